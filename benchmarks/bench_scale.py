@@ -58,14 +58,14 @@ def measure(rounds: int, workers: Sequence[int] = WORKERS) -> dict[str, Table]:
     return tables
 
 
-def scale(target: Any, workers: Sequence[int], rounds: int) -> pybackend.ScalingResult:
+def scale(target: Any, workers: Sequence[int], rounds: int) -> pybackend.types.ScalingResult:
     """Scale the training on these workers."""
     return pybackend.bench_scale(
         partial(train, target), workers, batch_size=BATCH, repeats=rounds, verbose=0
     )
 
 
-def train(target: Any, workers: int, batch_size: int) -> pybackend.TrainResult:
+def train(target: Any, workers: int, batch_size: int) -> pybackend.types.TrainResult:
     """Train the small CNN with one core per worker."""
     import keras
 
@@ -103,7 +103,7 @@ def limited(device: str, gbit: float, enter: Sequence[str] = ()) -> Iterator[Non
         run(*enter, "tc", "qdisc", "del", "dev", device, "root")
 
 
-def _measured(result: pybackend.ScalingResult) -> Table:
+def _measured(result: pybackend.types.ScalingResult) -> Table:
     return {
         _name(row): {
             "ms": row.seconds * 1e3,
@@ -134,7 +134,7 @@ def _name(row: Any) -> str:
     return f"{row.mode}, {row.workers} worker{'s' if row.workers > 1 else ''}"
 
 
-def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
+def _section(results: dict[str, pybackend.types.ScalingResult]) -> Iterator[str]:
     yield "`python benchmarks/run.py --only bench_scale` writes this section with `bench_scale()`."
     yield "It trains the small CNN with one core per worker. In strong scaling, the workers share a"
     yield f"batch of {BATCH} images; in weak scaling, each has its own batch of that size. All"

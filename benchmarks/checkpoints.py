@@ -16,7 +16,7 @@ import numpy as np
 import step
 from rounds import interleaved
 
-from pybackend import Checkpoint
+from pybackend import Recovery
 
 # Inputs and outputs of the layer, by the megabytes of its weights.
 WIDTHS = {1: 500, 100: 5000, 500: 11_180}
@@ -54,8 +54,8 @@ def _train(width: int, every: int | None) -> float:
 
     rows = np.zeros((STEPS * step.WORKERS, width), np.float32)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        kept = Checkpoint(folder, every=every) if every else None
-        options = {"workers": step.WORKERS, "batch_size": 1, "checkpoint": kept}
+        kept = Recovery(folder, every=every) if every else None
+        options = {"workers": step.WORKERS, "batch_size": 1, "recovery": kept}
         epochs = step.train(build, (rows, rows), epochs=EPOCHS, **options)
     return float(np.median([epoch["ms"] for epoch in epochs]))
 

@@ -160,7 +160,7 @@ def _tensorflow() -> list[dict[str, float]]:
     return found
 
 
-def _tensorflow_member(context: pybackend.WorkerContext, folder: str) -> dict[str, float]:
+def _tensorflow_member(context: pybackend.types.WorkerContext, folder: str) -> dict[str, float]:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

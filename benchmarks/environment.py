@@ -51,7 +51,7 @@ def measure(rounds: int) -> dict[str, Figures]:
         }
 
 
-def _measure_unpacking(packed: pybackend.PackedEnvironment, folder: Path) -> Figures:
+def _measure_unpacking(packed: pybackend.types.PackedEnvironment, folder: Path) -> Figures:
     from pybackend.launchers.environment.installing import install_here, read_blocks
 
     began = time.perf_counter()
@@ -64,7 +64,7 @@ def _measure_unpacking(packed: pybackend.PackedEnvironment, folder: Path) -> Fig
     }
 
 
-def _compress(packed: pybackend.PackedEnvironment) -> Figures:
+def _compress(packed: pybackend.types.PackedEnvironment) -> Figures:
     """Return the size by level, and the seconds, computed for all cores and a link of 1 Gbit/s."""
     raw, sizes, times = 0, dict.fromkeys(_LEVELS, 0), dict.fromkeys(_LEVELS, 0.0)
     for block in _sample(packed.path):
@@ -94,7 +94,7 @@ def _sample(path: str) -> Iterator[bytes]:
             number += 1
 
 
-def _measure_calls(packed: pybackend.PackedEnvironment, folder: Path, rounds: int) -> Figures:
+def _measure_calls(packed: pybackend.types.PackedEnvironment, folder: Path, rounds: int) -> Figures:
     bare = str(python_with(folder, "pyspark", "pyarrow", "pandas"))
     sent = pybackend.Resources(environment=packed.path)
     found: dict[str, list[tuple[float, float]]] = {}

@@ -143,14 +143,14 @@ def _by_udf(model: Any, frame: Any) -> Any:
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
-    content = pybackend.model_to_bytes(model, format="keras")
+    content = pybackend.save_model(model, None, format="keras")
     shape = list(model.input_shape[1:])
 
     def load() -> Any:
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        known = pybackend.model_from_bytes(content, compile=False)
+        known = pybackend.load_model(content, compile=False)
         return lambda rows: known.predict_on_batch(rows)
 
     udf = predict_batch_udf(

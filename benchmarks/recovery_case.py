@@ -138,7 +138,7 @@ def train(
     target: Any, data: Any, folder: str, every: Any = None, resume: bool = False, **settings: Any
 ) -> Any:
     """Train, with checkpoints in the folder if ``every`` is given, and describe the result."""
-    kept = pybackend.Checkpoint(f"{folder}/kept", every=every, resume=resume) if every else None
+    kept = pybackend.Recovery(f"{folder}/kept", every=every, resume=resume) if every else None
     result = pybackend.barrier_train(
         target,
         lambda: build(folder),
@@ -148,7 +148,7 @@ def train(
         batch_size=BATCH,
         seed=5,
         callbacks=make_callbacks(folder),
-        checkpoint=kept,
+        recovery=kept,
         **settings,
     )
     return describe(result.model, result.history)

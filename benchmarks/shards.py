@@ -79,7 +79,7 @@ def train(workers: int, layers: int, is_sharded: bool) -> list[Figures]:
             epochs=EPOCHS,
             exchange=Exchange(shard_optimizer=is_sharded, audit=False),
             callbacks=[recorder(folder)],
-            model_uri=f"{folder}/model.h5",
+            model_options=pybackend.ModelOptions(uri=f"{folder}/model.h5"),
             verbose=0,
         )
         paths = [Path(folder, f"{rank}.json") for rank in range(workers)]

@@ -17,7 +17,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _plain() -> list[dict[str, float]]:
-    def work(context: pybackend.WorkerContext) -> Any:
+    def work(context: pybackend.types.WorkerContext) -> Any:
         import keras
 
         x, y = step.digits()

@@ -42,7 +42,7 @@ def train(spark: Any, steps: int, timeout: float = 300.0) -> Any:
         batch_size=BATCH,
         epochs=epochs,
         seed=1,
-        timeout=timeout,
+        recovery=pybackend.Recovery(timeout=timeout),
         verbose=0,
     )
 

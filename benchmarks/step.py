@@ -104,7 +104,7 @@ def train_apart(
     They send each other ``exchanged`` bytes after each step, and sum them, outside TensorFlow.
     """
 
-    def work(context: pybackend.WorkerContext) -> Any:
+    def work(context: pybackend.types.WorkerContext) -> Any:
         import keras
 
         from pybackend.engine.feed import Feed
@@ -123,7 +123,7 @@ def train_apart(
     return flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
 
 
-def connect(context: pybackend.WorkerContext) -> Any:
+def connect(context: pybackend.types.WorkerContext) -> Any:
     """Connect the workers with each other; return their collective."""
     from pybackend.collective import join_mesh
     from pybackend.net.rendezvous import address_of, listen, new_token
@@ -181,7 +181,7 @@ def measure_apart(steps_per_execution: int = 1, exchanged: int = 0) -> list[dict
 def measure_multi_worker() -> list[dict[str, float]]:
     """Train with tf_keras and MultiWorkerMirroredStrategy, with the same global batch."""
 
-    def work(context: pybackend.WorkerContext) -> Any:
+    def work(context: pybackend.types.WorkerContext) -> Any:
         import tensorflow as tf
         import tf_keras
 

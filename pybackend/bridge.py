@@ -18,6 +18,7 @@ from pybackend.api.calls import EvaluationCall, PredictionCall
 from pybackend.api.detached_job import DetachedJob, jobs
 from pybackend.api.display import Tell, relayed_to
 from pybackend.api.in_process import evaluate_here, predict_here
+from pybackend.api.result import TrainResult
 from pybackend.api.result_file import read_result, write_result
 from pybackend.api.returned_model import read_model_file
 from pybackend.data.files import check_writable
@@ -133,7 +134,7 @@ def model_of(result: Any) -> Any:
 
 
 def read_model(uri: str, **options: Any) -> Any:
-    """Read the model at a ``model_uri`` from training, with the options of `model_from_bytes`."""
+    """Read the model at a ``model_uri`` from training, with the options of `load_model`."""
     return model_from_bytes(read_model_file(uri), **options)
 
 
@@ -192,7 +193,8 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
     """Predict in this process from arrays, checked as in training; return the model's outputs."""
     call = PredictionCall(
-        model=model, batch_size=batch_size, type="raw", on_missing="error", verbose=0
+        model=model,
+        options={"batch_size": batch_size, "type": "raw", "on_missing": "error", "verbose": 0},
     )
     try:
         return predict_here(lambda: model, None, rows, call)
@@ -202,7 +204,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     """Evaluate in this process; ``data`` contains arrays, as for a training run."""
-    call = EvaluationCall(model=model, batch_size=batch_size, verbose=0)
+    call = EvaluationCall(model=model, options={"batch_size": batch_size, "verbose": 0})
     return evaluate_here(lambda: model, None, data, call)
 
 
@@ -378,7 +380,7 @@ def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> 
 
 def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:
     """Read the file of `save_result`: the result, and what R stored about its label."""
-    result, others = read_result(pybackend.TrainResult, Path(path), custom_objects, safe_mode)
+    result, others = read_result(TrainResult, Path(path), custom_objects, safe_mode)
     return {"result": result, "label": others.get("label"), "labels": others.get("labels")}
 
 

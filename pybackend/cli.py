@@ -194,8 +194,8 @@ def _add_jobs(add_command: Callable[..., Any]) -> None:
     jobs = add_command(
         "jobs",
         _jobs,
-        help="list, watch, cancel or remove training runs started with detach=True",
-        description="Manage training runs that were started with barrier_train(..., detach=True). "
+        help="list, watch, cancel or remove training runs started with submit_training()",
+        description="Manage training runs that were started with submit_training(). "
         "An ID may be shortened to its end.",
     )
     add = jobs.add_argument
@@ -342,7 +342,7 @@ def _jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_logs(job: pybackend.DetachedJob, follows: bool) -> None:
+def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
     shown = 0
     while True:
         has_ended = job.status != "running"  # first: then the log is complete

@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.tensorboard import FOLDER, check_installed, is_uri
-from pybackend.words import setting, show, term
+from pybackend.words import call_of, setting, show, term
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
@@ -136,9 +136,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
 def _find_folder(what: Any) -> str:
     if isinstance(what, TrainResult):
         if what.tensorboard is None:
-            raise InputError(
-                f"this training run wrote no event files: train with {setting(tensorboard=True)}"
-            )
+            raise InputError(f"this training run wrote no event files: train with `{_example()}`")
         what = what.tensorboard
     folder = FOLDER if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
@@ -148,10 +146,14 @@ def _find_folder(what: Any) -> str:
     folder = os.fspath(folder)
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(
-            f"there is no folder {show(folder)}: train with {setting(tensorboard=True)}, or pass "
-            "the folder that was used as `tensorboard` in training"
+            f"there is no folder {show(folder)}: train with `{_example()}`, or pass the folder "
+            "of `track_tensorboard` in training"
         )
     return folder
+
+
+def _example() -> str:
+    return setting(callbacks=[call_of("track_tensorboard")])
 
 
 def _drain(lines: Any) -> None:

@@ -18,14 +18,15 @@ Language = Literal["Python", "R"]
 
 # Names that differ in R.
 _FUNCTIONS = {
-    "Checkpoint": "checkpoint",
     "DataOptions": "data_options",
     "Elastic": "elastic",
     "Exchange": "exchange",
     "LocalSteps": "local_steps",
     "MedianPruning": "median_pruning",
+    "ModelOptions": "model_options",
     "Observer": "observer",
     "ParameterServer": "parameter_server",
+    "Recovery": "recovery",
     "Resources": "resources",
     "ScaleLearningRate": "scale_learning_rate",
     "SuccessiveHalving": "successive_halving",

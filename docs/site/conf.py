@@ -19,8 +19,7 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-# Signatures as they are written, one argument a line where they are long.
-autodoc_preserve_defaults = True
+# Signatures have one argument a line where they are long.
 maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 numpydoc_show_class_members = False
@@ -49,3 +48,16 @@ html_theme_options = {
     "search_bar_text": "Search R, Python and guides",
 }
 html_sidebars = {"index": []}
+
+
+def _find_type(app, env, node, contnode):
+    """Link the classes of results, which docstrings name without their module."""
+    if node.get("refdomain") != "py":
+        return None
+    target = f"pybackend.types.{node['reftarget']}"
+    domain = env.get_domain("py")
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+
+
+def setup(app):
+    app.connect("missing-reference", _find_type)

@@ -17,57 +17,64 @@ import pybackend
 GROUPS = {
     "Train": [
         "barrier_train",
-        "train_many: train_many Trials Trial",
+        "train_many: train_many types.Trials types.Trial",
         "Stop poor trials: MedianPruning SuccessiveHalving",
         "train_mnist",
-        "TrainResult",
-        "Detached jobs: attach_job jobs DetachedJob",
-        "Reports of workers: WorkerReport StepTimes Audit Generation Restart Moment",
+        "types.TrainResult",
+        "Detached jobs: submit_training attach_job jobs types.DetachedJob",
+        "Reports of workers: types.WorkerReport types.StepTimes types.Audit types.Generation "
+        "types.Restart types.Moment",
     ],
     "Use a model": [
         "barrier_evaluate",
         "barrier_predict",
         "predict_spark",
         "Models as files: load_model save_model",
-        "Models as text and bytes: model_to_base64 model_from_base64 model_to_bytes "
-        "model_from_bytes sha256_of",
+        "Models as text: model_to_base64 model_from_base64",
     ],
     "Machines": [
         "hosts",
         "slurm",
         "kubernetes",
         "join",
-        "TF_CONFIG: make_tf_config read_tf_config ClusterSpec",
+        "TF_CONFIG: make_tf_config read_tf_config types.ClusterSpec",
     ],
     "Training options": [
         "DataOptions",
         "Exchange, LocalSteps: Exchange LocalSteps",
         "Elastic",
+        "ModelOptions",
         "ParameterServer",
-        "Checkpoints: Checkpoint load_checkpoint",
+        "Recovery: Recovery load_checkpoint",
         "Resources",
-        "pack_environment: pack_environment PackedEnvironment",
+        "pack_environment: pack_environment types.PackedEnvironment",
         "ScaleLearningRate",
     ],
     "Data": [
-        "TFRecord files: write_tfrecords WrittenRecords read_tfrecords",
+        "TFRecord files: write_tfrecords types.WrittenRecords read_tfrecords",
         "mnist",
         "replay_batches",
     ],
-    "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
+    "Your own function on every worker": [
+        "barrier_run: barrier_run types.WorkerContext",
+        "RFunction",
+    ],
     "Databases": [
-        "Models in databases: deploy_model Deployment undeploy_model",
-        "to_sql: to_sql SqlModel",
+        "Models in databases: deploy_model types.Deployment undeploy_model",
+        "to_sql: to_sql types.SqlModel",
     ],
     "Watch training": [
         "Observer",
         "track_mlflow, track_wandb: track_mlflow track_wandb",
         "report",
-        "TensorBoard: view_tensorboard TensorBoardView",
+        "TensorBoard: track_tensorboard view_tensorboard types.TensorBoardView",
     ],
-    "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult ScalingRow"],
+    "Plan": [
+        "plan: plan types.Plan types.PlannedWorker",
+        "bench_scale: bench_scale types.ScalingResult types.ScalingRow",
+    ],
     "Errors": [
-        "Errors: TfdistError InputError ClusterError WorkerFailedError Failure PeerLostError "
+        "Errors: TfdistError InputError ClusterError WorkerFailedError types.Failure PeerLostError "
         "SerializationError DatabaseError RError UnverifiedFileWarning"
     ],
     "From other packages": [

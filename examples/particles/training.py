@@ -42,7 +42,7 @@ def train(name: str, files: Sequence[str], workers: int, plan: Plan, spark: Any 
         pipeline(files, INPUTS[name], plan.batch_size),
         workers=workers,
         epochs=plan.epochs,
-        scale_lr=plan.scale,
+        exchange=pybackend.Exchange(scale_lr=plan.scale),
         seed=plan.seed,
         verbose=0,
     )

@@ -5,103 +5,118 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from pybackend.errors import InputError, TfdistError, skip_frames
-from pybackend.job.checkpoint import Checkpoint
-from pybackend.job.job import Shuffle
-from pybackend.job.options import (
-    DataOptions,
-    Elastic,
-    Exchange,
-    LocalSteps,
-    ParameterServer,
-    ScaleLearningRate,
+from pybackend.job.call_options import (
+    CALLS,
+    EvaluationOptions,
+    TablePredictionOptions,
+    TrainingOptions,
+    complete,
+    list_options,
+    read_texts,
 )
-from pybackend.job.resources import Resources
+from pybackend.job.options import Elastic
+from pybackend.launchers import Launcher
 from pybackend.machine.janitor import check_temporary_folder
 from pybackend.words import call_of, either, setting, show, term
 
-# A path on the driver, or a URI.
-Place = str | os.PathLike[str]
-Features = Sequence[str] | Mapping[str, str | Sequence[str]]
-OnMissing = Literal["null", "error"]
-PredictionType = Literal["class", "prob", "raw"]
-PredictionRuntime = Literal["keras", "onnx"]
-Scaling = Literal["linear", "sqrt"]
+
+class SparkSession(Protocol):
+    """A ``pyspark.sql.SparkSession``, classic or Connect, for annotations without pyspark."""
+
+    def createDataFrame(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# The first argument of a call.
+Target = Launcher | SparkSession | Literal["local"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """Arguments that all calls with a model share."""
+    """Arguments of a call with a model.
+
+    Parameters
+    ----------
+    options
+        The options that were passed; afterwards, all options of such calls.
+    """
+
+    group: ClassVar[type]
+    usual: ClassVar[dict[str, Any]] = {}
 
     model: Any
-    batch_size: int = 32
-    features: Features | None = None
-    label: str | Mapping[str, str] | None = "label"
-    weight: str | None = None
-    data_options: DataOptions | None = None
-    resources: Resources | None = None
-    custom_objects: Mapping[str, Any] | None = None
-    safe_mode: bool = True
-    verbose: int = 1
-    timeout: float = 300.0
+    options: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", complete(self.group, {**self.usual, **self.options}))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, for `make_job`."""
+        return {**vars(self), **self.options}
+
+
+IN_THIS_PROCESS = {"workers": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
-    workers: int | None = 1
+    group = EvaluationOptions
+    usual = IN_THIS_PROCESS
+
+    options: EvaluationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
     """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
-    workers: int | None = 1
-    type: PredictionType | None = None
-    levels: Sequence[Any] | None = None
-    on_missing: OnMissing = "null"
+    group = TablePredictionOptions
+    usual = IN_THIS_PROCESS
+
+    options: TablePredictionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
-    ``elastic`` and ``roles`` are derived from ``workers`` and ``exchange``, and
-    ``discards_checkpoints`` from a `BackupAndRestore`; ``shares_memory`` is False to measure the
-    exchange as between hosts.
+    Parameters
+    ----------
+    elastic, roles
+        Derived from ``workers`` and ``exchange``.
+    tensorboard
+        Folder or URI for event files, derived from `track_tensorboard` in ``callbacks``.
+    discards_checkpoints
+        Derived from a `BackupAndRestore` in ``callbacks``.
+    shares_memory
+        False: the exchange is measured as between hosts.
     """
 
+    group = TrainingOptions
+
+    options: TrainingOptions
     spark: Any
     data: Any
-    workers: int | Elastic | None = None
     elastic: Elastic | None = None
-    epochs: int = 1
-    initial_epoch: int = 0
-    steps_per_epoch: int | None = None
-    validation_data: Any = None
-    validation_split: float = 0.0
-    validation_freq: int | Collection[int] = 1
-    callbacks: Sequence[Any] | None = None
-    class_weight: Mapping[Any, float] | None = None
-    seed: int | None = None
-    shuffle: Shuffle = True
-    exchange: Exchange | LocalSteps | ParameterServer | None = None
-    scale_lr: ScaleLearningRate | Scaling | None = None
-    model_uri: Place | None = None
-    checkpoint: Checkpoint | Place | None = None
+    roles: Mapping[str, int] | None = None
+    tensorboard: str | None = None
     discards_checkpoints: bool = False
     shares_memory: bool = True
-    restarts: int = 0
-    roles: Mapping[str, int] | None = None
-    tensorboard: bool | Place | None = None
-    detach: bool | Place = False
+
+    def with_options(self, **options: Unpack[TrainingOptions]) -> Self:
+        """Return the call with other values of some options."""
+        return replace(self, options={**self.options, **options})
 
 
 _P = ParamSpec("_P")
@@ -127,7 +142,21 @@ def _list_instead() -> dict[str, str]:
         "use_multiprocessing": "each worker is a process: pass `workers`",
         "min_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
         "max_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
-        "resume": f"pass `{setting(checkpoint=call_of('Checkpoint', ..., resume=True))}`",
+        "resume": f"pass `{setting(recovery=call_of('Recovery', ..., resume=True))}`",
+        "checkpoint": f"pass `{setting(recovery=call_of('Recovery', ...))}`, or only the folder",
+        "restarts": f"pass `{setting(recovery=call_of('Recovery', restarts=...))}`",
+        "timeout": f"pass `{setting(recovery=call_of('Recovery', timeout=...))}`",
+        "scale_lr": f"pass `{setting(exchange=call_of('Exchange', scale_lr=...))}`",
+        "model_uri": f"pass `{setting(model_options=call_of('ModelOptions', uri=...))}`",
+        "custom_objects": (
+            f"pass `{setting(model_options=call_of('ModelOptions', custom_objects=...))}`"
+        ),
+        "safe_mode": f"pass `{setting(model_options=call_of('ModelOptions', safe_mode=...))}`",
+        "tensorboard": f"pass `{setting(callbacks=[call_of('track_tensorboard', ...)])}`",
+        "detach": (
+            f"call `{call_of('submit_training', ...)}`, which returns a job; to plan that, pass "
+            f"`{setting(submit=True)}`"
+        ),
         "roles": f"pass `{setting(exchange=call_of('ParameterServer', servers=1))}`",
         "strategy": (
             "omit it: the workers' gradients are averaged in every step. To train on parameter "
@@ -155,11 +184,11 @@ def _list_instead() -> dict[str, str]:
 
 # Some of them exist only in calls with another argument.
 _NEEDED = {
-    "min_workers": "validation_data",
-    "max_workers": "validation_data",
-    "resume": "checkpoint",
-    "roles": "exchange",
-    "strategy": "exchange",
+    **dict.fromkeys(("min_workers", "max_workers"), "validation_data"),
+    **dict.fromkeys(("resume", "checkpoint", "restarts", "timeout", "model_uri"), "recovery"),
+    **dict.fromkeys(("roles", "strategy", "scale_lr"), "exchange"),
+    **dict.fromkeys(("custom_objects", "safe_mode"), "model_options"),
+    **dict.fromkeys(("tensorboard", "detach"), "callbacks"),
 }
 
 
@@ -170,6 +199,49 @@ _OWN = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     "<frozen",
 )
+
+
+def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a call whose last parameter is ``**options`` with the options in `CALLS`.
+
+    Its signature lists them, and its docstring describes those that it does not describe itself:
+    in full if `barrier_train` does not have them, too.
+    """
+    known = list_options(CALLS[fn.__name__])
+    signature = inspect.signature(fn)
+    *own, _ = signature.parameters.values()
+    listed = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.option.default, annotation=text
+        )
+        for one in known.values()
+        for text in [one.type_name]
+        if one.name not in signature.parameters
+    ]
+    fn.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+    if fn.__doc__ is not None:  # as with `python -OO`
+        fn.__doc__ = _add_texts(fn.__doc__, fn.__name__, [one.name for one in listed])
+    return fn
+
+
+def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
+    """Return a docstring with the texts of options at the end of its section Parameters."""
+    known, usual = list_options(CALLS[call]), list_options(CALLS["barrier_train"])
+    left = [name for name in names if name not in read_texts(doc)]
+    is_first = call == "barrier_train"
+    entries = [
+        f"{name}\n{textwrap.indent(known[name].text, '    ')}"
+        for name in left
+        if is_first or name not in usual
+    ]
+    if shared := [] if is_first else [name for name in left if name in usual]:
+        entries.append(f"{textwrap.fill(', '.join(shared), 96)}\n    As in `barrier_train`.")
+    text = inspect.cleandoc(doc)
+    _, _, rest = text.partition("Parameters\n----------\n")
+    end = re.search(r"\n\n(?=\w+\n---)", rest)
+    assert end is not None, f"{call} has no sections Parameters and Returns"
+    place = len(text) - len(rest) + end.start()
+    return "\n".join([text[:place], *entries]) + text[place:]
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -18,7 +18,7 @@ from pybackend.data.checkpoint_checks import (
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.files import is_remote, local_path
 from pybackend.errors import InputError
-from pybackend.job.checkpoint import Checkpoint, check_checkpoint
+from pybackend.job.checkpoint import Checkpoint, check_recovery, check_uri
 from pybackend.job.job import TrainingJob
 from pybackend.words import setting, show
 
@@ -39,7 +39,7 @@ def load_checkpoint(
     Parameters
     ----------
     uri
-        The folder of `Checkpoint`.
+        The folder of `Recovery`.
     model
         A compiled model like the trained one, or a function that builds one; the weights are loaded
         into it. Needed for models that Keras cannot write to a file.
@@ -63,11 +63,12 @@ def load_checkpoint(
     SerializationError
         The model cannot be read; see `load_model`.
     """
-    store = CheckpointStore(Checkpoint(uri).uri)
+    store = CheckpointStore(check_uri(uri))
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(
-            f"there is no checkpoint at {show(uri)}: pass the `checkpoint` folder of a training run"
+            f"there is no checkpoint at {show(uri)}: pass the folder in `recovery` of a "
+            "training run"
         )
     from pybackend.model.saved import restore_saved
 
@@ -75,9 +76,9 @@ def load_checkpoint(
 
 
 def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
-    """Return the call with its checkpoint arguments resolved.
+    """Return the call with a checked `Recovery`.
 
-    A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training run that resumes
+    A `BackupAndRestore` among the callbacks becomes its folder; a training run that resumes
     without a seed takes the seed from its checkpoint, if this process can read it.
 
     Raises
@@ -91,25 +92,26 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     except InputError as error:
         if adopted is call:
             raise
-        raise InputError(f"BackupAndRestore is replaced by `checkpoint`: {error}") from None
+        raise InputError(f"BackupAndRestore is replaced by `recovery`: {error}") from None
 
 
 def _resolve(call: TrainingCall) -> TrainingCall:
-    checkpoint = check_checkpoint(call.checkpoint)
+    recovery = check_recovery(call.options["recovery"])
+    call, checkpoint = call.with_options(recovery=recovery), recovery.checkpoint
     if checkpoint is None:
         return call
     if not is_remote(checkpoint.uri) and os.path.isfile(local_path(checkpoint.uri)):
-        raise InputError(f"`checkpoint`: {show(checkpoint.uri)} is a file: specify a folder")
+        raise InputError(f"`recovery`: {show(checkpoint.uri)} is a file: specify a folder")
     if callable(call.data) and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with a `data` function needs {setting(every='epoch')}: a pipeline can "
+            f"`recovery` with a `data` function needs {setting(every='epoch')}: a pipeline can "
             "only be restored to the start of an epoch"
         )
     if not checkpoint.resume:
         _look(checkpoint, CheckpointStore.check_is_empty)
-    elif call.seed is None:
+    elif call.options["seed"] is None:
         manifest = _look(checkpoint, CheckpointStore.read_manifest)
-        return replace(call, seed=None if manifest is None else manifest.seed)
+        return call.with_options(seed=None if manifest is None else manifest.seed)
     return call
 
 
@@ -151,20 +153,22 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    """Replace a `BackupAndRestore` among the callbacks with a `Checkpoint`."""
-    keras, given = sys.modules.get("keras"), call.callbacks
+    """Replace a `BackupAndRestore` among the callbacks with the folder of a `Recovery`."""
+    keras, given = sys.modules.get("keras"), call.options["callbacks"]
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:
         return call
     backups = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
     if not backups:
         return call
-    if len(backups) > 1 or call.checkpoint is not None:
-        raise InputError("pass either `checkpoint` or one BackupAndRestore callback, not both")
+    recovery = check_recovery(call.options["recovery"])
+    if len(backups) > 1 or recovery.uri is not None:
+        raise InputError(
+            "pass either a folder in `recovery` or one BackupAndRestore callback, not both"
+        )
     backup = backups[0]
-    return replace(
-        call,
-        callbacks=[one for one in callbacks if one is not backup],
-        checkpoint=Checkpoint(str(backup.backup_dir), every=backup.save_freq, resume=True),
-        discards_checkpoints=bool(backup.delete_checkpoint),
+    saved = replace(recovery, uri=str(backup.backup_dir), every=backup.save_freq, resume=True)
+    call = call.with_options(
+        callbacks=[one for one in callbacks if one is not backup], recovery=saved
     )
+    return replace(call, discards_checkpoints=bool(backup.delete_checkpoint))

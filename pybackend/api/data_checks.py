@@ -35,8 +35,8 @@ def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
     """Reject arguments about columns if no data set has columns."""
     if any(isinstance(data, TableRows) for data in datasets.values()):
         return
-    options = call.data_options
-    given = [name for name in _ABOUT_COLUMNS if getattr(call, name) is not None]
+    options = call.options["data_options"]
+    given = [name for name in _ABOUT_COLUMNS if call.options[name] is not None]
     given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
     if given:
         raise InputError(

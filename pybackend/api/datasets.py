@@ -40,8 +40,8 @@ def read_training_data(
     launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
 ) -> dict[str, Any]:
     """Return the training and validation data of a call."""
-    data, validation = call.data, call.validation_data
-    fraction = check_fraction("validation_split", call.validation_split)
+    data, validation = call.data, call.options["validation_data"]
+    fraction = check_fraction("validation_split", call.options["validation_split"])
     if fraction and validation is not None:
         raise InputError("`validation_data` and `validation_split` cannot be combined: use one")
     if job.validation_freq != 1 and validation is None and not fraction:

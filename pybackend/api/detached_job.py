@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.calls import Place, hide_frames
+from pybackend.api.calls import hide_frames
 from pybackend.api.display import Lines, choose_display
 from pybackend.api.heartbeat import BEAT_SECONDS, LOST_SECONDS
 from pybackend.api.job_copy import JobCopy, list_jobs
@@ -24,6 +24,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.files import hide_password
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.arguments import counted
+from pybackend.job.call_options import Place
 from pybackend.job.messages import (
     EpochEnded,
     Event,
@@ -44,7 +45,7 @@ _Patiently = Callable[[Callable[[], Any]], Any]
 class DetachedJob:
     """A training run that a process of its own drives.
 
-    ``barrier_train(..., detach=True)`` and `attach_job` return it. Its ``id`` stays valid in other
+    `submit_training` and `attach_job` return it. Its ``id`` stays valid in other
     sessions and languages.
 
     Attributes
@@ -222,7 +223,7 @@ class DetachedJob:
         SerializationError
             A file of the job is damaged.
         TfdistError
-            The error that the call without ``detach`` raises.
+            The error that `barrier_train` raises.
         """
         status = self.wait(timeout, verbose=verbose)
         if status == "unreadable":
@@ -389,7 +390,7 @@ def attach_job(
     if others:
         raise InputError(
             "`callbacks` of a running job must be observers: Keras's own callbacks run on the "
-            f"workers. Pass them to `{call_of('barrier_train', ..., detach=True)}`"
+            f"workers. Pass them to `{call_of('submit_training', ...)}`"
         )
     if not isinstance(id, str) or not id:
         raise InputError(f"`id` must be the id of a job, not {show(id)}")

@@ -53,7 +53,7 @@ def evaluate_here(
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
     job = _make_job(EvaluationJob, call)
-    columns = choose_columns(call, check_data_options(call.data_options), known)
+    columns = choose_columns(call, check_data_options(call.options["data_options"]), known)
     if is_dataset(data):
         given: dict[str, Any] = {"x": data}
         model = _find_compiled(find_model, job)
@@ -76,9 +76,9 @@ def predict_here(
     call: PredictionCall,
 ) -> Any:
     """Predict with a model in this process, for `TrainResult.predict`."""
-    check_type(call.type)
-    check_levels(call.levels)
-    skips_incomplete = check_on_missing(call.on_missing)
+    check_type(call.options["type"])
+    check_levels(call.options["levels"])
+    skips_incomplete = check_on_missing(call.options["on_missing"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
     job = _make_job(PredictionJob, call)
     columns = choose_columns(call, check_data_options(None), known)
@@ -110,13 +110,15 @@ def shape_outputs(
     complete
         Which rows are complete; None: all.
     """
-    if not shows_columns(call.type, x):
+    if not shows_columns(call.options["type"], x):
         return _spread_outputs(outputs, complete)
 
     import keras
 
     levels = None if known is None else check_levels(known.levels)
-    made = predictions_of(find_model(), call.type, check_levels(call.levels), levels)
+    made = predictions_of(
+        find_model(), call.options["type"], check_levels(call.options["levels"]), levels
+    )
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
 
@@ -148,7 +150,7 @@ def _spread_outputs(outputs: Any, complete: Any) -> Any:
 
 
 def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
-    return replace(make_job(kind, vars(call)), **read_keras_defaults())
+    return replace(make_job(kind, call.arguments), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:

@@ -390,7 +390,7 @@ def _naming_unwritable(root: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(
             f"the files of a job cannot be written to {show(str(root))} ({error.strerror}): pass "
-            f"another folder as `detach`, or set {VARIABLE} to it"
+            f"another `folder`, or set {VARIABLE} to it"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pybackend.errors import ClusterError, Failure, Moment, SerializationError, TfdistError
 from pybackend.job.messages import Event, Note, read_event
-from pybackend.words import Language, setting
+from pybackend.words import Language, call_of
 
 End = Literal["finished", "failed", "cancelled"]
 Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
@@ -110,5 +110,5 @@ def next_step(record: Submitted) -> str:
     return (
         f"its driver on {record.host} was killed, or the machine restarted, and its "
         "workers ended with it: make the same call again, with "
-        f"`{setting(checkpoint=...)}` and `resume` if it wrote checkpoints"
+        f"`{call_of('Recovery', ..., resume=True)}` if it wrote checkpoints"
     )

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.calls import Place, TrainingCall, explain_arguments
+from pybackend.api.calls import Target, TrainingCall, explain_arguments
 from pybackend.api.observer import split_trackers
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
 from pybackend.api.train import run_training
 from pybackend.data.mnist import Digits, Mnist, find_mnist
-from pybackend.job.arguments import check_whole_number
-from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.call_options import Place
+from pybackend.job.checkpoint import Recovery
 from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.resources import Resources
 from pybackend.launchers import count_workers, launcher_for
@@ -74,7 +74,7 @@ def digit_model() -> Any:
 
 @explain_arguments
 def train_mnist(
-    spark: Any = "local",
+    spark: Target = "local",
     *,
     workers: int | None = None,
     epochs: int = 3,
@@ -84,11 +84,8 @@ def train_mnist(
     callbacks: Sequence[Any] | None = None,
     seed: int | None = 1,
     resources: Resources | None = None,
-    checkpoint: Checkpoint | Place | None = None,
-    restarts: int = 0,
-    tensorboard: bool | Place | None = None,
+    recovery: Recovery | Place | None = None,
     verbose: int = 1,
-    timeout: float = 300.0,
 ) -> TrainResult:
     """Train a small network on MNIST and evaluate it on the test images.
 
@@ -96,14 +93,12 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, epochs, batch_size, callbacks, seed, resources, checkpoint, restarts, tensorboard
+    spark, epochs, batch_size, callbacks, seed, resources, recovery, verbose
         As in `barrier_train`.
     workers
         Number of workers. None (default): 3, or the number of processes that join.
     path, limit
         As in `mnist`.
-    verbose, timeout
-        As in `barrier_train`.
 
     Returns
     -------
@@ -115,21 +110,19 @@ def train_mnist(
         spark=launcher,
         model=digit_model,
         data=None,
-        workers=count_workers(launcher, workers, default=3),
-        epochs=epochs,
-        batch_size=batch_size,
-        callbacks=callbacks,
-        seed=seed,
-        resources=resources,
-        checkpoint=checkpoint,
-        restarts=restarts,
-        tensorboard=tensorboard,
-        verbose=verbose,
-        timeout=timeout,
+        options={
+            "workers": count_workers(launcher, workers, default=3),
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "callbacks": callbacks,
+            "seed": seed,
+            "resources": resources,
+            "recovery": recovery,
+            "verbose": verbose,
+        },
     )
     # Check the arguments before the images are searched, or even downloaded.
-    make_job(TrainingJob, vars(call))
-    check_whole_number("restarts", restarts, least=0)
+    make_job(TrainingJob, call.arguments)
     split_trackers(callbacks)
     digits = _find_digits(path, limit, verbose)
 

@@ -14,7 +14,7 @@ from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
 from pybackend.job.job import EXTRAS, MODEL_DIGESTS, ModelJob, argument_of
 from pybackend.job.pickling import pickle_value
-from pybackend.words import either, setting, show, spoken, term
+from pybackend.words import either, setting, spoken, term
 
 if TYPE_CHECKING:
     from pybackend.model.view import ModelView
@@ -109,21 +109,6 @@ def encode_model(
             "the callbacks or the function that returns the data refer to parts of the model and "
             f"cannot be sent together with it: {error}"
         ) from error
-
-
-def check_custom_objects(custom_objects: Any) -> None:
-    """Check that names are mapped to classes or functions."""
-    if not isinstance(custom_objects, (Mapping, type(None))):
-        raise InputError(
-            "`custom_objects` must map names to classes or functions, not "
-            f"{type(custom_objects).__name__}"
-        )
-    for name, value in (custom_objects or {}).items():
-        if not isinstance(name, str) or not callable(value):
-            raise InputError(
-                f"`custom_objects` must map names to classes or functions, not {show(name)} to "
-                f"{show(value)}"
-            )
 
 
 def check_callbacks(callbacks: Sequence[Any], job: ModelJob) -> None:

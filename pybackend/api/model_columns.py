@@ -35,9 +35,9 @@ def choose_columns(
 ) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
     columns = ColumnSpec(
-        features=as_list(call.features),
-        label=call.label,
-        weight=call.weight,
+        features=as_list(call.options["features"]),
+        label=call.options["label"],
+        weight=call.options["weight"],
         tensors=options.tensors,
         categories=options.categories,
         encode=options.encode,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pybackend.errors import InputError
 from pybackend.job.arguments import find_mismatch, name_arguments
 from pybackend.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
+from pybackend.job.tensorboard import FOLDER, choose_folder
 from pybackend.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
@@ -148,6 +149,43 @@ class Tracker(ABC):
         """Return the settings for one of several trials, which run at once on other threads."""
 
 
+@dataclass(frozen=True)
+class EventFolder:
+    """Folder or URI for TensorBoard's event files: the result of `track_tensorboard`.
+
+    None: a new folder for each training run.
+    """
+
+    folder: str | None
+
+    def choose(self) -> EventFolder:
+        """Return it with a folder."""
+        return EventFolder(self.folder or choose_folder())
+
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> EventFolder:
+        """Return the folder of one of several trials."""
+        return EventFolder(f"{(self.folder or FOLDER).rstrip('/')}/trial-{number}")
+
+
+def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
+    """Separate the folder for TensorBoard from other callbacks.
+
+    Raises
+    ------
+    InputError
+        There are two.
+    """
+    listed = list_callbacks(callbacks)
+    folders = [one for one in listed if isinstance(one, EventFolder)]
+    if len(folders) > 1:
+        raise InputError("`callbacks` contains two folders for TensorBoard: pass one")
+    others = [one for one in listed if not isinstance(one, EventFolder)]
+    return folders[0].choose().folder if folders else None, others
+
+
+_MAKERS = ("track_mlflow", "track_wandb", "track_tensorboard")
+
+
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
     """Separate trackers from observers and Keras callbacks.
 
@@ -159,7 +197,7 @@ def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
     listed = list_callbacks(callbacks)
     for callback in listed:
         name = getattr(callback, "__name__", "")
-        if callable(callback) and name in ("track_mlflow", "track_wandb"):
+        if callable(callback) and name in _MAKERS:
             raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
     trackers = tuple(one for one in listed if isinstance(one, Tracker))
     return trackers, [one for one in listed if not isinstance(one, Tracker)]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import socket
-import textwrap
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Unpack
 
-from pybackend.api.calls import TrainingCall, explain_arguments
+from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
 from pybackend.api.planned_rows import describe_data, plan_rows, role_of
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.rendering import (
@@ -22,16 +18,14 @@ from pybackend.api.rendering import (
     write_table,
     write_text,
 )
-from pybackend.api.submit import find_detached
-from pybackend.api.train import barrier_train
+from pybackend.api.submit import check_submission
 from pybackend.job.arguments import counted
+from pybackend.job.call_options import Place, TrainingOptions
 from pybackend.job.job import TrainingJob
 from pybackend.launchers import Describing, Submission
 
 # Number of workers that are printed; `Plan.workers` has all.
 _LISTED = 16
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Plan:
     later
         Sentences about what is known only after training has started.
     driver
-        With ``detach``, description of the process that would drive the training: its host, and the
+        With ``submit``, description of the process that would drive the training: its host, and the
         folder of its job. None: this session drives it.
     """
 
@@ -166,34 +160,16 @@ class Plan:
         return [*lines, f"... and {self._unlisted} more"] if self._unlisted else lines
 
 
-def _with_arguments_of(
-    other: Callable[_P, Any],
-) -> Callable[[Callable[[TrainingCall], _T]], Callable[_P, _T]]:
-    """Give a function that takes a `TrainingCall` the signature of `barrier_train`.
-
-    In its docstring, ``ARGUMENTS`` is replaced by the names of the arguments.
-    """
-    signature = inspect.signature(other)
-    names = textwrap.fill(", ".join(signature.parameters), 96, subsequent_indent="    ")
-
-    def change(fn: Callable[[TrainingCall], _T]) -> Callable[_P, _T]:
-        @wraps(fn)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return fn(TrainingCall(**bound.arguments))
-
-        call.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
-        call.__annotations__ = {**other.__annotations__, "return": "Plan"}
-        call.__doc__ = (fn.__doc__ or "").replace("ARGUMENTS", names)
-        return call
-
-    return change
-
-
 @explain_arguments
-@_with_arguments_of(barrier_train)
-def plan(call: TrainingCall) -> Plan:
+@take_options
+def plan(
+    spark: Target,
+    model: Any,
+    data: Any,
+    *,
+    submit: bool | Place = False,
+    **options: Unpack[TrainingOptions],
+) -> Plan:
     """Show which workers and rows `barrier_train` would use, without starting anything.
 
     This runs all the checks that `barrier_train` runs before it starts. No process is started.
@@ -204,8 +180,10 @@ def plan(call: TrainingCall) -> Plan:
 
     Parameters
     ----------
-    ARGUMENTS
+    spark, model, data
         As in `barrier_train`.
+    submit
+        True, or the ``folder`` of `submit_training`: plan a training that is handed over.
 
     Returns
     -------
@@ -223,7 +201,10 @@ def plan(call: TrainingCall) -> Plan:
     >>> x, y = np.zeros((100, 4)), np.zeros(100)
     >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
     """
-    root = find_detached(call)
+    call = TrainingCall(spark=spark, model=model, data=data, options=options)
+    root = None
+    if submit is not False:
+        root = check_submission(call, None if submit is True else submit)
     made = describe_plan(prepare_training(call))
     if root is None:
         return made

@@ -6,14 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pybackend.api.calls import (
-    Features,
-    OnMissing,
-    PredictionCall,
-    PredictionRuntime,
-    PredictionType,
-    explain_arguments,
-)
+from pybackend.api.calls import PredictionCall, explain_arguments
 from pybackend.api.model import is_keras_model
 from pybackend.api.model_columns import (
     check_levels,
@@ -26,7 +19,9 @@ from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnGroup, ColumnSpec, input_name
 from pybackend.errors import InputError
+from pybackend.job.call_options import Features, OnMissing, PredictionRuntime, PredictionType
 from pybackend.job.job import MODEL_FILE, PredictionJob
+from pybackend.job.model_options import ModelOptions
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.launchers import is_spark_frame, read_schema
 from pybackend.words import term
@@ -46,8 +41,7 @@ def predict_spark(
     on_missing: OnMissing = "null",
     batch_size: int = 256,
     runtime: PredictionRuntime = "keras",
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
+    model_options: ModelOptions | None = None,
 ) -> Any:
     """Add a model's predictions to a Spark DataFrame.
 
@@ -96,7 +90,7 @@ def predict_spark(
         model is converted in this session, which needs the extra ``onnx``. The converted model is
         compared with Keras on random rows: differences above 1e-4 of the largest number raise an
         error. It takes functional and Sequential models, without text inputs.
-    custom_objects, safe_mode
+    model_options
         As in `barrier_train`.
 
     Returns
@@ -120,11 +114,12 @@ def predict_spark(
     check_model(model)
     call = PredictionCall(
         model=model,
-        batch_size=batch_size,
-        features=features,
-        data_options=DataOptions(tensors=tensors, categories=categories, encode=encode),
-        custom_objects=custom_objects,
-        safe_mode=safe_mode,
+        options={
+            "batch_size": batch_size,
+            "features": features,
+            "data_options": DataOptions(tensors=tensors, categories=categories, encode=encode),
+            "model_options": model_options,
+        },
     )
     # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)

@@ -8,12 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, resolve_checkpoint
 from pybackend.api.datasets import read_training_data
-from pybackend.api.observer import Observers, Tracker, split_observers, split_trackers
+from pybackend.api.observer import (
+    Observers,
+    Tracker,
+    split_folder,
+    split_observers,
+    split_trackers,
+)
 from pybackend.api.planned_rows import count_known
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, resolve_scale
@@ -22,7 +28,7 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
-from pybackend.job.checkpoint import check_checkpoint
+from pybackend.job.checkpoint import Recovery, check_recovery
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Elastic, ParameterServer, check_data_options
 from pybackend.job.tensorboard import check_installed
@@ -35,9 +41,7 @@ ReadData = Callable[[Launcher, TrainingCall, ColumnSpec, TrainingJob], Mapping[s
 _SYNCHRONOUS = {
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
     "call them",
-    "scale_lr": "each step uses the rows of one worker, regardless of the number of workers",
     "class_weight": "pass sample weights",
-    "tensorboard": "it needs a callback",
     "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
 
@@ -54,41 +58,48 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     InputError
         An argument is not supported. The message names it and the reason.
     """
-    servers = call.exchange
+    servers, asked = call.options["exchange"], call.options["workers"]
     if not isinstance(servers, ParameterServer):
-        return replace(call, workers=count_workers(launcher, call.workers))
-    observers, others = split_observers(call.callbacks)
+        return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
+    observers, others = split_observers(call.options["callbacks"])
     if Observers(observers).see_steps:
         raise InputError(
             f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
         )
-    given = replace(call, callbacks=others)
+    if call.tensorboard is not None:
+        raise InputError(
+            f"{call_of('track_tensorboard')} cannot be combined with {_asynchronous()}: it needs a "
+            "callback"
+        )
+    given: Mapping[str, Any] = {**call.options, "callbacks": others}
     for name, reason in _SYNCHRONOUS.items():
-        if getattr(given, name) not in (None, False, []):
+        if given[name] not in (None, False, []):
             raise InputError(f"`{name}` cannot be combined with {_asynchronous()}: {reason}")
-    checkpoint = check_checkpoint(call.checkpoint)
+    checkpoint = check_recovery(call.options["recovery"]).checkpoint
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with {_asynchronous()} needs {setting(every='epoch')}, not "
+            f"`recovery` with {_asynchronous()} needs {setting(every='epoch')}, not "
             f"{show(checkpoint.every)}: steps are always running except between epochs"
         )
-    if call.shuffle == "global":
+    if call.options["shuffle"] == "global":
         raise InputError(
             f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
             "always has the same rows"
         )
-    for name in ("data", "validation_data"):
-        value = getattr(call, name)
+    for name, value in {
+        "data": call.data,
+        "validation_data": call.options["validation_data"],
+    }.items():
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "
                 "files): workers take steps independently, so batches of a data set or a function "
                 "cannot be assigned to them"
             )
-    roles = _choose_roles(launcher, servers, call.workers)
+    roles = _choose_roles(launcher, servers, asked)
     count = count_workers(launcher, sum(roles.values()))
-    return replace(call, roles=roles, workers=count)
+    return replace(call, roles=roles).with_options(workers=count)
 
 
 def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> dict[str, int]:
@@ -110,14 +121,14 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training run, its launcher, its number of restarts, and its trackers.
+    """A checked training run, its launcher, its `Recovery`, and its trackers.
 
     ``settings`` are those of `TrainResult`.
     """
 
     request: Request[TrainingJob]
     launcher: Launcher
-    restarts: int
+    recovery: Recovery
     settings: dict[str, Any]
     trackers: tuple[Tracker, ...] = ()
 
@@ -133,11 +144,12 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
         An argument is invalid. The message names it.
     """
     launcher = launcher_for(call.spark)
-    trackers, callbacks = split_trackers(call.callbacks)
-    call = resolve_elastic(launcher, replace(call, callbacks=callbacks))
-    call = resolve_scale(resolve_roles(launcher, call))
-    restarts = check_whole_number("restarts", call.restarts, least=0)
+    trackers, others = split_trackers(call.options["callbacks"])
+    folder, callbacks = split_folder(others)
+    call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
+    call = resolve_scale(resolve_roles(launcher, resolve_elastic(launcher, call)))
     call = resolve_checkpoint(call)
+    recovery = check_recovery(call.options["recovery"])
     request = prepare(TrainingJob, call, partial(read, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
@@ -145,10 +157,10 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     check_scale(request)
     if any(tracker.steps for tracker in trackers):
         request = replace(request, observers=request.observers.tracking_steps())
-    settings = describe_settings(request.job, launcher, restarts)
-    settings["validation_split"] = float(call.validation_split) or None
+    settings = describe_settings(request.job, launcher, recovery.restarts)
+    settings["validation_split"] = float(call.options["validation_split"]) or None
     settings["optimizer"] = describe_optimizer(request.model)
-    return PreparedTraining(request, launcher, restarts, settings, trackers)
+    return PreparedTraining(request, launcher, recovery, settings, trackers)
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
@@ -171,25 +183,26 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     InputError
         An argument is not supported. The message names it and the reason.
     """
-    elastic = call.workers
+    elastic = call.options["workers"]
     if not isinstance(elastic, Elastic):
         return call
     if launcher.why_fixed is not None:
         raise InputError(
             f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
             f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
-            "slurm(), kubernetes(...) or Spark, or pass a number and use `restarts`, which "
-            "restarts all workers after one is lost (with `checkpoint`, from the newest checkpoint)"
+            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its "
+            "`restarts` restart all workers after one is lost, from the newest checkpoint if it "
+            "has a folder"
         )
     reason = None
-    if callable(call.data) or callable(call.validation_data):
+    if callable(call.data) or callable(call.options["validation_data"]):
         reason = "a `data` function: only the function knows which rows each worker has"
-    elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
+    elif isinstance(call.data, (str, os.PathLike)) and call.options["shuffle"] != "global":
         reason = (
             f"files when each worker reads only a share of them: pass {setting(shuffle='global')}, "
             "so that every worker has all rows"
         )
-    elif not check_data_options(call.data_options).repartition:
+    elif not check_data_options(call.options["data_options"]).repartition:
         reason = f"{setting(repartition=False)}: every worker has all rows"
     if reason is not None:
         raise InputError(
@@ -199,4 +212,4 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     if workers is None:
         workers = max(count_workers(launcher, None), elastic.min)
         workers = min(workers, elastic.max or workers)
-    return replace(call, workers=workers, elastic=elastic)
+    return replace(call, elastic=elastic).with_options(workers=workers)

@@ -17,7 +17,6 @@ from pybackend.api.data_checks import (
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
-    check_custom_objects,
     encode_model,
     find_source,
 )
@@ -41,6 +40,7 @@ from pybackend.job.job import (
     make_job,
 )
 from pybackend.job.messages import Emit, Event
+from pybackend.job.model_options import check_model_options
 from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Checking, Launcher, Outcome
@@ -158,22 +158,21 @@ def prepare(
     """
     given = call.model
     result = given if isinstance(given, TrainResult) else None
-    options = check_data_options(call.data_options)
+    options = check_data_options(call.options.get("data_options"))
     job = replace(
-        make_job(kind, vars(call)),
+        make_job(kind, call.arguments),
         in_memory=options.in_memory,
         model_source=find_source(given),
         **read_keras_defaults(),
     )
     columns = choose_columns(call, options, result)
-    check_custom_objects(call.custom_objects)
     observers, callbacks = split_observers(
-        call.callbacks if isinstance(call, TrainingCall) else None
+        call.options["callbacks"] if isinstance(call, TrainingCall) else None
     )
     check_callbacks(callbacks, job)
     if isinstance(call, TrainingCall):
         check_shared_state(call.data, "data", callbacks)
-        check_shared_state(call.validation_data, "validation_data", callbacks)
+        check_shared_state(call.options["validation_data"], "validation_data", callbacks)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
@@ -203,7 +202,7 @@ def _encode(
 ) -> Request[Kind]:
     given = call.model
     model = given.model if isinstance(given, TrainResult) else given
-    custom_objects = call.custom_objects or {}
+    custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
     rows: Any = None
     source = model
     if job.model_source == "file":

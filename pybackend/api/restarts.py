@@ -8,18 +8,17 @@ from dataclasses import replace
 from pybackend.api.progress import Timeline, printer
 from pybackend.api.request import Request
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.checkpoint import Recovery
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Event, Note, Resumed
 from pybackend.job.report import Restart
 from pybackend.launchers import Launcher, Outcome
 
-_PAUSE_SECONDS = 5.0
-
 
 def run_with_restarts(
     request: Request[TrainingJob],
     launcher: Launcher,
-    restarts: int,
+    recovery: Recovery,
     listen: Emit = lambda event: None,
     say: Emit | None = None,
 ) -> Outcome:
@@ -29,8 +28,8 @@ def run_with_restarts(
 
     Parameters
     ----------
-    restarts
-        Maximum number of restarts.
+    recovery
+        Has the maximum number of restarts, and the pause before them.
     listen
         Receives the events of all runs.
     say
@@ -54,6 +53,7 @@ def run_with_restarts(
     where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []
     timeline = Timeline()
+    restarts = recovery.restarts
 
     def note(event: Event) -> None:
         if isinstance(event, Resumed) and losses:
@@ -75,7 +75,7 @@ def run_with_restarts(
             losses.append(Restart(time.time(), lost))
             show(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
         if not is_loss:
-            time.sleep(_PAUSE_SECONDS * (number - 1))
+            time.sleep(recovery.pause * (number - 1))
         if checkpoint is not None:
             resuming = replace(checkpoint, resume=True)
             request = replace(request, job=replace(request.job, checkpoint=resuming))

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.calls import EvaluationCall, Features, OnMissing, PredictionCall, PredictionType
+from pybackend.api.calls import EvaluationCall, PredictionCall
 from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.figure_file import check_figure, save_figure
 from pybackend.api.rendering import (
@@ -24,6 +24,7 @@ from pybackend.api.rendering import (
 from pybackend.data.columns import as_plain
 from pybackend.errors import InputError, Moment
 from pybackend.job.arguments import counted
+from pybackend.job.call_options import Features, OnMissing, PredictionType
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.job.report import (
     Audit,
@@ -46,7 +47,7 @@ class TrainResult:
     Attributes
     ----------
     content
-        The trained model file; empty if it was written to ``model_uri``.
+        The trained model file; empty if it was written to a URI.
     model_format
         ``"h5"``; ``"keras"`` if the model cannot be written as HDF5; or ``"weights.h5"``, a file
         for ``model.load_weights()`` with only the weights, if Keras cannot write the whole model to
@@ -74,7 +75,7 @@ class TrainResult:
     metrics
         Further values, such as the test accuracy of `train_mnist`.
     model_uri
-        Path or URI of the model file, if the call had ``model_uri``.
+        Path or URI of the model file, if `ModelOptions` had one.
     tensors, categories, encode
         As in `DataOptions`, for the feature columns: the values and the encoding of each encoded
         column.
@@ -96,7 +97,7 @@ class TrainResult:
         What the workers did and when, by rank: a `Moment` for each change, with those of workers
         that were lost.
     tensorboard
-        Location of the event files, if ``tensorboard`` was set: a folder on this machine (with
+        Location of the event files, if `track_tensorboard` was used: a folder on this machine (with
         processes that `join`, on the machine of the first one), or a URI.
     settings
         Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
@@ -159,7 +160,7 @@ class TrainResult:
         return base64.b64encode(self.content).decode("ascii")
 
     def model_bytes(self) -> bytes:
-        """Return the trained model file, read from ``model_uri`` if it was written there."""
+        """Return the trained model file, read from its URI if it was written there."""
         if self.model_uri is None:
             return self.content
         if self.fetch is None:
@@ -303,12 +304,14 @@ class TrainResult:
             data = (data, y) if sample_weight is None else (data, y, sample_weight)
         call = EvaluationCall(
             model=self,
-            batch_size=batch_size,
-            features=features,
-            label=label,
-            weight=weight,
-            data_options=data_options,
-            verbose=verbose,
+            options={
+                "batch_size": batch_size,
+                "features": features,
+                "label": label,
+                "weight": weight,
+                "data_options": data_options,
+                "verbose": verbose,
+            },
         )
         return evaluate_here(lambda: self.model, self, data, call)
 
@@ -367,11 +370,13 @@ class TrainResult:
 
         call = PredictionCall(
             model=self,
-            batch_size=batch_size,
-            type=type,
-            levels=levels,
-            on_missing=on_missing,
-            verbose=verbose,
+            options={
+                "batch_size": batch_size,
+                "type": type,
+                "levels": levels,
+                "on_missing": on_missing,
+                "verbose": verbose,
+            },
         )
         return predict_here(lambda: self.model, self, x, call)
 

@@ -96,7 +96,7 @@ def check_new_folder(path: Path) -> None:
 
 
 def read_model_file(uri: str) -> bytes:
-    """Read the model that a training run wrote to ``model_uri``.
+    """Read the model that a training run wrote to the ``uri`` of `ModelOptions`.
 
     Raises
     ------

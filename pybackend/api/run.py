@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pybackend.api.calls import hide_frames, suggest
+from pybackend.api.calls import Target, hide_frames, suggest
 from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import Timeline, printer
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnSpec
@@ -128,7 +128,7 @@ _OPTIONS = ("workers", "roles", "data", "resources", "verbose", "timeout")
 
 @hide_frames
 def barrier_run(
-    spark: Any,
+    spark: Target,
     fn: Callable[..., Any] | str | os.PathLike[str],
     /,
     *args: Any,

@@ -19,8 +19,10 @@ from pybackend.data.datasets import Batches
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import check_whole_number
+from pybackend.job.checkpoint import without_folder
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob
+from pybackend.job.model_options import check_model_options
 from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.words import term
@@ -98,28 +100,29 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
     order = _read_order()
     if order is None:
         return call
-    if isinstance(call.exchange, ParameterServer):
+    if isinstance(call.options["exchange"], ParameterServer):
         raise InputError(
             f"bench-scale measures synchronous training: leave out {term('ParameterServer')}"
         )
     batch_size = order.batch_size
     if batch_size is None:
-        batch_size = check_whole_number("batch_size", call.batch_size, least=1)
+        batch_size = check_whole_number("batch_size", call.options["batch_size"], least=1)
     own = share_batch(batch_size, order.workers) if order.is_shared else batch_size
     settled = replace(
         call,
-        workers=order.workers,
         elastic=None,
-        batch_size=own,
-        callbacks=_leave_out_backups(call.callbacks),
-        checkpoint=None,
-        model_uri=None,
         tensorboard=None,
         shares_memory=False,  # the figures are projected to several hosts
+    ).with_options(
+        workers=order.workers,
+        batch_size=own,
+        callbacks=_leave_out_backups(call.options["callbacks"]),
+        recovery=without_folder(call.options["recovery"]),
+        model_options=replace(check_model_options(call.options["model_options"]), uri=None),
     )
     if order.steps is None:
         return settled
-    return replace(settled, initial_epoch=0, epochs=1, steps_per_epoch=order.steps)
+    return settled.with_options(initial_epoch=0, epochs=1, steps_per_epoch=order.steps)
 
 
 def check_scale(request: Request[TrainingJob]) -> None:

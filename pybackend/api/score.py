@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from pybackend.api.calls import (
     EvaluationCall,
-    Features,
-    OnMissing,
     PredictionCall,
-    PredictionType,
+    Target,
     explain_arguments,
+    take_options,
 )
 from pybackend.api.datasets import read_data
 from pybackend.api.in_process import shape_outputs, shows_columns
@@ -26,32 +24,25 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.data.frames import FrameRows, has_frames
 from pybackend.errors import InputError
+from pybackend.job.call_options import (
+    EvaluationOptions,
+    PredictionOptions,
+    TablePredictionOptions,
+)
 from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob
-from pybackend.job.options import DataOptions
 from pybackend.job.report import read_metrics
-from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, is_spark_frame, launcher_for
 from pybackend.words import setting, term
 
 
 @explain_arguments
+@take_options
 def barrier_evaluate(
-    spark: Any,
+    spark: Target,
     model: Any,
     data: Any,
-    *,
-    workers: int | None = None,
-    batch_size: int = 32,
-    features: Features | None = None,
-    label: str | Mapping[str, str] | None = "label",
-    weight: str | None = None,
-    data_options: DataOptions | None = None,
-    resources: Resources | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
-    verbose: int = 1,
-    timeout: float = 300.0,
+    **options: Unpack[EvaluationOptions],
 ) -> dict[str, float]:
     """Evaluate a model on several workers, with the same values as in one process.
 
@@ -61,13 +52,11 @@ def barrier_evaluate(
         As in `barrier_train`, or the `TrainResult` of a training run. The model must be compiled.
         With a `TrainResult`, ``features`` and the column options default to those of that training
         run; ``label`` and ``weight`` are not taken from it.
-    spark, data, workers, batch_size, features, label, weight
+    spark, data
         As in `barrier_train`.
     data_options
         As in `barrier_train`. A text label needs the ``categories`` used in training, which a
         `TrainResult` has. Rows are read once, so ``in_memory`` makes no difference.
-    resources, custom_objects, safe_mode, verbose, timeout
-        As in `barrier_train`.
 
     Returns
     -------
@@ -90,20 +79,8 @@ def barrier_evaluate(
     Spark DataFrame, so their batches have other rows together.
     """
     launcher = launcher_for(spark)
-    call = EvaluationCall(
-        model=model,
-        workers=count_workers(launcher, workers),
-        batch_size=batch_size,
-        features=features,
-        label=label,
-        weight=weight,
-        data_options=data_options,
-        resources=resources,
-        custom_objects=custom_objects,
-        safe_mode=safe_mode,
-        verbose=verbose,
-        timeout=timeout,
-    )
+    options["workers"] = count_workers(launcher, options.get("workers"))
+    call = EvaluationCall(model=model, options=options)
     request = prepare(
         EvaluationJob,
         call,
@@ -114,21 +91,12 @@ def barrier_evaluate(
 
 
 @explain_arguments
+@take_options
 def barrier_predict(
-    spark: Any,
+    spark: Target,
     model: Any,
     x: Any,
-    *,
-    workers: int | None = None,
-    batch_size: int = 32,
-    type: PredictionType | None = None,
-    levels: Sequence[Any] | None = None,
-    on_missing: OnMissing = "null",
-    resources: Resources | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
-    verbose: int = 1,
-    timeout: float = 300.0,
+    **options: Unpack[PredictionOptions],
 ) -> Any:
     """Predict with a model on several workers.
 
@@ -139,9 +107,7 @@ def barrier_predict(
         columns of a data frame are inputs; with a `TrainResult`, those used in training.
     model
         As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
-    type, levels, on_missing
-        As in `TrainResult.predict`.
-    spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
+    spark
         As in `barrier_train`.
 
     Returns
@@ -154,25 +120,16 @@ def barrier_predict(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    check_type(type)
-    check_levels(levels)
+    kind = options.get("type")
+    check_type(kind)
+    check_levels(options.get("levels"))
     launcher = launcher_for(spark)
-    call = PredictionCall(
-        model=model,
-        workers=count_workers(launcher, workers),
-        batch_size=batch_size,
-        type=type,
-        levels=levels,
-        on_missing=on_missing,
-        resources=resources,
-        custom_objects=custom_objects,
-        safe_mode=safe_mode,
-        verbose=verbose,
-        timeout=timeout,
-    )
-    reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
+    options["workers"] = count_workers(launcher, options.get("workers"))
+    call = PredictionCall(model=model, options=cast("TablePredictionOptions", options))
+    skips_incomplete = check_on_missing(call.options["on_missing"])
+    reader = _InputReader(x, skips_incomplete=skips_incomplete)
     request = prepare(PredictionJob, call, reader.read)
-    here = _build(request.model) if shows_columns(type, x) else None
+    here = _build(request.model) if shows_columns(kind, x) else None
     if request.datasets:
         outcome = request.run(launcher)
         parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]

@@ -14,7 +14,7 @@ from pybackend.errors import InputError
 from pybackend.job.messages import Emit, Event, EventBytes, Note
 from pybackend.job.tensorboard import is_uri
 from pybackend.launchers import Launcher
-from pybackend.words import show
+from pybackend.words import call_of, show
 
 # The attribute that holds the path, by the name of the class.
 _PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
@@ -78,8 +78,9 @@ class EventFiles:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
+                call = call_of("track_tensorboard", ...)
                 raise InputError(
-                    f"`tensorboard`: {show(folder)} cannot be written: {error}"
+                    f"`folder` of {call}: {show(folder)} cannot be written: {error}"
                 ) from error
 
     def __call__(self, event: Event) -> None:
@@ -120,7 +121,8 @@ class EventFiles:
             return None
         return (
             f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection to "
-            "this process while it trained. Set `tensorboard` to a URI that it can write to"
+            f"this process while it trained. Pass a URI that it can write to: "
+            f"{call_of('track_tensorboard', 's3://bucket/logs')}"
         )
 
     @staticmethod

@@ -24,6 +24,7 @@ from pybackend.api.scaled import VARIABLE as BENCH
 from pybackend.data.disk import naming_full_disk
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.call_options import Place
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import (
@@ -34,7 +35,7 @@ from pybackend.launchers import (
     own_libraries,
     run_here,
 )
-from pybackend.words import call_of, setting, term
+from pybackend.words import call_of, term
 
 if TYPE_CHECKING:
     from pybackend.launchers import Handover
@@ -43,29 +44,30 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 
 
-def find_detached(call: TrainingCall) -> Root | None:
-    """Return the folder of all jobs for a detached call; None if this session drives the training.
+def check_submission(call: TrainingCall, folder: Place | None) -> Root:
+    """Check that a process of its own can drive a training; return the folder of all jobs.
 
     Raises
     ------
     InputError
         The folder is not a path, or workers or observers belong to this session.
     """
-    if call.detach is False:
-        return None
-    root = find_root(None if call.detach is True else call.detach, "detach")
+    root = find_root(folder)
     launcher = launcher_for(call.spark)
     if isinstance(launcher, Bound) and launcher.why_bound is not None:
         raise InputError(
-            f"{setting(detach=True)} is not possible with {launcher.where}: {launcher.why_bound}"
+            f"{call_of('submit_training', ...)} is not possible with {launcher.where}: "
+            f"{launcher.why_bound}"
         )
-    if split_observers(call.callbacks)[0]:
+    if split_observers(call.options["callbacks"])[0]:
         raise InputError(
-            f"an {term('Observer')} runs in a session, which {setting(detach=True)} leaves: pass "
-            f"it to `{call_of('attach_job', ..., callbacks=...)}`"
+            f"an {term('Observer')} runs in a session, which {call_of('submit_training', ...)} "
+            f"leaves: pass it to `{call_of('attach_job', ..., callbacks=...)}`"
         )
     if BENCH in os.environ:
-        raise InputError(f"bench-scale waits for the training: leave out {setting(detach=True)}")
+        raise InputError(
+            f"bench-scale waits for the training: call {call_of('barrier_train', ...)}"
+        )
     return root
 
 
@@ -159,7 +161,7 @@ def write_request(
     rest: Mapping[str, Any] = {
         "launcher": prepared.launcher if moved is None else None,
         "session": None if moved is None else moved.session,
-        "restarts": prepared.restarts,
+        "recovery": prepared.recovery,
         "settings": prepared.settings,
         "trackers": prepared.trackers,
         "began": began,
@@ -209,5 +211,5 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
             observers=Observers(),
             described=rest["described"],
         )
-        parts = (rest[name] for name in ("restarts", "settings", "trackers"))
+        parts = (rest[name] for name in ("recovery", "settings", "trackers"))
         yield PreparedTraining(request, launcher, *parts), rest["began"]

@@ -52,7 +52,7 @@ def _select(exchange: Any) -> Any:
 
     A checkpoint has the whole state of the optimizer; older ones also name these settings.
     """
-    left_out = ("shard_optimizer", "audit")
+    left_out = ("shard_optimizer", "audit", "scale_lr")  # the last is described on its own
     return exchange and {name: one for name, one in exchange.items() if name not in left_out}
 
 

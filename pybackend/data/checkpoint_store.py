@@ -179,7 +179,7 @@ class CheckpointStore:
         if names := self.names():
             raise InputError(
                 f"{show(self.uri)} already contains checkpoints ({names[-1]}): pass "
-                f"{call_of('Checkpoint', ..., resume=True)} to resume from the newest one, or "
+                f"{call_of('Recovery', ..., resume=True)} to resume from the newest one, or "
                 "choose another folder"
             )
 
@@ -321,8 +321,8 @@ class CheckpointStore:
         if {manifest.run for manifest in others} - self._runs:
             raise InputError(
                 f"another training run is writing to {show(self.uri)}: choose another folder for "
-                "`checkpoint`, or stop the other run and pass "
-                f"{call_of('Checkpoint', ..., resume=True)}"
+                "`recovery`, or stop the other run and pass "
+                f"{call_of('Recovery', ..., resume=True)}"
             )
 
     def _check_is_current(self, own: Manifest, others: Sequence[Manifest]) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_choice, check_flag, check_whole_number
-from pybackend.job.job import Shuffle
+from pybackend.job.call_options import Shuffle
 from pybackend.job.report import Generation, list_groups
 from pybackend.words import show
 

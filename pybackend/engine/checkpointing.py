@@ -77,7 +77,7 @@ class CheckpointWriter:
             raise ClusterError(
                 f"{self._failed_in_a_row} checkpoints in a row could not be written to "
                 f"{show(self._store.uri)}; {self._describe_last()}. Check that disk, then resume "
-                f"with {call_of('Checkpoint', ..., resume=True)}"
+                f"with {call_of('Recovery', ..., resume=True)}"
             )
 
     def finish(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ from pybackend.engine.ledger import Ledger, Sums, find_wrong
 from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.job.job import Shuffle
+from pybackend.job.call_options import Shuffle
 from pybackend.model.labels import check_are_classes
 
 # Bytes that are read at once; a few such blocks are in memory at a time.

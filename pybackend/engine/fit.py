@@ -24,8 +24,8 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import continue_log
+from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.messages import Answers, Emit, Note, Phase
-from pybackend.job.options import ScaleLearningRate
 from pybackend.model.callbacks import count_items, select_callbacks
 from pybackend.model.view import ModelView, has_own
 from pybackend.words import either

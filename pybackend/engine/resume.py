@@ -282,7 +282,7 @@ def continue_checkpoints(
 
 def _open_store(options: Checkpoint, run: str | None) -> CheckpointStore:
     store = CheckpointStore(options.uri, run)
-    check_writable(f"{options.uri.rstrip('/')}/checkpoint", "checkpoint")
+    check_writable(f"{options.uri.rstrip('/')}/checkpoint", "recovery")
     store.open()
     return store
 
@@ -341,7 +341,7 @@ def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:
     """Report what the result of a pipeline depends on; raise `InputError` for endless data."""
     if feed.fit_options:
         raise InputError(
-            "`checkpoint` needs a `data` function whose batches end with each epoch: the position "
+            "`recovery` needs a `data` function whose batches end with each epoch: the position "
             "in infinite data cannot be restored. Omit `steps_per_epoch`, or pass rows or files"
         )
     emit(Note(_ABOUT_PIPELINES))

@@ -20,15 +20,16 @@ from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
 from pybackend.model.view import ModelView
-from pybackend.words import setting, show
+from pybackend.words import call_of, setting, show
 
 _NO_SETTINGS = (
     "the model will be written without its compile settings, which contain R functions: with a "
-    "`model_uri` that ends in .weights.h5, the function that built it restores it completely"
+    "`uri` of `model_options` that ends in .weights.h5, the function that built it restores it "
+    "completely"
 )
 _NO_FILE = (
     "this model cannot be written to a file, because its layers are R functions or classes: use a "
-    "`model_uri` that ends in .weights.h5. "
+    "`uri` of `model_options` that ends in .weights.h5. "
 )
 
 _OTHERS_TRAINED = {
@@ -82,12 +83,12 @@ def plan_saving(
     if loaded.is_from_r and job.model_uri is not None:
         plans.append(SavingPlan("h5", False, trained))
     if job.model_uri is not None:
-        check_writable(job.model_uri, "model_uri")
+        check_writable(job.model_uri, "model_options")
         kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
         plans = [plan for plan in plans if plan.format == kind]
         if not plans:
             raise InputError(
-                "this model can only be written as HDF5: `model_uri` must end in .h5, but is "
+                "this model can only be written as HDF5: the `uri` must end in .h5, but is "
                 f"{show(job.model_uri)}"
             )
     failure: SerializationError | None = None
@@ -147,8 +148,9 @@ def check_size(size: int, job: TrainingJob) -> None:
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
             f"the trained model takes {size / 1e6:,.0f} MB, but at most "
-            f"{job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a path "
-            f"that all hosts share or a URI, e.g. {setting(model_uri='s3://bucket/model.h5')}"
+            f"{job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass a path that "
+            "all hosts share or a URI, e.g. "
+            f"{setting(model_options=call_of('ModelOptions', uri='s3://bucket/model.h5'))}"
         )
 
 

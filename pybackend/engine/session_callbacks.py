@@ -129,8 +129,8 @@ def _check_writable(uri: str) -> None:
         tf.io.gfile.makedirs(uri)
     except tf.errors.OpError as error:
         raise InputError(
-            f"`tensorboard`: TensorFlow cannot write to {show(uri)} ({error.message}): specify a "
-            "folder without a scheme, which the driver writes to"
+            f"`track_tensorboard`: TensorFlow cannot write to {show(uri)} ({error.message}): "
+            "specify a folder without a scheme, which the driver writes to"
         ) from error
 
 

@@ -11,6 +11,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -22,8 +23,12 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def name_arguments(made: _Made) -> _Made:
-    """Decorate a class or a function so that an unknown argument raises a helpful `InputError`."""
+    """Decorate a class or a function so that an unknown argument raises a helpful `InputError`.
+
+    A class may explain in its method ``explain_missing`` why it has no argument of a name.
+    """
     is_class = isinstance(made, type)
+    explain: Callable[[str], str | None] = getattr(made, "explain_missing", lambda name: None)
     fn: Any = vars(made)["__init__"] if is_class else made
     known = list(inspect.signature(made).parameters)
 
@@ -33,6 +38,7 @@ def name_arguments(made: _Made) -> _Made:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 instead = f"did you mean `{near[0]}`?" if near else "see its help"
+                instead = explain(name) or instead
                 raise InputError(f"{made.__name__}() has no argument `{name}`: {instead}")
         return fn(*args, **kwargs)
 
@@ -95,6 +101,32 @@ def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
     if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
         raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
     return value
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Check for a whole number in a range; ``optional``: None is allowed, too."""
+
+    least: int
+    most: int | None = None
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the number."""
+        if value is None and self.optional:
+            return None
+        return check_whole_number(name, value, least=self.least, most=self.most)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Check for one of a few values."""
+
+    choices: tuple[Any, ...]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value."""
+        return check_choice(name, value, choices=list(self.choices))
 
 
 def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> str | None:

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import (
-    MAX_WORKERS,
-    as_number,
-    check_choice,
-    check_flag,
-    check_seconds,
-    check_whole_number,
-)
-from pybackend.job.checkpoint import Checkpoint, check_checkpoint
+from pybackend.job.arguments import check_flag
+from pybackend.job.call_options import Shuffle, checks, class_number
+from pybackend.job.checkpoint import Checkpoint, check_recovery
 from pybackend.job.codec import decode, encode
-from pybackend.job.options import (
-    Elastic,
-    Exchange,
-    LocalSteps,
-    ParameterServer,
-    ScaleLearningRate,
-    check_exchange,
-    check_scale_lr,
-)
-from pybackend.job.resources import Resources, check_resources
+from pybackend.job.learning_rate import ScaleLearningRate, check_scale_lr
+from pybackend.job.model_options import check_model_options
+from pybackend.job.options import Elastic, Exchange, LocalSteps, ParameterServer
+from pybackend.job.resources import Resources
 from pybackend.job.roles import Roles, check_roles, ranks_of
-from pybackend.job.tensorboard import check_tensorboard
-from pybackend.words import Language, call_of, setting, show, spoken, term
+from pybackend.words import Language, call_of, setting, show, spoken
 
 LOGGER = logging.getLogger("tfdist")
 
@@ -52,7 +37,6 @@ def _print_log() -> None:
 _print_log()
 # Largest size that the driver, Spark's messages and R's strings support.
 MODEL_LIMIT = 1 << 30
-Shuffle = Literal["shard", "global"] | bool
 # Files that the driver sends to every worker.
 FUNCTION = "function.pkl"
 # The folder of the rows that the function gets.
@@ -268,8 +252,6 @@ class TrainingJob(ModelJob):
         Size in bytes of the largest model that the driver can receive.
     discards_checkpoints
         Whether the checkpoints are removed at the end of training.
-    scale_lr
-        None: the optimizer's rate is not scaled.
     elastic
         None: all workers are needed, and no others join.
     tensorboard
@@ -291,9 +273,14 @@ class TrainingJob(ModelJob):
     model_limit: int = MODEL_LIMIT
     checkpoint: Checkpoint | None = None
     discards_checkpoints: bool = False
-    scale_lr: ScaleLearningRate | None = None
     elastic: Elastic | None = None
     tensorboard: str | None = None
+
+    @property
+    def scale_lr(self) -> ScaleLearningRate | None:
+        """Rule that scales the learning rate; None: it is not scaled."""
+        exchange = self.exchange
+        return check_scale_lr(exchange.scale_lr) if isinstance(exchange, Exchange) else None
 
     @property
     def is_elastic(self) -> bool:
@@ -366,7 +353,11 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
         Names the argument and what is expected.
     """
     wanted = {entry.name for entry in fields(kind)} & arguments.keys()
-    known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in wanted}
+    known = {
+        name: check(name, arguments[name]) for name, check in checks().items() if name in wanted
+    }
+    known |= {n: check(arguments[n]) for n, check in _DERIVED.items() if n in wanted}
+    known |= _read_groups(kind, arguments)
     known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
     job = kind(**known)
     if isinstance(job, TrainingJob):
@@ -375,16 +366,27 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     return job
 
 
+def _read_groups(kind: type[Job], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job from the options that are objects."""
+    found: dict[str, Any] = {}
+    if "recovery" in arguments:
+        recovery = check_recovery(arguments["recovery"])
+        found |= {"checkpoint": recovery.checkpoint, "timeout": recovery.timeout}
+    if "model_options" in arguments:
+        options = check_model_options(arguments["model_options"])
+        found["safe_mode"] = options.safe_mode
+        if issubclass(kind, TrainingJob):
+            found["model_uri"] = options.file
+        elif options.file is not None:
+            raise InputError("`uri` of `model_options` is only for training, which writes a model")
+    return found
+
+
 def _check_training(job: TrainingJob) -> None:
     if job.initial_epoch >= job.epochs:
         raise InputError(
             f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
             f"not {job.initial_epoch}"
-        )
-    if job.scale_lr is not None and isinstance(job.exchange, LocalSteps):
-        raise InputError(
-            f"`scale_lr` cannot be combined with `{term('LocalSteps')}`: a local step has the rows "
-            "of one worker, regardless of the number of workers. Omit `scale_lr`"
         )
     check_elastic(job)
 
@@ -415,7 +417,7 @@ def check_elastic(job: TrainingJob) -> None:
         named = setting(shard_optimizer=True)
         reason = (
             "the optimizer's state of a lost worker would be lost. Use a fixed number of workers, "
-            "with `checkpoint` and `restarts`"
+            "with `recovery`"
         )
     elif exchange.transport != "tcp":
         named = setting(transport=exchange.transport)
@@ -428,29 +430,6 @@ def check_elastic(job: TrainingJob) -> None:
     raise InputError(
         f"{named} cannot be combined with {setting(workers=call_of('Elastic', ...))}: {reason}"
     )
-
-
-def _model_uri(value: Any) -> str:
-    if not isinstance(value, (str, os.PathLike)):
-        raise InputError(f"`model_uri` must be a path or URI, not {show(value)}")
-    uri = os.fspath(value)
-    if not uri.endswith((".h5", ".keras")):
-        raise InputError(f"`model_uri` must end in .h5 or .keras, not {show(uri)}")
-    # Workers have another working directory.
-    return uri if "://" in uri else os.path.abspath(uri)
-
-
-def _seed(value: Any) -> int:
-    if value is None:
-        return secrets.randbelow(2**31)
-    return check_whole_number("seed", value, least=0, most=2**31 - 1)
-
-
-def _validation_freq(value: Any) -> int | tuple[int, ...]:
-    if isinstance(value, (list, tuple, set, frozenset, range)) and value:
-        epochs = {check_whole_number("validation_freq", epoch, least=1) for epoch in value}
-        return tuple(sorted(epochs))
-    return check_whole_number("validation_freq", value, least=1)
 
 
 def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
@@ -473,76 +452,19 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
     codes: dict[int, float] = {}
     # Keys that are not levels come first, so that an error names one of them.
     for key, weight in sorted(job.class_weight, key=lambda pair: pair[0] in known):
-        code = known.index(str(key)) if are_levels else _class_number(key, known)
+        code = known.index(str(key)) if are_levels else class_number(key, known)
         if code in codes:
             raise InputError(f"`class_weight` has the class {show(key)} twice")
         codes[code] = weight
     return replace(job, class_weight=tuple(sorted(codes.items())))
 
 
-def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
-    """Return pairs of class and weight: JSON keys cannot be whole numbers."""
-    if not isinstance(value, Mapping) or not value:
-        raise InputError(
-            f"`class_weight` must map classes to weights, e.g. {show({0: 1.0, 1: 5.0})}, not "
-            f"{show(value)}"
-        )
-    pairs = []
-    for key, weight in value.items():
-        number = as_number(weight)
-        if number is None or not (math.isfinite(number) and number >= 0):
-            raise InputError(
-                f"`class_weight` has the weight {show(weight)} for the class {show(key)}"
-            )
-        pairs.append((key if isinstance(key, str) else _class_number(key), number))
-    return tuple(pairs)
-
-
-def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
-    is_text = isinstance(key, str) and key.isdecimal()  # R's names are text
-    number = float(key) if is_text else as_number(key)
-    is_code = number is not None and number.is_integer() and number >= 0
-    if number is None or not is_code or (levels and number >= len(levels)):
-        expected = (
-            f"use the levels of the label, {', '.join(levels)}" if levels else "use 0, 1, 2, ..."
-        )
-        raise InputError(f"`class_weight` has the class {show(key)}: {expected}")
-    return int(number)
-
-
-def _verbose(value: Any) -> int:
-    """Check ``verbose``: as in Keras, "auto" and True mean one line per epoch."""
-    if value == "auto" or isinstance(value, bool):
-        return int(bool(value))
-    return check_whole_number("verbose", value, least=0, most=2)
-
-
-def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "workers": partial(check_whole_number, "workers", least=1, most=MAX_WORKERS),
+# Fields of jobs that are derived from options of the calls; those have checks of their own.
+_DERIVED: dict[str, Callable[[Any], Any]] = {
     "elastic": lambda value: value,
-    "epochs": partial(check_whole_number, "epochs", least=1),
-    "initial_epoch": partial(check_whole_number, "initial_epoch", least=0),
-    "validation_freq": _validation_freq,
-    "batch_size": partial(check_whole_number, "batch_size", least=1),
-    "steps_per_epoch": _optional(partial(check_whole_number, "steps_per_epoch", least=1)),
-    "shuffle": partial(check_choice, "shuffle", choices=[True, False, "shard", "global"]),
-    "model_uri": _optional(_model_uri),
     "in_memory": partial(check_flag, "in_memory"),
-    "class_weight": _optional(_class_weight),
-    "exchange": check_exchange,
-    "scale_lr": check_scale_lr,
-    "checkpoint": check_checkpoint,
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
-    "resources": check_resources,
     "roles": check_roles,
-    "tensorboard": check_tensorboard,
-    "seed": _seed,
-    "timeout": partial(check_seconds, "timeout"),
+    "tensorboard": lambda value: value,
     "shares_memory": partial(check_flag, "shares_memory"),
-    "safe_mode": partial(check_flag, "safe_mode"),
-    "verbose": _verbose,
 }

@@ -15,7 +15,7 @@ from pybackend.errors import Failure, Kind, TfdistError
 
 _PREEMPTED = "received SIGTERM"
 PREEMPTED = f"the process {_PREEMPTED}"
-RESTARTS = "with `restarts` it restarts automatically"
+RESTARTS = "with `restarts` in `recovery`, it restarts automatically"
 # Signals within this time count as one: a process and its group may both get one.
 _SAME_SECONDS = 1.0
 

@@ -19,98 +19,15 @@ from pybackend.job.arguments import (
     check_whole_number,
     name_arguments,
 )
+from pybackend.job.learning_rate import ScaleLearningRate, Scaling, check_scale_lr
 from pybackend.words import call_of, one_of, setting, show, term
 
-_RULES = ["linear", "sqrt"]
 
-
-@name_arguments
-@dataclass(frozen=True)
-class ScaleLearningRate:
-    """Scale the learning rate with the number of workers.
-
-    With N workers, a step has N times as many rows as with one. Each step uses the optimizer's own
-    learning rate, as compiled or as set by callbacks, times `multiple`. The optimizer's variable
-    does not change: the trained model, and every checkpoint, have the unscaled rate.
-
-    Parameters
-    ----------
-    rule
-        ``"linear"``: N times the rate (Goyal et al., 2017). ``"sqrt"``: the square root of N times
-        the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
-    warmup_epochs
-        Number of epochs, possibly fractional, over which the rate rises step by step from the
-        unscaled to the scaled one: gradual warm-up (Goyal et al., 2017).
-    decay
-        Maps the number of completed epochs to the factor for the rate from then on: ``{30: 0.1, 60:
-        0.01}``. None (default): no decay.
-
-    Raises
-    ------
-    InputError
-        An option is invalid. The message names it and the expected value.
-    """
-
-    rule: Literal["linear", "sqrt"] = "linear"
-    warmup_epochs: float = 0.0
-    decay: Mapping[int, float] | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("rule", self.rule, choices=_RULES)
-        object.__setattr__(self, "warmup_epochs", _check_warmup(self.warmup_epochs))
-        object.__setattr__(self, "decay", _check_decay(self.decay))
-
-    def multiple(self, workers: int, epochs: float) -> float:
-        """Return the factor for the rate after a number of epochs, which may be fractional."""
-        most = float(workers) if self.rule == "linear" else math.sqrt(workers)
-        risen = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
-        begun = [epoch for epoch in self.decay or {} if epoch <= epochs]
-        decayed = (self.decay or {})[max(begun)] if begun else 1.0
-        return (1.0 + (most - 1.0) * risen) * decayed
-
-
-def check_scale_lr(value: Any) -> ScaleLearningRate | None:
-    """Check the argument ``scale_lr``; the name of a rule becomes a `ScaleLearningRate`."""
-    if value is None or isinstance(value, ScaleLearningRate):
-        return value
-    if isinstance(value, str) and value in _RULES:
-        return ScaleLearningRate(value)  # type: ignore[arg-type]
-    raise InputError(
-        f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
-        f"{one_of('ScaleLearningRate')}, e.g. "
-        f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
-    )
-
-
-def _check_warmup(value: Any) -> float:
-    number = as_number(value)
-    if number is None or not (math.isfinite(number) and number >= 0):
-        raise InputError(f"`warmup_epochs` must be at least 0, not {show(value)}")
-    return number
-
-
-def _check_decay(value: Any) -> dict[int, float] | None:
-    if value is None:
+def _explain_scale(name: str) -> str | None:
+    """Explain why there is no ``scale_lr`` if each worker takes steps of its own."""
+    if name != "scale_lr":
         return None
-    expected = (
-        "`decay` must map epochs to multipliers of the learning rate, e.g. "
-        f"{show({30: 0.1, 60: 0.01})}"
-    )
-    if not isinstance(value, Mapping) or not value:
-        raise InputError(f"{expected}, not {show(value)}")
-    checked: dict[int, float] = {}
-    for key, multiple in value.items():
-        # R's names, and JSON's, are text.
-        epoch = float(key) if isinstance(key, str) and key.isdecimal() else as_number(key)
-        number = as_number(multiple)
-        if epoch is None or not epoch.is_integer() or epoch < 0:
-            raise InputError(f"{expected}; it has the epoch {show(key)}")
-        if number is None or not (math.isfinite(number) and number > 0):
-            raise InputError(f"{expected}; it has the multiplier {show(multiple)} for {show(key)}")
-        if int(epoch) in checked:
-            raise InputError(f"`decay` has the epoch {int(epoch)} twice")
-        checked[int(epoch)] = number
-    return dict(sorted(checked.items()))
+    return "a step has the rows of one worker, regardless of the number of workers. Omit it"
 
 
 Compression = Literal["fp16", "bf16"] | None
@@ -174,6 +91,8 @@ class Elastic:
 class ParameterServer:
     """Train asynchronously on parameter servers: a value for the argument ``exchange``.
 
+    There is no ``scale_lr``, because a step uses the rows of one worker.
+
     Parameters
     ----------
     servers
@@ -190,6 +109,8 @@ class ParameterServer:
     def __post_init__(self) -> None:
         checked = check_whole_number("servers", self.servers, least=1, most=MAX_WORKERS - 2)
         object.__setattr__(self, "servers", checked)
+
+    explain_missing = staticmethod(_explain_scale)
 
 
 @name_arguments
@@ -237,6 +158,11 @@ class Exchange:
         workers do not first sum in memory. While rank 0 writes the model or a checkpoint, it holds
         the state of all workers. False (default): each worker has all state. Needs
         ``transport="tcp"`` without ``compression``.
+    scale_lr
+        ``"linear"`` or ``"sqrt"``: multiplies the learning rate by the number of workers or by its
+        square root, because a step uses the rows of all workers. `ScaleLearningRate` adds warm-up
+        and decay. The history reports the rate of each epoch's last step as ``learning_rate``. Not
+        supported for data sets of global batches. None (default): the optimizer's rate.
 
     Raises
     ------
@@ -251,6 +177,7 @@ class Exchange:
     encrypt: bool | None = None
     audit: bool | Literal["warn"] = True
     shard_optimizer: bool = False
+    scale_lr: ScaleLearningRate | Scaling | None = None
 
     def __post_init__(self) -> None:
         check_choice("audit", self.audit, choices=[True, False, "warn"])
@@ -271,7 +198,11 @@ class Exchange:
                 f"`{setting(encrypt=True)}` needs {setting(transport='tcp')}: TensorFlow's own "
                 "servers cannot encrypt"
             )
-        _set(self, bucket_mb=check_positive("bucket_mb", self.bucket_mb))
+        _set(
+            self,
+            bucket_mb=check_positive("bucket_mb", self.bucket_mb),
+            scale_lr=check_scale_lr(self.scale_lr),
+        )
 
 
 @name_arguments
@@ -281,6 +212,7 @@ class LocalSteps:
 
     This suits slow networks, and changes the result. The loss is always computed on each worker's
     own rows, even if it is not a mean over rows. With one worker these options have no effect.
+    There is no ``scale_lr``, because a step uses the rows of one worker.
 
     Parameters
     ----------
@@ -313,6 +245,8 @@ class LocalSteps:
         )
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
         check_choice("encrypt", self.encrypt, choices=[None, True, False])
+
+    explain_missing = staticmethod(_explain_scale)
 
 
 @name_arguments

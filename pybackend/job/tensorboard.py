@@ -16,27 +16,23 @@ FOLDER = "logs"
 """Default folder in the working directory; `tfdist tensorboard` shows all training runs in it."""
 
 
-def check_tensorboard(value: Any) -> str | None:
-    """Check the argument ``tensorboard``; return an absolute path, a URI, or None.
+def check_folder(value: Any) -> str | None:
+    """Check the argument ``folder`` of `track_tensorboard`; return an absolute path, a URI or None.
 
     Raises
     ------
     InputError
         It has a different type, or is a file.
     """
-    if value is None or value is False:
+    if value is None:
         return None
-    if value is True:
-        return _choose_folder()
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(
-            f"`tensorboard` must be {show(True)}, a folder or a URI, not {show(value)}"
-        )
+        raise InputError(f"`folder` must be a folder or a URI, not {show(value)}")
     folder = re.sub(r"^file:(//)?(?=/)", "", os.fspath(value))
     if is_uri(folder):
         return folder
     if os.path.isfile(folder):
-        raise InputError(f"`tensorboard`: {show(folder)} is a file: specify a folder")
+        raise InputError(f"`folder`: {show(folder)} is a file: specify a folder")
     return os.path.abspath(folder)
 
 
@@ -64,7 +60,7 @@ def is_uri(folder: str) -> bool:
     return "://" in folder
 
 
-def _choose_folder() -> str:
+def choose_folder() -> str:
     """Return a new folder named by the time; a number is appended if it already exists."""
     first = os.path.abspath(os.path.join(FOLDER, time.strftime("%Y%m%d-%H%M%S")))
     folder, number = first, 1

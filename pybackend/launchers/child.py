@@ -62,7 +62,7 @@ _STALL_ADVICE = (
     "disk that contains that host's temporary folder"
 )
 _PREEMPTED_ADVICE = (
-    f"with `checkpoint` a training run saves its state before it ends, and {RESTARTS}"
+    f"with a folder in `recovery`, a training run saves its state before it ends, and {RESTARTS}"
 )
 _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (

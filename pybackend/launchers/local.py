@@ -79,9 +79,9 @@ class LocalLauncher:
         if not isinstance(job, TrainingJob):
             return
         if job.checkpoint is not None:
-            check_folder(f"{job.checkpoint.uri.rstrip('/')}/checkpoint", "checkpoint")
+            check_folder(f"{job.checkpoint.uri.rstrip('/')}/checkpoint", "recovery")
         if job.model_uri is not None:
-            check_folder(job.model_uri, "model_uri")
+            check_folder(job.model_uri, "model_options")
 
     def describe(self, job: Job) -> Submission:
         self.check(job)

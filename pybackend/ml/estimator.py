@@ -16,6 +16,7 @@ from pybackend.api.progress import printer
 from pybackend.api.train import barrier_train
 from pybackend.errors import InputError
 from pybackend.job.messages import Note
+from pybackend.job.model_options import check_model_options
 from pybackend.launchers import SparkLauncher, is_spark_frame
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
@@ -35,7 +36,7 @@ class KerasEstimator(
         function that returns one. The function is called on every worker, with the Param
         ``modelArgs`` as named arguments, so that ``ParamGridBuilder`` can vary them.
     customObjects, safeMode
-        As ``custom_objects`` and ``safe_mode`` of `barrier_train`. They are not saved.
+        As ``custom_objects`` and ``safe_mode`` of `ModelOptions`. They are not saved.
     params
         Params by name. As in pyspark's classifiers: ``featuresCol``, ``labelCol``, ``weightCol``,
         ``predictionCol``, ``probabilityCol``, ``rawPredictionCol``, ``validationIndicatorCol``
@@ -84,6 +85,12 @@ class KerasEstimator(
         # A tuning may fit several at once: each waits for its turn, and reports it.
         show = printer(1)
         launcher = SparkLauncher(dataset.sparkSession, on_wait=lambda text: show(Note(text)))
+        options = self.getTrainOptions()
+        model_options = replace(
+            check_model_options(options.get("model_options")),
+            custom_objects=self.customObjects,
+            safe_mode=self.safeMode,
+        )
         result = barrier_train(
             launcher,
             self._model_to_train(),
@@ -96,10 +103,8 @@ class KerasEstimator(
             features=features,
             label=self._given("labels") or self.getLabelCol(),
             weight=self._given("weightCol"),
-            custom_objects=self.customObjects,
-            safe_mode=self.safeMode,
             verbose=self.getVerbose(),
-            **self.getTrainOptions(),
+            **{**options, "model_options": model_options},
         )
         fitted = KerasModel(
             result, customObjects=self.customObjects, safeMode=self.safeMode, uid=self.uid

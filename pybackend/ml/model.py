@@ -13,6 +13,7 @@ from pybackend.api.model import is_keras_model
 from pybackend.api.predict import predict_spark
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
+from pybackend.job.model_options import ModelOptions
 from pybackend.ml.columns import Classes, Names, add_columns
 from pybackend.ml.params import PredictionParams
 from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode
@@ -35,7 +36,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
     model
         A Keras model, or the `TrainResult` of `barrier_train`.
     customObjects, safeMode
-        As ``custom_objects`` and ``safe_mode`` of `barrier_train`. They are not saved; after
+        As ``custom_objects`` and ``safe_mode`` of `ModelOptions`. They are not saved; after
         loading, set them with `setCustomObjects` and `setSafeMode`.
     params
         Params by name: ``featuresCol`` or ``features``, ``predictionCol``, ...
@@ -135,8 +136,9 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
             type="raw",
             on_missing="error",  # like pyspark's own stages: ML vectors cannot be null
             batch_size=self.getPredictBatchSize(),
-            custom_objects=self._custom_objects,
-            safe_mode=self._safe_mode,
+            model_options=ModelOptions(
+                custom_objects=self._custom_objects, safe_mode=self._safe_mode
+            ),
         )
         outputs = list_outputs(model)
         are_logits = has_logits(model, outputs)

@@ -36,8 +36,6 @@ _NOT_OPTIONS = {
     "features",
     "label",
     "weight",
-    "custom_objects",
-    "safe_mode",
     "verbose",
 }
 

@@ -16,15 +16,16 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError, SerializationError
 from pybackend.job import codec
-from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.checkpoint import Recovery
 from pybackend.job.job import MODEL_FILE
+from pybackend.job.learning_rate import ScaleLearningRate
+from pybackend.job.model_options import ModelOptions
 from pybackend.job.options import (
     ColumnEncoding,
     DataOptions,
     Exchange,
     LocalSteps,
     ParameterServer,
-    ScaleLearningRate,
 )
 from pybackend.job.resources import Resources
 from pybackend.model.file_checks import check_digest
@@ -51,11 +52,12 @@ _DIGEST = "modelSha256"
 _TRAINED = "trained"
 _OPTIONS = "trainOptions"
 _OPTION_TYPES = (
-    Checkpoint,
     DataOptions,
     Exchange,
     LocalSteps,
+    ModelOptions,
     ParameterServer,
+    Recovery,
     Resources,
     ScaleLearningRate,
 )
@@ -197,7 +199,7 @@ class EstimatorReader(_Reader):
         return self
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder; errors as in `ModelReader.load` and `model_from_bytes`."""
+        """Read the stage in a folder; errors as in `ModelReader.load` and `load_model`."""
         metadata, content = self._load(path)
         options = self._options
         stage = self.cls(

@@ -58,7 +58,7 @@ def check_sharded_callbacks(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
         saves_all = isinstance(callback, keras.callbacks.ModelCheckpoint)
         if saves_all and not callback.save_weights_only:
-            how = f"{setting(save_weights_only=True)}, or the argument `checkpoint`"
+            how = f"{setting(save_weights_only=True)}, or the argument `recovery`"
         elif isinstance(callback, keras.callbacks.SwapEMAWeights):
             how = setting(shard_optimizer=False)
         else:

@@ -28,7 +28,7 @@ def restore_saved(
         raise SerializationError(
             f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
             "or damaged. Training can resume without it: repeat the original call with "
-            f"{call_of('Checkpoint', ..., resume=True)}, which writes it again"
+            f"{call_of('Recovery', ..., resume=True)}, which writes it again"
         )
     if model is not None:
         model = model() if callable(model) and not hasattr(model, "weights") else model

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from pybackend.data.files import check_writable, write_whole
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
@@ -41,25 +41,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
-    """Encode a Keras model with its weights and compile settings, and append a digest.
-
-    Parameters
-    ----------
-    model
-        A Keras 3 model.
-    format
-        ``"h5"`` (HDF5: functional and Sequential models) or ``"keras"`` (any serializable model).
-    include_optimizer
-        True includes the optimizer's state (momenta, step count). The optimizer's class and
-        settings are always included.
-
-    Raises
-    ------
-    InputError
-        ``model`` is not a Keras model, or ``format`` is unknown.
-    SerializationError
-        Keras cannot encode the model.
-    """
+    """Encode a Keras model with its weights and compile settings, as `save_model` does."""
     if format not in ("h5", "keras"):
         raise InputError(f"`format` must be {show('h5')} or {show('keras')}, not {show(format)}")
     _check_keras_model(model)
@@ -104,33 +86,7 @@ def model_from_bytes(
     sha256: str | None = None,
     compile: bool = True,
 ) -> Any:
-    """Decode bytes that `model_to_bytes` returned; the format is recognized from the content.
-
-    Parameters
-    ----------
-    data
-        Content of an ``.h5`` or ``.keras`` file.
-    custom_objects
-        Maps names to classes or functions, for custom layers, losses and metrics.
-    safe_mode
-        False allows a model to run Python code that it contains. Use it only for files that you
-        trust.
-    sha256
-        Hexadecimal digest that ``data`` must have. None (default): the digest that `model_to_bytes`
-        appended to the content, if there is one.
-    compile
-        True (default) compiles the model with its saved settings.
-
-    Returns
-    -------
-    keras.Model
-
-    Raises
-    ------
-    SerializationError
-        The data is truncated, corrupted, written by Keras 2, or needs ``custom_objects``; or it
-        refers to other files or claims more content than it holds, which Keras files never do.
-    """
+    """Decode the bytes of a model file, as `load_model` does; the content tells the format."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
     data = bytes(data)
@@ -214,7 +170,7 @@ def _read_file(
 
 
 def model_to_base64(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> str:
-    """Encode a Keras model as base64 text; parameters and errors as in `model_to_bytes`."""
+    """Encode a Keras model as base64 text; parameters and errors as in `save_model`."""
     data = model_to_bytes(model, format=format, include_optimizer=include_optimizer)
     return base64.b64encode(data).decode("ascii")
 
@@ -227,7 +183,7 @@ def model_from_base64(
     sha256: str | None = None,
     compile: bool = True,
 ) -> Any:
-    """Decode base64 text of a model file; parameters and errors as in `model_from_bytes`."""
+    """Decode base64 text of a model file; parameters and errors as in `load_model`."""
     return model_from_bytes(
         decode_base64(text),
         custom_objects=custom_objects,
@@ -237,15 +193,60 @@ def model_from_base64(
     )
 
 
-def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False) -> Path:
-    """Write a Keras model, or its base64 text, to an ``.h5`` or ``.keras`` file.
+@overload
+def save_model(
+    model: Any, path: str | Path, *, format: Format | None = None, include_optimizer: bool = False
+) -> Path: ...
+@overload
+def save_model(
+    model: Any, path: None, *, format: Format | None = None, include_optimizer: bool = False
+) -> bytes: ...
+def save_model(
+    model: Any,
+    path: str | Path | None,
+    *,
+    format: Format | None = None,
+    include_optimizer: bool = False,
+) -> Path | bytes:
+    """Write a Keras model, or its base64 text, to an ``.h5`` or ``.keras`` file, with a digest.
 
-    The file is either complete or absent. Errors as in `model_to_bytes`.
+    The file is either complete or absent.
+
+    Parameters
+    ----------
+    model
+        A Keras 3 model, or the result of `model_to_base64`.
+    path
+        File to write, ``*.h5`` or ``*.keras``. None: the content is returned as bytes.
+    format
+        Format of bytes: ``"h5"`` (default: functional and Sequential models) or ``"keras"`` (any
+        serializable model). Files have the format that their name ends in.
+    include_optimizer
+        True includes the optimizer's state (momenta, step count). The optimizer's class and
+        settings are always included.
+
+    Returns
+    -------
+    pathlib.Path or bytes
+        The path, or the content if ``path`` is None.
+
+    Raises
+    ------
+    InputError
+        ``model`` is not a Keras model, or ``path`` or ``format`` is invalid.
+    SerializationError
+        Keras cannot encode the model.
     """
+    if path is None:
+        if isinstance(model, str):
+            return decode_base64(model)
+        return model_to_bytes(model, format=format or "h5", include_optimizer=include_optimizer)
     path = Path(path)
     suffix = path.suffix
     if suffix not in (".h5", ".keras"):
         raise InputError(f"name the file *.h5 or *.keras, not {show(path.name)}")
+    if format not in (None, suffix[1:]):
+        raise InputError(f"{setting(format=format)}, but {show(path.name)} ends in {suffix}")
     check_writable(str(path), "path")
     if isinstance(model, str):
         data = decode_base64(model)
@@ -262,21 +263,60 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
     return path
 
 
-def load_model(path: str | Path, **options: Any) -> Any:
-    """Load an ``.h5`` or ``.keras`` file; options and errors as in `model_from_bytes`.
+def load_model(
+    path: str | Path | bytes,
+    *,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    sha256: str | None = None,
+    compile: bool = True,
+) -> Any:
+    """Load an ``.h5`` or ``.keras`` file.
 
     The first ``.h5`` file without a digest, such as one that Keras itself wrote, causes an
     `UnverifiedFileWarning`, because damage to its weights cannot be detected.
+
+    Parameters
+    ----------
+    path
+        The file, or its content as bytes.
+    custom_objects
+        Maps names to classes or functions, for custom layers, losses and metrics.
+    safe_mode
+        False allows a model to run Python code that it contains. Use it only for files that you
+        trust.
+    sha256
+        Hexadecimal digest that the file must have. None (default): the digest that `save_model`
+        appended to the content, if there is one.
+    compile
+        True (default) compiles the model with its saved settings.
+
+    Returns
+    -------
+    keras.Model
+
+    Raises
+    ------
+    InputError
+        There is no such file.
+    SerializationError
+        The file is truncated, corrupted, written by Keras 2, or needs ``custom_objects``; or it
+        refers to other files or claims more content than it holds, which Keras files never do.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no model file at {show(str(path))}")
-    data = path.read_bytes()
-    # The parts of an archive have checksums of their own.
-    is_verified = options.get("sha256") is not None or recognize_format(data) == "keras"
-    if not is_verified and not carries_digest(data):
-        _warn_of_unverified(path.name)
-    return model_from_bytes(data, **options)
+    if isinstance(path, (bytes, bytearray, memoryview)):
+        data = bytes(path)
+    else:
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no model file at {show(str(path))}")
+        data = path.read_bytes()
+        # The parts of an archive have checksums of their own.
+        is_verified = sha256 is not None or recognize_format(data) == "keras"
+        if not is_verified and not carries_digest(data):
+            _warn_of_unverified(path.name)
+    return model_from_bytes(
+        data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=sha256, compile=compile
+    )
 
 
 _has_warned = threading.Event()

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pybackend.api.calls import Features, PredictionType
 from pybackend.api.model_columns import check_levels, check_type, predictions_of
 from pybackend.api.predict import check_model
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
+from pybackend.job.call_options import Features, PredictionType
 from pybackend.job.options import ColumnEncoding, DataOptions, check_data_options
 from pybackend.sql.duckdb import DuckdbWriter
 from pybackend.sql.encoding import encode_source, find_encodings

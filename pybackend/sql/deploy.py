@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pybackend.api.calls import Features, PredictionType
 from pybackend.errors import DatabaseError, InputError
+from pybackend.job.call_options import Features, PredictionType
 from pybackend.job.options import ColumnEncoding
 from pybackend.sql.compile import (
     DIALECTS,

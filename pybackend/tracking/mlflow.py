@@ -92,7 +92,7 @@ def track_mlflow(
     steps
         Whether metrics are recorded within epochs, too.
     log_model
-        Whether the model is recorded. With ``model_uri`` in the call, only its URI is. False also
+        Whether the model is recorded. With ``uri`` in `ModelOptions`, only its URI is. False also
         leaves the model out of the report, so that this session need not import TensorFlow.
 
     Returns

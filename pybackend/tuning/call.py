@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, Unpack, cast
 
-from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_arguments
-from pybackend.job.job import Shuffle
-from pybackend.job.options import (
-    DataOptions,
-    Exchange,
-    LocalSteps,
-    ParameterServer,
-    ScaleLearningRate,
-)
-from pybackend.job.resources import Resources
+from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
+from pybackend.errors import InputError
+from pybackend.job.call_options import TrainingOptions, TrialOptions
+from pybackend.job.checkpoint import check_recovery
+from pybackend.job.model_options import check_model_options
 from pybackend.launchers import launcher_for
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Pruning
@@ -24,13 +19,21 @@ from pybackend.tuning.search import Search, choose_metric
 from pybackend.tuning.source import choose_direction, choose_source
 
 
+class Table(Protocol):
+    """A data frame of pandas or polars, for annotations without them."""
+
+    @property
+    def columns(self) -> Any: ...
+
+
 @explain_arguments
+@take_options
 def train_many(
-    spark: Any,
+    spark: Target,
     model: Callable[..., Any],
     data: Any,
     *,
-    grid: Any,
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Table,
     workers_per_trial: int = 1,
     parallelism: int | None = None,
     metric: str | None = None,
@@ -39,29 +42,7 @@ def train_many(
     study: Any = None,
     trials: int | None = None,
     on_trial: Callable[[Trial], object] | None = None,
-    epochs: int = 1,
-    batch_size: int = 32,
-    steps_per_epoch: int | None = None,
-    validation_data: Any = None,
-    validation_split: float = 0.0,
-    validation_freq: int | Collection[int] = 1,
-    callbacks: Sequence[Any] | None = None,
-    class_weight: Mapping[Any, float] | None = None,
-    seed: int | None = None,
-    shuffle: Shuffle = True,
-    features: Features | None = None,
-    label: str | Mapping[str, str] | None = "label",
-    weight: str | None = None,
-    data_options: DataOptions | None = None,
-    exchange: Exchange | LocalSteps | ParameterServer | None = None,
-    scale_lr: ScaleLearningRate | Scaling | None = None,
-    resources: Resources | None = None,
-    restarts: int = 0,
-    tensorboard: Place | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
-    verbose: int = 1,
-    timeout: float = 300.0,
+    **options: Unpack[TrialOptions],
 ) -> Trials:
     """Train a model many times at once with different arguments, and compare the results.
 
@@ -80,8 +61,8 @@ def train_many(
     grid
         What to try: a dict of lists, for all combinations of their values; a list of dicts, or a
         data frame, for one trial per row. The names are arguments of ``model``, or ``batch_size``,
-        ``epochs``, ``exchange``, ``scale_lr``, ``seed`` or ``steps_per_epoch``. With ``study``: a
-        dict of Optuna's distributions.
+        ``epochs``, ``exchange``, ``seed`` or ``steps_per_epoch``. With ``study``: a dict of
+        Optuna's distributions.
     workers_per_trial
         Number of workers of each trial.
     parallelism
@@ -104,29 +85,19 @@ def train_many(
         Number of trials; only with ``study``.
     on_trial
         Called in this session with each `Trial` when it ends.
-    epochs, batch_size, steps_per_epoch, validation_data, validation_split, validation_freq
-        As in `barrier_train`.
     callbacks
         As in `barrier_train`; every trial has its own copies. An `Observer` sees all trials.
-    class_weight
-        As in `barrier_train`.
     seed
         Seed of every trial. None (default): a random one.
-    shuffle, features, label, weight, data_options, exchange, scale_lr
-        As in `barrier_train`.
     resources
         `Resources` of each worker. None (default): all trials that run at once on this machine
         divide its cores and GPUs.
-    restarts
-        As in `barrier_train`, for each trial.
-    tensorboard
-        Folder for TensorBoard's event files, with a folder for each trial: ``trial-1``, ...
-    custom_objects, safe_mode
-        As in `barrier_train`.
+    recovery
+        As in `barrier_train`, for each trial, but without a folder.
+    model_options
+        As in `barrier_train`, but without a URI.
     verbose
         0: silent. 1 (default): a line for each trial. 2: also a line for each epoch of a trial.
-    timeout
-        As in `barrier_train`.
 
     Returns
     -------
@@ -153,35 +124,11 @@ def train_many(
     >>> trials.best().model  # doctest: +SKIP
     """
     launcher = launcher_for(spark)
-    call = TrainingCall(
-        spark=launcher,
-        model=None,
-        data=data,
-        workers=workers_per_trial,
-        epochs=epochs,
-        batch_size=batch_size,
-        steps_per_epoch=steps_per_epoch,
-        validation_data=validation_data,
-        validation_split=validation_split,
-        validation_freq=validation_freq,
-        callbacks=callbacks,
-        class_weight=class_weight,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
-        shuffle=shuffle,
-        features=features,
-        label=label,
-        weight=weight,
-        data_options=data_options,
-        exchange=exchange,
-        scale_lr=scale_lr,
-        resources=resources,
-        restarts=restarts,
-        tensorboard=tensorboard,
-        custom_objects=custom_objects,
-        safe_mode=safe_mode,
-        verbose=0,
-        timeout=timeout,
-    )
+    verbose, seed = options.get("verbose", 1), options.get("seed")
+    given = cast("TrainingOptions", {**options, "workers": workers_per_trial, "verbose": 0})
+    given["seed"] = secrets.randbelow(2**31) if seed is None else seed
+    call = TrainingCall(spark=launcher, model=None, data=data, options=given)
+    _check_not_saved(call)
     compared = metric or choose_metric(call)
     search = Search(
         call=call,
@@ -194,3 +141,11 @@ def train_many(
         verbose=verbose,
     )
     return search.run()
+
+
+def _check_not_saved(call: TrainingCall) -> None:
+    """Reject files that all trials would write."""
+    if check_recovery(call.options["recovery"]).checkpoint is not None:
+        raise InputError("`recovery` of trials has no `uri`: they are not saved")
+    if check_model_options(call.options["model_options"]).uri is not None:
+        raise InputError("`model_options` of trials has no `uri`: their results have the models")

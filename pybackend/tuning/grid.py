@@ -14,7 +14,7 @@ from pybackend.tuning.result import RESERVED
 from pybackend.words import setting, show, term
 
 # Arguments of `train_many` itself that may differ between trials.
-OPTIONS = ("batch_size", "epochs", "exchange", "scale_lr", "seed", "steps_per_epoch")
+OPTIONS = ("batch_size", "epochs", "exchange", "seed", "steps_per_epoch")
 Arguments = dict[str, Any]
 
 

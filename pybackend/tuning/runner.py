@@ -240,7 +240,7 @@ class TrialRunner:
             self.on_epoch(running.number, event)
         value = event.logs.get(self.metric)
         if value is None:
-            if running.planned.call.validation_freq == 1:
+            if running.planned.call.options["validation_freq"] == 1:
                 raise InputError(
                     f"`metric` is {show(self.metric)}, but the trials have only "
                     f"{', '.join(event.logs)}: pass one of these, or `validation_data` for values "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pybackend.api.calls import TrainingCall
 from pybackend.api.data_checks import check_rows
 from pybackend.api.datasets import read_training_data
 from pybackend.api.display import choose_lines
-from pybackend.api.observer import Tracker, list_callbacks
+from pybackend.api.observer import EventFolder, Tracker, list_callbacks
 from pybackend.api.planned_rows import count_known
 from pybackend.api.prepared_training import prepare_training
 from pybackend.api.progress import epoch_line, say
@@ -32,7 +31,8 @@ from pybackend.words import show
 
 def choose_metric(call: TrainingCall) -> str:
     """Return the metric by which trials are compared by default."""
-    has_validation = call.validation_data is not None or call.validation_split
+    options = call.options
+    has_validation = options["validation_data"] is not None or options["validation_split"]
     return "val_loss" if has_validation else "loss"
 
 
@@ -72,9 +72,14 @@ class Search:
         self._known: Mapping[str, Any] | None = None
         self.verbose = check_whole_number("verbose", self.verbose, least=0, most=2)
         workers = check_whole_number(
-            "workers_per_trial", self.call.workers, least=1, most=MAX_WORKERS
+            "workers_per_trial", self.call.options["workers"], least=1, most=MAX_WORKERS
         )
-        self.call = replace(self.call, workers=workers)
+        # All trials write their event files into one folder.
+        callbacks = [
+            one.choose() if isinstance(one, EventFolder) else one
+            for one in list_callbacks(self.call.options["callbacks"])
+        ]
+        self.call = self.call.with_options(workers=workers, callbacks=callbacks)
         if self.parallelism is not None:
             self.parallelism = check_whole_number("parallelism", self.parallelism, least=1)
         if self.on_trial is not None and not callable(self.on_trial):
@@ -89,7 +94,7 @@ class Search:
         for arguments in self.source.list_known():
             options = self.model.split(arguments)[1]
             if None not in options.values():  # else only names are known
-                make_job(TrainingJob, {**vars(self.call), **options})
+                make_job(TrainingJob, {**self.call.arguments, **options})
 
     def run(self) -> Trials:
         """Run all trials, and return them."""
@@ -127,28 +132,26 @@ class Search:
             except Exception as error:
                 if not failed:  # an error that all trials share is raised here
                     prepare_training(replace(self.call, model=_build_nothing), self._read)
-                seed = self.call.seed or 0
+                seed = self.call.options["seed"] or 0
                 failed.append(make_trial(len(failed) + 1, arguments, seed, began, error))
         raise InputError(f"no trial can start; {failed[0].label} failed: {failed[0].error}")
 
     def _prepare(self, number: int, arguments: Arguments) -> TrialCall:
         own, options = self.model.split(arguments)
-        call = replace(self.call, **options)
+        call = self.call.with_options(**options)
         callbacks = [
-            one.for_trial(number, own) if isinstance(one, Tracker) else one
-            for one in list_callbacks(call.callbacks)
+            one.for_trial(number, own) if isinstance(one, Tracker | EventFolder) else one
+            for one in list_callbacks(call.options["callbacks"])
         ]
-        call = replace(call, model=self.model.build(own, call.seed or 0), callbacks=callbacks)
-        if isinstance(call.tensorboard, (str, os.PathLike)):
-            folder = os.fspath(call.tensorboard).rstrip("/")
-            call = replace(call, tensorboard=f"{folder}/trial-{number}")
+        call = replace(call, model=self.model.build(own, call.options["seed"] or 0))
+        call = call.with_options(callbacks=callbacks)
         return TrialCall(call, prepare_training(call, self._read))
 
     def _read(
         self, launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
     ) -> Mapping[str, Any]:
         """Return the data sets, which the first trial reads for all."""
-        if is_dataset(call.data) or is_dataset(call.validation_data):
+        if is_dataset(call.data) or is_dataset(call.options["validation_data"]):
             return read_training_data(launcher, call, columns, job)
         if self._known is None:
             self._known = read_training_data(launcher, call, columns, job)

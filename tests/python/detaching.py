@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from pybackend import TrainResult, barrier_train
+from pybackend import barrier_train
+from pybackend.types import TrainResult
 
 SETTINGS: dict[str, Any] = {"workers": 2, "batch_size": 8, "seed": 3, "verbose": 0}
-HERE = "job = pybackend.barrier_train('local', build, rows(), epochs=2, detach=True, **SETTINGS)"
+HERE = "job = pybackend.submit_training('local', build, rows(), epochs=2, **SETTINGS)"
 
 _SESSION = """
 import sys, time, pybackend

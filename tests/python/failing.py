@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from conftest import marked_processes
 
-from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_train
+from pybackend import WorkerFailedError, barrier_run, barrier_train
+from pybackend.types import WorkerContext
 
 _ROWS = 64
 _FIRST_LABEL_OF_RANK_1 = 1

@@ -21,7 +21,7 @@ IN_R = str(_PROGRAM.with_suffix(".R"))
 
 
 @functools.cache
-def trained_here() -> pybackend.TrainResult:
+def trained_here() -> pybackend.types.TrainResult:
     """Return the result of workers that this process starts."""
     return pybackend.train_mnist("local", verbose=0, **CASE)
 

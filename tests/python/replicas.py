@@ -28,6 +28,7 @@ from pybackend.data.row_store import write_columns
 from pybackend.data.sharding import cut_shards, replay_batches
 from pybackend.job.codec import decode
 from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
+from pybackend.job.model_options import ModelOptions
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, read_weights
 from pybackend.model.view import ModelView
@@ -201,7 +202,7 @@ def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]
         "batch_size": case.batch_size,
         "seed": 3,
         "timeout": 30,
-        "safe_mode": False,
+        "model_options": ModelOptions(safe_mode=False),
         **case.settings,
     }
     job = make_job(TrainingJob, arguments)

@@ -20,7 +20,8 @@ from pybackend import (
     Elastic,
     Exchange,
     LocalSteps,
-    TrainResult,
+    ModelOptions,
+    Recovery,
     barrier_evaluate,
     barrier_predict,
     barrier_run,
@@ -28,8 +29,10 @@ from pybackend import (
     bench_scale,
     predict_spark,
     track_mlflow,
+    track_tensorboard,
     train_mnist,
 )
+from pybackend.types import TrainResult
 
 X = np.zeros((20, 3), "float32")
 Y = np.arange(20)
@@ -138,15 +141,18 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(exchange=LocalSteps),
         "`exchange` must be an Exchange, a LocalSteps or",
     ),
-    "scale_lr": (train(scale_lr="cubic"), "`scale_lr` must be None, 'linear', 'sqrt' or a Scale"),
+    "scale_lr": (
+        lambda: Exchange(scale_lr="cubic"),  # type: ignore[arg-type]
+        "`scale_lr` must be None, 'linear', 'sqrt' or a Scale",
+    ),
     "scale_lr and LocalSteps": (
-        train(scale_lr="linear", exchange=LocalSteps(4)),
-        "`scale_lr` cannot be combined with `LocalSteps`",
+        lambda: LocalSteps(4, scale_lr="linear"),  # type: ignore[call-arg]
+        "LocalSteps() has no argument `scale_lr`: a step has the rows of one worker, regardless of "
+        "the number of workers. Omit it",
     ),
     "servers and scale_lr": (
-        train(exchange=SERVERS, scale_lr="linear"),
-        "`scale_lr` cannot be combined with exchange=ParameterServer(...): each step uses the rows "
-        "of one worker",
+        lambda: pybackend.ParameterServer(scale_lr="linear"),  # type: ignore[call-arg]
+        "ParameterServer() has no argument `scale_lr`: a step has the rows of one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -277,8 +283,14 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "memory, but `data` is a function: pass another function as `validation_data`",
     ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
-    "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
-    "model_uri ending": (train(model_uri="model.pb"), "`model_uri` must end in .h5 or .keras"),
+    "model_uri type": (
+        lambda: ModelOptions(uri=3),  # type: ignore[arg-type]
+        "`uri` of a model must be a path or URI, not 3",
+    ),
+    "model_uri ending": (
+        lambda: ModelOptions(uri="model.pb"),
+        "`uri` of a model must end in .h5 or .keras",
+    ),
     "data path": (train(data="/no/such/place"), "there is no file or folder '/no/such/place'"),
     "data function with weights": (
         train(data=lambda context: None, class_weight={0: 1}),
@@ -292,15 +304,42 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: barrier_evaluate(None, build, (X, Y), weight="w"),
         "`weight` needs data with columns",
     ),
-    "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
-    "custom_objects that are none": (train(custom_objects={"a": 5}), "not 'a' to 5"),
-    "custom_objects without a name": (train(custom_objects={5: build}), "not 5 to <function"),
-    "safe_mode": (train(safe_mode=None), "`safe_mode`"),
+    "custom_objects": (
+        lambda: ModelOptions(custom_objects=[build]),  # type: ignore[arg-type]
+        "`custom_objects`",
+    ),
+    "custom_objects that are none": (
+        lambda: ModelOptions(custom_objects={"a": 5}),
+        "not 'a' to 5",
+    ),
+    "custom_objects without a name": (
+        lambda: ModelOptions(custom_objects={5: build}),  # type: ignore[dict-item]
+        "not 5 to <function",
+    ),
+    "safe_mode": (lambda: ModelOptions(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
-    "checkpoint": (train(checkpoint=5), "`checkpoint` must be a Checkpoint, a path or a URI"),
-    "resume": (lambda: pybackend.Checkpoint("kept", resume="yes"), "`resume`"),
-    "tensorboard": (train(tensorboard=5), "`tensorboard` must be True, a folder or a URI"),
-    "restarts": (train(restarts=-1), "`restarts`"),
+    "recovery": (train(recovery=5), "`recovery` must be a Recovery, a path or a URI"),
+    "model_options of an evaluation": (
+        lambda: barrier_evaluate(None, build, (X, Y), model_options=ModelOptions(uri="m.h5")),
+        "`uri` of `model_options` is only for training",
+    ),
+    "resume without a folder": (
+        lambda: Recovery(resume=True),
+        "resume=True needs `uri`, the folder of the checkpoints, e.g. Recovery('/shared/run1', "
+        "resume=True)",
+    ),
+    "every without a folder": (lambda: Recovery(every="1h"), "every='1h' needs `uri`"),
+    "two folders for TensorBoard": (
+        train(callbacks=[track_tensorboard("a"), track_tensorboard("b")]),
+        "`callbacks` contains two folders for TensorBoard: pass one",
+    ),
+    "resume": (lambda: pybackend.Recovery("kept", resume="yes"), "`resume`"),
+    "tensorboard": (
+        lambda: track_tensorboard(5),  # type: ignore[arg-type]
+        "`folder` must be a folder or a URI, not 5",
+    ),
+    "restarts": (lambda: Recovery(restarts=-1), "`restarts`"),
+    "pause": (lambda: Recovery(pause=0), "`pause` must be a positive number of seconds, not 0"),
     "elastic workers": (lambda: Elastic("2"), "`workers` must be a whole number"),
     "elastic min": (lambda: Elastic(min=0), "`min` must be from 1 to 4096"),
     "elastic max": (lambda: Elastic(max=0.5), "`max` must be a whole number"),
@@ -353,8 +392,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`steps_per_epoch` cannot be combined with exchange=ParameterServer(...)",
     ),
     "servers and checkpoint": (
-        train(exchange=SERVERS, checkpoint=pybackend.Checkpoint("kept", every=5)),
-        "`checkpoint` with exchange=ParameterServer(...) needs every='epoch'",
+        train(exchange=SERVERS, recovery=pybackend.Recovery("kept", every=5)),
+        "`recovery` with exchange=ParameterServer(...) needs every='epoch'",
     ),
     "servers and shuffle": (
         train(exchange=SERVERS, shuffle="global"),
@@ -370,8 +409,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(exchange=pybackend.ParameterServer(3), workers=4095),
         "`workers` must be from 1 to 4092",
     ),
-    "timeout": (train(timeout=0), "`timeout`"),
-    "detach": (train(detach=3), "`detach` must be a path"),
+    "timeout": (lambda: Recovery(timeout=0), "`timeout`"),
+    "submit": (lambda: pybackend.submit_training(None, build, (X, Y), folder=3), "`folder` must"),  # type: ignore[arg-type]
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),
@@ -419,23 +458,26 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`runtime` must be 'keras' or 'onnx', not 'tf'",
     ),
     "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
-    "infer custom_objects": (infer(custom_objects=[build]), "`custom_objects` must map names"),
-    "infer safe_mode": (infer(safe_mode="yes"), "`safe_mode` must be True or False"),
+    "infer model_options": (
+        infer(model_options={"safe_mode": True}),
+        "`model_options` must be a ModelOptions, e.g. ",
+    ),
     "mnist spark": (digits(spark="yarn"), "`spark`"),
     "mnist workers": (digits(workers=0), "`workers`"),
     "mnist epochs": (digits(epochs=0), "`epochs`"),
     "mnist batch_size": (digits(batch_size=0), "`batch_size`"),
-    "mnist tensorboard": (digits(tensorboard=""), "`tensorboard` must be True, a folder or a URI"),
+    "mnist tensorboard": (
+        digits(callbacks=[track_tensorboard]),
+        "contains the function track_tensorboard",
+    ),
     "mnist path": (digits(), "`path` is 'missing.npz', but there is no such file"),
     "mnist path type": (digits(path=5), "`path`"),
     "mnist limit": (digits(limit=0), "`limit`"),
     "mnist callbacks": (digits(callbacks=[track_mlflow]), "contains the function track_mlflow"),
     "mnist seed": (digits(seed=-1), "`seed`"),
     "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
-    "mnist checkpoint": (digits(checkpoint=5), "`checkpoint`"),
-    "mnist restarts": (digits(restarts=-1), "`restarts`"),
+    "mnist recovery": (digits(recovery=5), "`recovery`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
-    "mnist timeout": (digits(timeout=float("inf")), "`timeout`"),
     "scale train": (
         scale(5),
         "`train` must be a function that calls barrier_train(), or the path of a script, not int",
@@ -528,6 +570,33 @@ def test_a_wrong_argument_is_refused_by_name(case: str, outcomes: dict[str, list
     assert kind == "InputError", message
     assert CASES[case][1] in message
     assert heavy == []
+
+
+# Former names of options, and what to pass instead.
+RENAMED = {
+    "checkpoint": "pass `recovery=Recovery(...)`, or only the folder",
+    "restarts": "pass `recovery=Recovery(restarts=...)`",
+    "timeout": "pass `recovery=Recovery(timeout=...)`",
+    "model_uri": "pass `model_options=ModelOptions(uri=...)`",
+    "custom_objects": "pass `model_options=ModelOptions(custom_objects=...)`",
+    "safe_mode": "pass `model_options=ModelOptions(safe_mode=...)`",
+    "scale_lr": "pass `exchange=Exchange(scale_lr=...)`",
+    "tensorboard": "pass `callbacks=[track_tensorboard(...)]`",
+    "detach": "call `submit_training(...)`, which returns a job; to plan that, pass `submit=True`",
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_former_name_says_the_new_one(name: str) -> None:
+    for call in (barrier_train, pybackend.plan, pybackend.train_many, train_mnist):
+        known = inspect.signature(call).parameters
+        if call is train_mnist and name in ("custom_objects", "safe_mode", "scale_lr"):
+            continue  # it has no such option
+        needed = {"spark", "model", "data", "grid"} & known.keys()
+        with pytest.raises(pybackend.InputError) as error:
+            call(**dict.fromkeys(needed), **{name: 1})
+        expected = f"{call.__name__}() has no argument `{name}`: {RENAMED[name]}"
+        assert str(error.value) == expected
 
 
 def test_every_argument_has_a_case() -> None:

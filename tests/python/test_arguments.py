@@ -101,7 +101,7 @@ def test_other_than_the_choices_are_refused(value: Any) -> None:
         ("Elastic", "minimum", "min"),
         ("ScaleLearningRate", "warmup_epoch", "warmup_epochs"),
         ("DataOptions", "category", "categories"),
-        ("Checkpoint", "resumes", "resume"),
+        ("Recovery", "resumes", "resume"),
         ("Resources", "cpu", "cpus"),
         ("Observer", "on_epoch_ends", "on_epoch_end"),
         ("MedianPruning", "warmup_trial", "warmup_trials"),

@@ -1,4 +1,4 @@
-"""The option `Checkpoint`, and the errors that refer to saved checkpoints."""
+"""The option `Recovery`, and the errors that refer to saved checkpoints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend import Checkpoint, ClusterError, InputError, SerializationError, barrier_train
-from pybackend.job.checkpoint import check_checkpoint, pointing_to
+from pybackend import ClusterError, InputError, Recovery, SerializationError, barrier_train
+from pybackend.job.checkpoint import check_recovery, pointing_to
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,11 @@ from pybackend.job.checkpoint import check_checkpoint, pointing_to
     [("epoch", None, None), (20.0, 20, None), ("600s", None, 600.0), ("1.5 h", None, 5400.0)],
 )
 def test_every_is_an_epoch_steps_or_a_time(every: Any, steps: Any, seconds: Any) -> None:
-    kept = Checkpoint("run", every=every)
+    kept = Recovery("run", every=every).checkpoint
+    assert kept is not None
     assert (kept.steps, kept.seconds) == (steps, seconds)
     assert kept.uri == os.path.abspath("run")
-    assert check_checkpoint(Path("run")) == Checkpoint("run")
+    assert check_recovery(Path("run")) == Recovery("run")
 
 
 @pytest.mark.parametrize(
@@ -38,15 +39,15 @@ def test_every_is_an_epoch_steps_or_a_time(every: Any, steps: Any, seconds: Any)
 )
 def test_wrong_options_are_named(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Checkpoint(**options)
+        Recovery(**options)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checkpoint": 3}, "`checkpoint` must be a Checkpoint, a path or a URI"),
-        ({"restarts": -1}, "`restarts` must be at least 0"),
-        ({"resume": True}, r"pass `checkpoint=Checkpoint\(..., resume=True\)`"),
+        ({"recovery": 3}, "`recovery` must be a Recovery, a path or a URI"),
+        ({"restarts": 1}, r"pass `recovery=Recovery\(restarts=...\)`"),
+        ({"resume": True}, r"pass `recovery=Recovery\(..., resume=True\)`"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_starts(arguments: Any, message: str) -> None:
@@ -56,11 +57,11 @@ def test_wrong_arguments_are_named_before_anything_starts(arguments: Any, messag
 
 def test_a_pipeline_is_kept_between_epochs_only() -> None:
     with pytest.raises(InputError, match="needs every='epoch'"):
-        barrier_train(None, lambda: None, lambda context: None, checkpoint=Checkpoint("r", every=5))
+        barrier_train(None, lambda: None, lambda context: None, recovery=Recovery("r", every=5))
 
 
 def test_errors_say_where_the_training_was_kept() -> None:
-    kept = Checkpoint("/shared/run")
+    kept = Recovery("/shared/run").checkpoint
     for error, kind in (
         (ClusterError("altered"), ClusterError),
         (OSError(28), SerializationError),
@@ -87,9 +88,9 @@ def test_what_a_backup_callback_cannot_do_names_it(tmp_path: Path, dense_model: 
         (
             lambda context: None,
             {},
-            "BackupAndRestore is replaced by `checkpoint`: .* every=",
+            "BackupAndRestore is replaced by `recovery`: .* every=",
         ),
-        (data, {"checkpoint": str(tmp_path / "own")}, "either `checkpoint` or one BackupAndRest"),
+        (data, {"recovery": str(tmp_path / "own")}, "either a folder in `recovery` or one Backup"),
     ):
         with pytest.raises(InputError, match=message):
             barrier_train("local", dense_model, given, callbacks=[backup], **options)

@@ -31,8 +31,8 @@ from pybackend import (
     ClusterError,
     Elastic,
     InputError,
+    Recovery,
     Resources,
-    WorkerContext,
     WorkerFailedError,
     barrier_evaluate,
     barrier_predict,
@@ -45,6 +45,7 @@ from pybackend import (
 from pybackend.launchers.spark import barrier as spark
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark.slots import check_slots, count_slots
+from pybackend.types import WorkerContext
 
 register_pickle_by_value(test_elastic)
 
@@ -90,8 +91,7 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     x, y = rows[0][:203], rows[1][:203]
     killed = {
         "callbacks": [KillAt(rank=1, epoch=1, step=1, mark=tmp_path / "killed")],
-        "checkpoint": str(tmp_path / "kept"),
-        "restarts": 1,
+        "recovery": Recovery(tmp_path / "kept", restarts=1),
     }
     arguments: dict[str, Any] = {
         "workers": 2,

@@ -18,7 +18,8 @@ from conftest import build_dense, full, largest_difference
 import pybackend
 from pybackend import (
     InputError,
-    WorkerContext,
+    ModelOptions,
+    Recovery,
     WorkerFailedError,
     barrier_evaluate,
     barrier_train,
@@ -29,6 +30,7 @@ from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.options import DataOptions
+from pybackend.types import WorkerContext
 
 LEVELS = ["cat", "dog", "owl"]
 
@@ -377,7 +379,9 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
         time.sleep(5 * context.rank)
         return tf.data.Dataset.from_tensor_slices((x, y)).batch(250)
 
-    result = barrier_train(None, build_dense, data, workers=2, timeout=3, verbose=0)
+    result = barrier_train(
+        None, build_dense, data, workers=2, recovery=Recovery(timeout=3), verbose=0
+    )
     assert [worker.rows for worker in result.workers] == [500, 500]
 
 
@@ -409,7 +413,9 @@ def test_a_function_that_returns_something_else_is_shown_how_to(returned: Any) -
 @pytest.mark.full
 def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None:
     uri = tmp_path / "models" / "trained.keras"
-    result = barrier_train(None, build_dense, rows, workers=2, model_uri=uri, verbose=0)
+    result = barrier_train(
+        None, build_dense, rows, workers=2, model_options=ModelOptions(uri=uri), verbose=0
+    )
     assert result.model_base64 == ""
     assert result.model_format == "keras"
     assert [path.name for path in uri.parent.iterdir()] == ["trained.keras"]
@@ -426,7 +432,7 @@ def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None
             build_dense,
             rows,
             workers=2,
-            model_uri=uri,
+            model_options=ModelOptions(uri=uri),
             callbacks=[Spoiler()],
             verbose=0,
         )

@@ -20,7 +20,7 @@ from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, TrainingJob
-from pybackend.job.options import ScaleLearningRate
+from pybackend.job.options import Exchange
 from pybackend.launchers import launcher_for
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
@@ -342,7 +342,7 @@ def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
     with pytest.raises(
         InputError, match="`scale_lr` cannot be combined with a data set of batches"
     ):
-        found.adapt(TrainingJob(2, scale_lr=ScaleLearningRate()))
+        found.adapt(TrainingJob(2, exchange=Exchange(scale_lr="linear")))
 
 
 def endless() -> Any:

@@ -16,9 +16,10 @@ from conftest import full
 from databases import ARRAYS, literal, open_duckdb, open_postgres
 from threads import Threads
 
-from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
+from pybackend import DatabaseError, InputError, deploy_model, undeploy_model
 from pybackend.sql.check import DatabaseCheck
 from pybackend.sql.connections import Connection, connect
+from pybackend.types import TrainResult
 
 L = keras.layers
 NAME = 'd\'igits"; DROP TABLE "pixels"; -- é'

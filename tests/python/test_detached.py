@@ -34,12 +34,13 @@ from failing import nothing_left
 from object_store import object_store
 
 import pybackend
-from pybackend import ClusterError, DetachedJob, InputError, Observer, WorkerFailedError
+from pybackend import ClusterError, InputError, Observer, WorkerFailedError
 from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.api.progress import epoch_line
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import EpochEnded, Event, Note
+from pybackend.types import DetachedJob
 
 MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
 
@@ -51,9 +52,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(**changes: Any) -> DetachedJob:
-    return pybackend.barrier_train(
-        "local", build, rows(), **{"epochs": 2, "detach": True, **SETTINGS, **changes}
-    )
+    options: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes}
+    return pybackend.submit_training("local", build, rows(), **options)
 
 
 @pytest.mark.full
@@ -64,7 +64,7 @@ def test_the_driver_records_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     tracker = pybackend.track_mlflow(tracking_uri=uri, experiment="away", log_model=False)
     result = submit(callbacks=[tracker]).result()
-    assert isinstance(result, pybackend.TrainResult)
+    assert isinstance(result, pybackend.types.TrainResult)
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("away")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -150,7 +150,7 @@ def test_an_error_is_that_of_the_ordinary_call() -> None:
     def fail() -> Any:
         raise RuntimeError("no model today")
 
-    job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+    job = pybackend.submit_training("local", fail, rows(), **SETTINGS)
     with pytest.raises(WorkerFailedError, match="no model today") as caught:
         job.result(120, verbose=0)
     assert caught.value.exception_type == "RuntimeError"
@@ -221,15 +221,13 @@ def test_a_driver_that_is_killed_is_lost_and_its_workers_end(tmp_path: Path) -> 
 @pytest.mark.full
 def test_a_lost_job_resumes_from_its_checkpoint(expected: Any, tmp_path: Path) -> None:
     place = str(tmp_path / "checkpoints")
-    job = submit(checkpoint=pybackend.Checkpoint(place, every=1), callbacks=[slow(0.5)])
+    job = submit(recovery=pybackend.Recovery(place, every=1), callbacks=[slow(0.5)])
     wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
     (driver,) = drivers()
     os.kill(driver, signal.SIGKILL)
     wait_for(lambda: job.status == "lost")
     assert os.listdir(place)
-    again = submit(
-        checkpoint=pybackend.Checkpoint(place, every=1, resume=True), callbacks=[slow(0)]
-    )
+    again = submit(recovery=pybackend.Recovery(place, every=1, resume=True), callbacks=[slow(0)])
     assert_same(again.result(120, verbose=0), expected)
 
 
@@ -251,13 +249,12 @@ def test_an_observer_in_another_session_stops_the_training() -> None:
     ("changes", "named"),
     [
         ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"it to `attach_job\(..., callba"),
-        ({"detach": "memory://jobs"}, "other processes cannot read it"),
+        ({"folder": "memory://jobs"}, "other processes cannot read it"),
     ],
 )
 def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -> None:
-    arguments: dict[str, Any] = {"detach": True, **SETTINGS, **changes}
     with pytest.raises(InputError, match=named):
-        pybackend.barrier_train("local", build, rows(), **arguments)
+        submit(**changes)
     assert pybackend.jobs() == []
 
 
@@ -265,7 +262,7 @@ def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -
 def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: Path) -> None:
     uri = "s3://bucket/team/jobs"
     with object_store("bucket") as store:
-        job = submit(detach=uri, callbacks=[slow(0.3)])
+        job = submit(folder=uri, callbacks=[slow(0.3)])
         there = pybackend.attach_job(job.id, folder=uri)
         assert there.status == "running"
         assert there.folder == f"{uri}/{job.id}"
@@ -283,13 +280,13 @@ def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: 
         assert pybackend.jobs(uri) == []
         assert job.status == "finished"
 
-        other = submit(detach=uri, epochs=1000, callbacks=[slow(0.05)])
+        other = submit(folder=uri, epochs=1000, callbacks=[slow(0.05)])
         assert pybackend.attach_job(other.id, folder=uri).cancel() == "cancelled"
         wait_for(lambda: not drivers())
         assert other.status == "cancelled"
         store.shut("PUT")
         with pytest.raises(InputError, match=f"jobs cannot be written to '{uri}/"):
-            submit(detach=uri)
+            submit(folder=uri)
     assert sorted(os.listdir(folder)) == sorted([job.id, other.id])
 
 
@@ -304,11 +301,11 @@ def test_an_unknown_job_is_named() -> None:
 )
 def test_a_place_that_cannot_be_written_to_names_the_setting(place: str, reason: str) -> None:
     expected = (
-        f"the files of a job cannot be written to '{place}' ({reason}): pass another folder as "
-        "`detach`, or set TFDIST_JOBS to it"
+        f"the files of a job cannot be written to '{place}' ({reason}): pass another "
+        "`folder`, or set TFDIST_JOBS to it"
     )
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        submit(detach=place)
+        submit(folder=place)
 
 
 def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:
@@ -325,7 +322,7 @@ def test_logs_of_a_job_without_a_result_end_with_its_status(ending: str, capsys:
         raise RuntimeError("no model today")
 
     if ending == "failed":
-        job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+        job = pybackend.submit_training("local", fail, rows(), **SETTINGS)
     else:
         job = submit(epochs=1000, callbacks=[slow(0.05)])
     if ending == "cancelled":
@@ -340,18 +337,18 @@ def test_logs_of_a_job_without_a_result_end_with_its_status(ending: str, capsys:
 
 
 def test_the_plan_shows_where_the_driver_runs(folder: Path) -> None:
-    plan = pybackend.plan("local", build, rows(), detach=True, **SETTINGS)
+    plan = pybackend.plan("local", build, rows(), submit=True, **SETTINGS)
     assert plan.driver is not None
     assert plan.driver.startswith(f"a process of its own on {socket.gethostname()}, ")
     assert f"driver: {plan.driver}" in str(plan).splitlines()
     assert str(folder) in plan.driver
     assert not folder.exists()
     assert pybackend.plan("local", build, rows(), **SETTINGS).driver is None
-    plan = pybackend.plan("local", build, rows(), detach="s3://bucket/jobs", **SETTINGS)
+    plan = pybackend.plan("local", build, rows(), submit="s3://bucket/jobs", **SETTINGS)
     assert plan.driver is not None
     assert plan.driver.endswith(f"{folder} and a copy in s3://bucket/jobs")
     with pytest.raises(InputError, match="other processes cannot read it"):
-        pybackend.plan("local", build, rows(), detach="memory://jobs", **SETTINGS)
+        pybackend.plan("local", build, rows(), submit="memory://jobs", **SETTINGS)
 
 
 def test_the_command_line(tmp_path: Path, capsys: Any) -> None:

@@ -23,10 +23,11 @@ from killing import KillAt
 from pybackend import (
     Elastic,
     Exchange,
-    TrainResult,
+    Recovery,
     WorkerFailedError,
     barrier_train,
     replay_batches,
+    submit_training,
 )
 from pybackend.engine import elastic as elastic_engine
 from pybackend.errors import Failure
@@ -35,6 +36,7 @@ from pybackend.job.messages import Note, Order, Standby
 from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
 from pybackend.launchers import crew, elastic
 from pybackend.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.types import TrainResult
 
 BATCH, SEED = 5, 7
 RNG = np.random.default_rng(0)
@@ -214,7 +216,8 @@ def test_if_steps_are_taken_together_the_epoch_is_repeated_as_if_there_had_been_
     path = tmp_path / "rows.parquet"
     pandas.DataFrame({**{f"x{n}": X[:, n] for n in range(4)}, "label": Y}).to_parquet(path)
     settings = {"data": str(path), "shuffle": "global", "epochs": 3}
-    settings |= {"validation_data": (X[:21] + 0.1, Y[:21]), "scale_lr": "linear"}
+    settings |= {"validation_data": (X[:21] + 0.1, Y[:21])}
+    settings["exchange"] = Exchange(scale_lr="linear")
     settings["model"] = take_two_steps_at_once
 
     def listed() -> list[Any]:
@@ -254,7 +257,9 @@ class KillAfter(keras.callbacks.Callback):
 def test_a_detached_job_survives_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
     kill = KillAt(1, 1, 1, tmp_path / "mark")
-    job: Any = train(kill, workers=Elastic(3, min=2), verbose=0, detach=True)
+    settings: dict[str, Any] = {"epochs": 4, "batch_size": BATCH, "seed": SEED, "verbose": 0}
+    workers = Elastic(3, min=2)
+    job = submit_training("local", build, (X, Y), callbacks=[kill], workers=workers, **settings)
     result = job.result(120, verbose=0)
     check_exact(result)
     assert [len(generation.workers) for generation in result.generations] == [3, 2]
@@ -299,7 +304,7 @@ def test_statistics_and_callbacks_survive_a_loss(tmp_path: Path, capsys: Any) ->
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     settings: dict[str, Any] = {"model": normalize, "validation_data": (X[:21], Y[:21])}
-    settings["scale_lr"] = "linear"
+    settings["exchange"] = Exchange(scale_lr="linear")
     killer = KillAt(0, 1, 2, tmp_path / "killed")
     result = train(killer, saved, log, stop, workers=Elastic(3), **settings)
     assert result.generations[1].epoch == 2
@@ -582,7 +587,7 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return build()
 
-    settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
+    settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "recovery": Recovery(timeout=3600)}
     result = barrier_train("local", die_or_build, (X, Y), workers=Elastic(2), **settings)
     assert [generation.workers for generation in result.generations] == [[1]]
     assert result.generations[0].left == {"0": "the process was killed by SIGKILL"}
@@ -595,7 +600,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     text = str(caught.value)
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min=2 workers are left")
-    assert "with `restarts` it restarts automatically" in text
+    assert "with `restarts` in `recovery`, it restarts automatically" in text
     assert caught.value.is_loss(is_kept=False)
 
 

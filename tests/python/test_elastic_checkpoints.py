@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from test_elastic import (
     train,
 )
 
-from pybackend import Checkpoint, Elastic, InputError, TrainResult, load_checkpoint
+from pybackend import Elastic, InputError, Recovery, load_checkpoint
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.errors import WorkerFailedError
 from pybackend.job.report import Generation, find_groups_before, resume_generations
 from pybackend.model.compare import hash_weights
+from pybackend.types import TrainResult
 
 EPOCHS = 4
 
@@ -52,15 +54,15 @@ def check_log(folder: Path) -> None:
     assert [int(row.partition(",")[0]) for row in rows] == list(range(EPOCHS))
 
 
-def load_weights(kept: Checkpoint) -> str:
+def load_weights(kept: Recovery) -> str:
     return hash_weights(load_checkpoint(kept.uri))
 
 
 def test_fewer_than_min_are_left_and_it_restarts_from_the_last_checkpoint(
     tmp_path: Path, capsys: Any
 ) -> None:
-    kept = Checkpoint(tmp_path / "kept", every=2)
-    settings = {"workers": Elastic(2, min=2), "checkpoint": kept, "restarts": 1}
+    kept = Recovery(tmp_path / "kept", every=2)
+    settings = {"workers": Elastic(2, min=2), "recovery": replace(kept, restarts=1)}
     result = train(*make_callbacks(tmp_path, (1, 1, 3)), **settings)
     # An epoch has 7 steps.
     resumed = Generation(2, [0, 1], [0, 1], step=4)
@@ -77,8 +79,8 @@ def test_fewer_than_min_are_left_and_it_restarts_from_the_last_checkpoint(
 def train_and_be_killed(folder: str, every: Any, *kills: tuple[int, int, int]) -> None:
     """Lose a worker, then let another one kill this process, the driver."""
     Path(folder, "killed-1.victim").write_text(str(os.getpid()))
-    kept = Checkpoint(f"{folder}/kept", every=every)
-    train(*make_callbacks(Path(folder), *kills), workers=Elastic(3), checkpoint=kept)
+    kept = Recovery(f"{folder}/kept", every=every)
+    train(*make_callbacks(Path(folder), *kills), workers=Elastic(3), recovery=kept)
 
 
 def lose_driver(folder: Path, every: Any, *kills: tuple[int, int, int]) -> None:
@@ -98,11 +100,11 @@ def test_after_the_driver_was_killed_any_number_of_workers_resumes(
 ) -> None:
     kills = (0, 0, 3), (2, 2, 3)  # rank 0 first: another worker continues its checkpoints
     lose_driver(tmp_path, 1, *kills)
-    kept = Checkpoint(tmp_path / "kept", every=1, resume=True)
+    kept = Recovery(tmp_path / "kept", every=1, resume=True)
     callbacks = make_callbacks(tmp_path, *kills)
     with pytest.raises(InputError, match=r"resume with workers=Elastic\(\.\.\.\)"):
-        train(*callbacks, workers=3, checkpoint=kept)
-    result = train(*callbacks, workers=Elastic(workers), checkpoint=kept, seed=None)
+        train(*callbacks, workers=3, recovery=kept)
+    result = train(*callbacks, workers=Elastic(workers), recovery=kept, seed=None)
     assert [len(generation.workers) for generation in result.generations] == [3, 2, workers]
     assert [generation.epoch for generation in result.generations] == [1, 1, 3]
     assert all(generation.step > 2 for generation in result.generations[1:])
@@ -119,8 +121,8 @@ def test_a_resumed_training_loses_workers_and_resumes_again(tmp_path: Path) -> N
     newest = CheckpointStore(str(tmp_path / "kept")).read_manifest()
     assert newest is not None
     assert [len(generation.workers) for generation in newest.generations] == [3, 2]
-    kept = Checkpoint(tmp_path / "kept", every="0.01s", resume=True)
-    settings = {"workers": Elastic(3, min=2), "checkpoint": kept, "restarts": 1}
+    kept = Recovery(tmp_path / "kept", every="0.01s", resume=True)
+    settings = {"workers": Elastic(3, min=2), "recovery": replace(kept, restarts=1)}
     result = train(*make_callbacks(tmp_path, *kills), **settings)
     assert [len(generation.workers) for generation in result.generations] == [3, 2, 3, 2, 3]
     assert [generation.epoch for generation in result.generations] == [1, 2, 3, 3, 4]
@@ -132,21 +134,21 @@ def test_a_resumed_training_loses_workers_and_resumes_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("every", [3, "epoch"])
 def test_statistics_dropout_and_callbacks_are_in_the_checkpoint(every: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": normalize, "validation_data": (X[:21], Y[:21])}
-    settings |= {"workers": Elastic(2, min=2), "restarts": 1}
+    settings |= {"workers": Elastic(2, min=2)}
 
-    def train_with(checkpoint: Checkpoint | None, killer: KillAt) -> TrainResult:
+    def train_with(recovery: Recovery, killer: KillAt) -> TrainResult:
         log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
         stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
-        return train(killer, Slow(), stop, log, checkpoint=checkpoint, **settings)
+        return train(killer, Slow(), stop, log, recovery=replace(recovery, restarts=1), **settings)
 
-    killer, kept = KillAt(0, 1, 4, tmp_path / "killed"), Checkpoint(tmp_path / "kept", every=every)
+    killer, kept = KillAt(0, 1, 4, tmp_path / "killed"), Recovery(tmp_path / "kept", every=every)
     result = train_with(kept, killer)
     again = result.generations[1]
     assert (again.epoch, again.step) == (2, 1 if every == "epoch" else 3)
     variance = result.model.layers[1].moving_variance.numpy()
     assert np.all((variance > 0.5) & (variance < 1.5) & (variance != 1))
     check_log(tmp_path)
-    undisturbed = train_with(None, killer)
+    undisturbed = train_with(Recovery(), killer)
     for name, values in undisturbed.history.items():
         assert np.allclose(values[:1], result.history[name][:1])
         assert every == 3 or values == result.history[name]
@@ -157,8 +159,8 @@ def test_statistics_dropout_and_callbacks_are_in_the_checkpoint(every: Any, tmp_
 def test_if_steps_cannot_be_recorded_checkpoints_are_written_between_epochs(
     workers: int, tmp_path: Path, capsys: Any
 ) -> None:
-    kept = Checkpoint(tmp_path / "kept", every=1)
-    settings = {"model": take_two_steps_at_once, "checkpoint": kept, "restarts": 1}
+    kept = Recovery(tmp_path / "kept", every=1)
+    settings = {"model": take_two_steps_at_once, "recovery": replace(kept, restarts=1)}
     killer = KillAt(0, 2, 3, tmp_path / "killed")
     result = train(killer, Slow(), workers=Elastic(workers, min=workers), **settings)
     assert (result.generations[1].epoch, result.generations[1].step) == (3, 1)
@@ -169,8 +171,8 @@ def test_if_steps_cannot_be_recorded_checkpoints_are_written_between_epochs(
 @pytest.mark.full
 def test_all_are_preempted_and_no_step_is_lost(tmp_path: Path) -> None:
     told = [KillAt(rank, 1, 2, tmp_path / str(rank), signal.SIGTERM) for rank in (0, 1)]
-    kept = Checkpoint(tmp_path / "kept", every="1h")
-    result = train(*told, workers=Elastic(2), checkpoint=kept, restarts=1)
+    kept = Recovery(tmp_path / "kept", every="1h")
+    result = train(*told, workers=Elastic(2), recovery=replace(kept, restarts=1))
     assert [(g.epoch, g.step) for g in result.generations] == [(1, 1), (3, 1)]
     check_result(result)
 
@@ -192,8 +194,8 @@ class WaitUntilSaved(keras.callbacks.Callback):
 def test_a_preempted_worker_is_killed_and_a_checkpoint_has_its_last_step(tmp_path: Path) -> None:
     told = KillAt(1, 1, 1, tmp_path / "told", signal.SIGTERM)
     killer = KillAt(1, 1, 5, tmp_path / "killed")
-    kept = Checkpoint(tmp_path / "kept", every="1h")
-    settings = {"workers": Elastic(2, min=2), "checkpoint": kept, "restarts": 1}
+    kept = Recovery(tmp_path / "kept", every="1h")
+    settings = {"workers": Elastic(2, min=2), "recovery": replace(kept, restarts=1)}
     result = train(told, WaitUntilSaved(tmp_path), killer, **settings)
     resumed = result.generations[1]
     assert resumed.epoch == 2
@@ -203,8 +205,8 @@ def test_a_preempted_worker_is_killed_and_a_checkpoint_has_its_last_step(tmp_pat
 
 @pytest.mark.full
 def test_rows_in_another_order_are_refused_within_an_epoch_and_between(tmp_path: Path) -> None:
-    kept = Checkpoint(tmp_path / "kept", every=2, resume=True)
-    settings = {"checkpoint": kept, "epochs": 2}
+    kept = Recovery(tmp_path / "kept", every=2, resume=True)
+    settings = {"recovery": kept, "epochs": 2}
     callbacks = [WaitUntilSaved(tmp_path), KillAt(1, 1, 5, tmp_path / "killed")]
 
     def check_refuses() -> None:
@@ -244,8 +246,8 @@ class LoseLast(keras.callbacks.Callback):
 def test_a_worker_is_lost_after_the_last_epoch_and_another_writes_its_checkpoint(
     tmp_path: Path,
 ) -> None:
-    kept = Checkpoint(tmp_path / "kept", every="1h")
-    result = train(LoseLast(tmp_path), workers=Elastic(2), checkpoint=kept)
+    kept = Recovery(tmp_path / "kept", every="1h")
+    result = train(LoseLast(tmp_path), workers=Elastic(2), recovery=kept)
     newest = CheckpointStore(kept.uri).read_manifest()
     assert newest is not None
     assert (newest.epoch, newest.step) == (EPOCHS, 0)
@@ -255,12 +257,12 @@ def test_a_worker_is_lost_after_the_last_epoch_and_another_writes_its_checkpoint
 
 @pytest.mark.full
 def test_a_training_that_has_ended_may_go_on_elastic_or_not(tmp_path: Path) -> None:
-    kept = Checkpoint(tmp_path / "kept", resume=True)
-    half = train(workers=Elastic(2), checkpoint=kept, epochs=2)
+    kept = Recovery(tmp_path / "kept", resume=True)
+    half = train(workers=Elastic(2), recovery=kept, epochs=2)
     assert half.workers_by_epoch == [2, 2]
-    fixed = train(workers=3, checkpoint=kept, epochs=3)
+    fixed = train(workers=3, recovery=kept, epochs=3)
     assert fixed.history["loss"][:2] == half.history["loss"]
-    more = train(workers=Elastic(2), checkpoint=kept, epochs=4)
+    more = train(workers=Elastic(2), recovery=kept, epochs=4)
     assert more.history["loss"][:3] == fixed.history["loss"]
     fresh = Generation(3, [0, 1, 2], [0, 1, 2]), Generation(4, [0, 1], [0, 1])
     assert more.generations == [Generation(1, [0, 1]), *fresh]
@@ -269,11 +271,11 @@ def test_a_training_that_has_ended_may_go_on_elastic_or_not(tmp_path: Path) -> N
 
 
 def test_a_training_that_was_not_elastic_resumes_as_such_and_then_elastic(tmp_path: Path) -> None:
-    kept = Checkpoint(tmp_path / "kept", every=2, resume=True)
+    kept = Recovery(tmp_path / "kept", every=2, resume=True)
     callbacks = KillAt(1, 0, 4, tmp_path / "killed"), Slow()
-    fixed = train(*callbacks, workers=2, checkpoint=kept, restarts=1, epochs=2)
+    fixed = train(*callbacks, workers=2, recovery=replace(kept, restarts=1), epochs=2)
     assert fixed.restarts[0].checkpoint is not None
-    more = train(*callbacks, workers=Elastic(3), checkpoint=kept, epochs=3)
+    more = train(*callbacks, workers=Elastic(3), recovery=kept, epochs=3)
     assert more.generations == [Generation(1, [0, 1]), Generation(3, [0, 1, 2], [0, 1, 2])]
     check_result(more)
 

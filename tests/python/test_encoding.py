@@ -75,9 +75,9 @@ def test_validation_data_have_the_values_of_the_training() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        TrainingCall(spark=None, data=None, model=None, label="year"),
-        EvaluationCall(model=None, label="year"),
-        PredictionCall(model=None),
+        TrainingCall(spark=None, data=None, model=None, options={"label": "year"}),
+        EvaluationCall(model=None, options={"label": "year"}),
+        PredictionCall(model=None, options={}),
     ],
     ids=lambda call: type(call).__name__,
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import build_dense, full, record_outcome
 
-from pybackend import InputError, WorkerFailedError, barrier_train, hosts
+from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
 from pybackend.api.sent_files import note_files
 from pybackend.engine.state import offset_seeds
 from pybackend.job.job import TrainingJob
@@ -181,7 +181,7 @@ def test_subclassed_model_with_its_own_train_step(rows: Any) -> None:
         workers=2,
         batch_size=100,
         shuffle=False,
-        custom_objects={"Doubled": Doubled},
+        model_options=ModelOptions(custom_objects={"Doubled": Doubled}),
         verbose=0,
     )
     assert result.model_format == "keras"
@@ -415,7 +415,7 @@ def test_logs_of_a_train_step_of_ones_own_are_averaged_over_the_rows(rows: Any) 
         workers=2,
         batch_size=101,
         verbose=0,
-        custom_objects={"LogsOfItsOwn": LogsOfItsOwn},
+        model_options=ModelOptions(custom_objects={"LogsOfItsOwn": LogsOfItsOwn}),
     )
     assert result.history["loss"][0] == pytest.approx(x[:101].mean(), abs=1e-6)
     assert result.history["mean_label"][0] == pytest.approx(y[:101].mean(), abs=1e-6)
@@ -447,7 +447,14 @@ def test_a_custom_metric_is_of_all_rows_and_unequal_weights_are_reported(
         model.layers[0].kernel.assign(keras.random.normal((8, 16)))
         return model
 
-    barrier_train(None, build, rows, workers=2, batch_size=250, custom_objects={"Largest": Largest})
+    barrier_train(
+        None,
+        build,
+        rows,
+        workers=2,
+        batch_size=250,
+        model_options=ModelOptions(custom_objects={"Largest": Largest}),
+    )
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(notes) == 2
     assert "some of the metrics are not sums over rows" in notes[0]
@@ -508,7 +515,13 @@ def test_a_model_that_carries_code_comes_back(rows: Any, safe_mode: bool, tmp_pa
         return model
 
     result = barrier_train(
-        None, build, rows, workers=2, batch_size=64, safe_mode=safe_mode, verbose=0
+        None,
+        build,
+        rows,
+        workers=2,
+        batch_size=64,
+        model_options=ModelOptions(safe_mode=safe_mode),
+        verbose=0,
     )
     assert result.model_format == ("weights.h5" if safe_mode else "h5")
     expected = result.model.predict(rows[0][:2], verbose=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pybackend import WorkerContext, barrier_run, errors
+from pybackend import barrier_run, errors
 from pybackend.api.calls import hide_frames
 from pybackend.api.job_record import describe_error, restore_error
 from pybackend.errors import (
@@ -23,6 +23,7 @@ from pybackend.errors import (
     WorkerFailedError,
     show_time,
 )
+from pybackend.types import WorkerContext
 
 ROOT = Failure(
     2,

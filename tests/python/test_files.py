@@ -85,15 +85,17 @@ def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Pa
         check_writable(str(tmp_path / "file" / "model.h5"), "path")
 
 
-@pytest.mark.parametrize("argument", ["checkpoint", "model_uri"])
+@pytest.mark.parametrize("argument", ["recovery", "model_options"])
 def test_a_folder_of_this_machine_that_cannot_be_made_is_told_at_once(
     argument: str, tmp_path: Path, rows: Any
 ) -> None:
     (tmp_path / "file").touch()
     for name, is_good in (("new/model.h5", True), ("file/model.h5", False)):
-        given = {argument: str(tmp_path / name)}
+        given: Any = str(tmp_path / name)
+        if argument == "model_options":
+            given = pybackend.ModelOptions(given)
         with nullcontext() if is_good else pytest.raises(InputError) as caught:
-            pybackend.plan(None, build_dense(), rows, workers=2, **given)
+            pybackend.plan(None, build_dense(), rows, workers=2, **{argument: given})
     assert f"`{argument}`: '{tmp_path}/file/model.h5" in str(caught.value)
     assert f"'{tmp_path}/file' is not a folder" in str(caught.value)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -14,20 +14,14 @@ import pytest
 from conftest import wait_for, worker_processes
 from threads import Threads
 
-from pybackend import (
-    ClusterError,
-    InputError,
-    TFDistributor,
-    WorkerContext,
-    WorkerFailedError,
-    barrier_run,
-)
+from pybackend import ClusterError, InputError, TFDistributor, WorkerFailedError, barrier_run
 from pybackend.function.adapters import Script
 from pybackend.function.call import name_place
 from pybackend.function.peer import Peer
 from pybackend.function.root import Outbox, Root
 from pybackend.net.rendezvous import address_of, listen
 from pybackend.net.stream import Stream
+from pybackend.types import WorkerContext
 
 
 @pytest.fixture(autouse=True)

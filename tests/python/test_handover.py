@@ -26,8 +26,9 @@ from detaching import (
 )
 
 import pybackend
-from pybackend import ClusterError, DetachedJob, InputError
+from pybackend import ClusterError, InputError
 from pybackend.launchers.spark.attach import VARIABLE
+from pybackend.types import DetachedJob
 
 pytestmark = [pytest.mark.launcher, pytest.mark.full]
 # Not a constant, which a pickled function of this module could contain.
@@ -60,8 +61,8 @@ def session(url: str) -> Iterator[Any]:
 
 
 def submit(session: Any, **changes: Any) -> DetachedJob:
-    arguments: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes, "detach": True}
-    return pybackend.barrier_train(session, build, rows(), **arguments)
+    arguments: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes}
+    return pybackend.submit_training(session, build, rows(), **arguments)
 
 
 def find_copy() -> str:
@@ -77,9 +78,9 @@ def test_a_dataframe_trains_after_its_session_was_killed(session: Any, folder: P
         from detaching import build_classes, make_frame
         session = SparkSession.builder.getOrCreate()
         frame = make_frame(session)
-        job = pybackend.barrier_train(
+        job = pybackend.submit_training(
             session, build_classes, frame, validation_data=frame.limit(9), epochs=2,
-            callbacks=[slow(0.3)], detach=True, **SETTINGS
+            callbacks=[slow(0.3)], **SETTINGS
         )
         views = [table.name for table in session.catalog.listTables()]
         assert views == ["own_rows"], views

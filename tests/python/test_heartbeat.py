@@ -126,7 +126,7 @@ def test_a_copy_that_looks_lost_but_beats_is_not_removed(
     assert folder.submitted.copy is not None
     beat = Path(folder.submitted.copy.removeprefix("file://"), "beat")
     beat.write_text(str(time.time() - 130))
-    job = pybackend.DetachedJob(JobCopy(folder.submitted.copy))
+    job = pybackend.types.DetachedJob(JobCopy(folder.submitted.copy))
     assert job.status == "lost"
 
     def sleep(seconds: float) -> None:

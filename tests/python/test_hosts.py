@@ -150,11 +150,10 @@ def test_a_detached_job_restarts_after_its_session_was_killed(
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
     name = submit_and_kill(f"""
         from killing import KillAt
-        job = pybackend.barrier_train(
+        job = pybackend.submit_training(
             pybackend.hosts("a,b", ssh_options={there.options!r}), build, rows(), epochs=2,
             callbacks=[KillAt(1, 1, 2, {str(tmp_path / "mark")!r}), slow(0.2)],
-            checkpoint=pybackend.Checkpoint({str(tmp_path / "checkpoints")!r}, every=2),
-            restarts=1, detach=True, **SETTINGS
+            recovery=pybackend.Recovery({str(tmp_path / "kept")!r}, every=2, restarts=1), **SETTINGS
         )
     """)
     result = pybackend.attach_job(name).result(300, verbose=0)
@@ -187,8 +186,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
                 KillAt(1, 1, 2, tmp_path / "mark"),
                 pybackend.Observer(on_epoch_end=lambda epoch, logs: epoch == 2),
             ],
-            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
-            restarts=1 - number,
+            recovery=pybackend.Recovery(str(tmp_path / str(number)), every=2, restarts=1 - number),
         )
         for number, place in enumerate((pybackend.hosts("b:2", ssh_options=there.options), "local"))
     ]
@@ -274,14 +272,14 @@ def test_a_host_that_writes_a_checkpoint_late_does_not_disturb_the_others(
     suspending = threading.Thread(target=suspend)
     suspending.start()
     hosts = pybackend.hosts("a,b", ssh_options=there.options)
-    settings = {"workers": pybackend.Elastic(2), "timeout": 6, "verbose": 0}
-    checkpoint = pybackend.Checkpoint(kept, every=2)
-    result = test_elastic.train(sleep, target=hosts, checkpoint=checkpoint, **settings)
+    settings = {"workers": pybackend.Elastic(2), "verbose": 0}
+    recovery = pybackend.Recovery(kept, every=2, timeout=6)
+    result = test_elastic.train(sleep, target=hosts, recovery=recovery, **settings)
     suspending.join()
     assert [generation.workers for generation in result.generations] == [[0, 1], [1]]
     test_elastic.check_result(result)
     states, manifests = (len(list(kept.glob(f"*.{end}"))) for end in ("state", "json"))
-    assert states == manifests == checkpoint.keep
+    assert states == manifests == recovery.keep
 
 
 @pytest.mark.full

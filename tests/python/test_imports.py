@@ -250,7 +250,11 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("statement", "allowed"),
     [
-        ("from pybackend import make_tf_config, read_tf_config, TrainResult, InputError", set()),
+        (
+            "from pybackend import make_tf_config, read_tf_config, InputError; "
+            "from pybackend.types import TrainResult",
+            set(),
+        ),
         (
             "import pybackend.cli, pybackend.doctor.machine; pybackend.doctor.machine.doctor()",
             set(),
@@ -276,16 +280,36 @@ def test_every_public_name_has_a_home_and_is_there() -> None:
     assert dir(pybackend) == sorted(pybackend.__all__)
 
 
-def test_the_public_names_are_those_exported_lazily_and_those_of_the_type_checker() -> None:
-    tree = SOURCES["__init__"]
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+@pytest.mark.parametrize("module", ["", "types"])
+def test_the_public_names_are_those_exported_lazily_and_those_of_the_type_checker(
+    module: str,
+) -> None:
+    tree = SOURCES[module or "__init__"]
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {
         (alias.name, (node.module or "").removeprefix("pybackend."))
+        for block in blocks
         for node in block.body
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and node.module != "pybackend"
         for alias in node.names
     }
-    assert typed == set(pybackend._HOME.items())
+    assert typed == set((pybackend.types if module else pybackend)._HOME.items())
+
+
+def test_a_name_that_moved_says_where_it_is() -> None:
+    for name, instead in {
+        "TrainResult": "it is pybackend.types.TrainResult",
+        "Checkpoint": "use Recovery",
+        "sha256_of": "use hashlib.sha256",
+    }.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': {instead}$"):
+            getattr(pybackend, name)
+    for name in pybackend.types.__all__:
+        assert getattr(pybackend.types, name).__module__.startswith("pybackend.")
+
+
+def test_few_names_are_exported() -> None:
+    assert len(pybackend.__all__) <= 60
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -15,7 +15,8 @@ import pytest
 import tensorflow as tf
 from conftest import build_dense
 
-from pybackend import DataOptions, InputError, TrainResult, barrier_predict, barrier_train
+from pybackend import DataOptions, InputError, barrier_predict, barrier_train
+from pybackend.types import TrainResult
 
 LEVELS = ["cat", "dog", "owl"]
 

@@ -9,13 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pybackend import (
-    InputError,
-    WorkerFailedError,
-    barrier_train,
-    model_from_bytes,
-    model_to_bytes,
-)
+from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.data.arrays import nest
 from pybackend.data.rows import to_rows
 from pybackend.model.inputs import (
@@ -27,6 +21,7 @@ from pybackend.model.inputs import (
     name_inputs,
     reshape_rows,
 )
+from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
 
 def _model(*names: str, by_name: bool = False) -> Any:

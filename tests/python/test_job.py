@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import MAX_WORKERS
 from pybackend.job.job import (
-    MAX_WORKERS,
     EvaluationJob,
     FunctionJob,
     Job,
@@ -21,6 +21,7 @@ from pybackend.job.job import (
     code_classes,
     make_job,
 )
+from pybackend.job.model_options import ModelOptions
 from pybackend.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
@@ -31,7 +32,7 @@ ARGUMENTS: dict[str, Any] = {
     "shuffle": True,
     "seed": 1,
     "timeout": 300.0,
-    "safe_mode": True,
+    "model_options": ModelOptions(),
     "verbose": 1,
 }
 
@@ -127,7 +128,8 @@ def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
         ("seed", -1),
         ("seed", 2**31),
         ("timeout", 0),
-        ("safe_mode", None),
+        ("model_options", {"safe_mode": True}),
+        ("recovery", 3),
         ("verbose", 3),
         ("verbose", -1),
         ("verbose", "loud"),

@@ -18,12 +18,14 @@ from conftest import wait_for
 import pybackend.api.detached_job as detached_job
 import pybackend.api.job_copy as job_copy
 import pybackend.api.submit as submit
-from pybackend import Checkpoint, ClusterError, DetachedJob, InputError
+from pybackend import ClusterError, InputError
 from pybackend.api.job_copy import JobCopy, copied, new_copy
 from pybackend.api.job_folder import JobFolder, new_folder
 from pybackend.data.files import LocalFolder, hide_password
+from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import TrainingJob
 from pybackend.launchers.spark import attach
+from pybackend.types import DetachedJob
 
 SECRET = "://ann:secret@host/"
 

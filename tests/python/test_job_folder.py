@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend import InputError, SerializationError, TrainResult
+from pybackend import InputError, SerializationError
 from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.cli import main
 from pybackend.job.codec import encode_line
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import EpochEnded, Note
 from pybackend.job.report import WorkerReport
+from pybackend.types import TrainResult
 
 EPOCH = EpochEnded(1, 3, 1.0, {"loss": 0.5})
 

@@ -22,7 +22,8 @@ from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
 from standalone import low_port
 
-from pybackend import WorkerContext, barrier_run, barrier_train
+from pybackend import barrier_run, barrier_train
+from pybackend.types import WorkerContext
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
 SECRET = "a secret of these tests alone"
@@ -165,7 +166,7 @@ def test_a_seed_is_drawn_once_for_all() -> None:
 
 def test_who_is_missing_is_named_to_all() -> None:
     addresses = free_addresses(3)
-    started = [Process(index, addresses, timeout=10) for index in (0, 2)]
+    started = [Process(index, addresses, recovery={"timeout": 10}) for index in (0, 2)]
     with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
@@ -174,7 +175,7 @@ def test_who_is_missing_is_named_to_all() -> None:
 
 def test_a_first_process_that_never_comes_is_named() -> None:
     addresses = free_addresses(2)
-    with group(late := Process(1, addresses, timeout=3)):
+    with group(late := Process(1, addresses, recovery={"timeout": 3})):
         text = late.failure()
     assert f"worker 0 ({addresses[0]}) did not respond at {addresses[0]} within 3 s" in text
 
@@ -213,7 +214,10 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
 def test_another_secret_is_named_on_both_sides() -> None:
     addresses = free_addresses(2)
     other = {"TFDIST_SECRET": "quite another secret"}
-    started = [Process(0, addresses, timeout=15), Process(1, addresses, variables=other)]
+    started = [
+        Process(0, addresses, recovery={"timeout": 15}),
+        Process(1, addresses, variables=other),
+    ]
     with group(*started):
         first, second = (one.failure() for one in started)
     assert "connections had the wrong secret" in first
@@ -228,8 +232,7 @@ def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None
         "seed": 5,
         "epochs": 2,
         "kill_at": (1, 1, 2, str(tmp_path / "mark")),
-        "checkpoint": str(tmp_path / "kept"),
-        "restarts": 1,
+        "recovery": {"uri": str(tmp_path / "kept"), "restarts": 1},
     }
     started = [Process(index, addresses, **options) for index in range(2)]
     with group(*started):
@@ -282,7 +285,8 @@ def test_the_model_is_where_the_first_process_has_written_it(tmp_path: Path) -> 
     FORGE.start()
     addresses = free_addresses(2)
     started = [
-        Process(index, addresses, model_uri=str(tmp_path / f"{index}.h5")) for index in range(2)
+        Process(index, addresses, model_options={"uri": str(tmp_path / f"{index}.h5")})
+        for index in range(2)
     ]
     with group(*started):
         results = [one.result() for one in started]
@@ -318,7 +322,10 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
 @pytest.mark.launcher
 def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
     addresses = free_addresses(2)
-    started = [Process(index, addresses, breaks=(0, "stop"), timeout=15) for index in range(2)]
+    started = [
+        Process(index, addresses, breaks=(0, "stop"), recovery={"timeout": 15})
+        for index in range(2)
+    ]
     with group(*started):
         text = started[1].failure()
         assert "worker 0 on 127.0.0.1 failed: ProcessLost" in text.splitlines()[0]

@@ -11,9 +11,9 @@ import pytest
 from replicas import WORKERS, Case, check_equal, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
-from pybackend import InputError, ScaleLearningRate
+from pybackend import Exchange, InputError, ScaleLearningRate
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.options import check_scale_lr
+from pybackend.job.learning_rate import check_scale_lr
 from pybackend.model.checks import check_model
 from pybackend.model.view import ModelView
 
@@ -51,10 +51,9 @@ def optimizer(kind: Any, **options: Any) -> Any:
     return lambda: kind(0.05, **options)
 
 
-def case(scale: ScaleLearningRate | str, make: Any, **options: Any) -> Case:
-    return Case(
-        make, (X, Y), epochs=EPOCHS, settings={"scale_lr": scale}, tolerance=1e-5, **options
-    )
+def case(scale: ScaleLearningRate, make: Any, **options: Any) -> Case:
+    settings = {"exchange": Exchange(scale_lr=scale)}
+    return Case(make, (X, Y), epochs=EPOCHS, settings=settings, tolerance=1e-5, **options)
 
 
 def dense_of(kind: Any, **compiled: Any) -> Any:
@@ -74,7 +73,7 @@ CASES = {
         dense_of(keras.optimizers.SGD),
         (X[:7], Y[:7]),
         batch_size=1,
-        settings={"scale_lr": "linear"},
+        settings={"exchange": Exchange(scale_lr="linear")},
     ),
 }
 
@@ -88,7 +87,7 @@ DAILY = [
 @pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_steps_have_the_rates_of_the_definition(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
-    scale = check_scale_lr(case.settings["scale_lr"])
+    scale = check_scale_lr(case.settings["exchange"].scale_lr)
     assert scale is not None
     check_equal(case, found, [Rates(scale)])
     # The model can be trained further: its rate is the user's.
@@ -113,7 +112,7 @@ def test_options_of_r_and_of_json_become_pythons_own() -> None:
     assert scale == ScaleLearningRate("sqrt", 1.5, {2: 0.25, 4: 1.0})
     assert check_scale_lr("sqrt") == ScaleLearningRate("sqrt")
     assert check_scale_lr(None) is None
-    job = TrainingJob(2, scale_lr=scale)
+    job = TrainingJob(2, exchange=Exchange(scale_lr=scale))
     assert Job.from_json(job.to_json()) == job
 
 
@@ -138,7 +137,7 @@ def test_a_wrong_option_is_refused_by_name(options: Any, message: str) -> None:
 
 
 def refused(make: Any) -> str:
-    job = TrainingJob(2, scale_lr=ScaleLearningRate())
+    job = TrainingJob(2, exchange=Exchange(scale_lr="linear"))
     with pytest.raises(InputError) as error:
         check_model(ModelView(make()), job)
     return str(error.value)

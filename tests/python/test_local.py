@@ -25,7 +25,7 @@ from leaks import find_in_commands, know_token
 
 from pybackend import (
     InputError,
-    WorkerContext,
+    Recovery,
     WorkerFailedError,
     barrier_run,
     barrier_train,
@@ -39,6 +39,7 @@ from pybackend.launchers import local
 from pybackend.launchers.child import Child
 from pybackend.launchers.local import LocalLauncher
 from pybackend.machine.janitor import swept_folder
+from pybackend.types import WorkerContext
 from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher
@@ -305,7 +306,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
             build_dense,
             rows,
             workers=2,
-            timeout=3,
+            recovery=Recovery(timeout=3),
             callbacks=[stop_at_end(rank=1)],
             verbose=0,
         )
@@ -343,7 +344,13 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
 
     def train() -> Any:
         return barrier_train(
-            None, build_dense, rows, workers=2, timeout=3, callbacks=[Pause()], verbose=0
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            recovery=Recovery(timeout=3),
+            callbacks=[Pause()],
+            verbose=0,
         )
 
     if how == "slow":

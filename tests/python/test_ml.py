@@ -19,10 +19,12 @@ from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 from pybackend import (
-    Checkpoint,
+    Exchange,
     InputError,
     LocalSteps,
+    ModelOptions,
     ParameterServer,
+    Recovery,
     ScaleLearningRate,
     SerializationError,
 )
@@ -155,14 +157,21 @@ def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("exchange", [LocalSteps(8, momentum=0.5), ParameterServer(servers=2)])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        LocalSteps(8, momentum=0.5),
+        ParameterServer(servers=2),
+        Exchange(scale_lr=ScaleLearningRate("sqrt", decay={2: 0.1})),
+    ],
+)
 def test_an_estimator_is_saved_with_its_options(exchange: Any, spark: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(1)
     options = {
         "class_weight": {0: 2.0},
         "exchange": exchange,
-        "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
-        "checkpoint": Checkpoint("/shared/run", every="10min"),
+        "model_options": ModelOptions("/shared/model.h5"),
+        "recovery": Recovery("/shared/run", every="10min"),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}
     first = KerasEstimator(build_dense(), features=features, trainOptions=options, seed=3)

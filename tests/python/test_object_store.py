@@ -13,7 +13,7 @@ import pytest
 from object_store import ObjectStore, object_store
 from test_checkpoint_store import fill, manifest
 
-from pybackend import Checkpoint, ClusterError, barrier_train, load_checkpoint
+from pybackend import ClusterError, ModelOptions, Recovery, barrier_train, load_checkpoint
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.engine.checkpointing import CheckpointWriter
 from pybackend.job.messages import Event, Note
@@ -138,9 +138,9 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
 ) -> None:
     server.shut("PUT .*checkpoint-000002-")
     refused = server.refused
-    kept = Checkpoint(URI, keep=2)
+    kept = Recovery(URI, keep=2)
     uri = "s3://bucket/models/m.keras"
-    whole = train(checkpoint=kept, model_uri=uri, callbacks=[FirstIsKept()])
+    whole = train(recovery=kept, model_options=ModelOptions(uri=uri), callbacks=[FirstIsKept()])
     said = capsys.readouterr().out
     assert server.refused > refused
     assert said.count("the checkpoint of epoch 2 could not be written to") == 1
@@ -152,7 +152,7 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     server.open()
     for path in s3.find("bucket/runs"):
         s3.rm_file(path)
-    train(checkpoint=URI, epochs=2)
-    again = train(checkpoint=Checkpoint(URI, resume=True))
+    train(recovery=URI, epochs=2)
+    again = train(recovery=Recovery(URI, resume=True))
     assert (again.history, again.workers[0].weights_sha256) == (whole.history, weights)
     assert "resumes from the checkpoint of epoch 2" in capsys.readouterr().out

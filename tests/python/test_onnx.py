@@ -14,8 +14,9 @@ import pytest
 from conftest import full
 from keras import layers
 
-from pybackend import InputError, SerializationError, TrainResult
+from pybackend import InputError, SerializationError
 from pybackend.model.onnx import check_onnx_installed
+from pybackend.types import TrainResult
 
 
 def of(model: Any) -> TrainResult:

@@ -18,7 +18,8 @@ import tensorflow as tf
 from conftest import build_dense
 
 import pybackend
-from pybackend import ClusterError, InputError, PlannedWorker, Resources, plan
+from pybackend import ClusterError, InputError, Resources, plan
+from pybackend.types import PlannedWorker
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def _starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", fail)
 
 
-def html(made: pybackend.Plan) -> ElementTree.Element:
+def html(made: pybackend.types.Plan) -> ElementTree.Element:
     return ElementTree.fromstring(made._repr_html_())  # noqa: S314 (our own)
 
 
@@ -81,7 +82,7 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
     def fed(context: Any) -> Any:
         raise AssertionError("called")
 
-    def of(data: Any, **named: Any) -> pybackend.Plan:
+    def of(data: Any, **named: Any) -> pybackend.types.Plan:
         return plan(None, build_dense, data, **named)
 
     made = of(frame, label="kind")
@@ -136,7 +137,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
         ({"workers": 0}, "`workers` must be"),
         ({"epoch": 1}, r"plan\(\) has no argument `epoch`: did you mean `epochs`"),
         ({"min_workers": 2}, r"pass `workers=Elastic\(4, min=2, max=8\)`"),
-        ({"restarts": -1}, "`restarts` must be"),
+        ({"recovery": 3}, "`recovery` must be"),
         ({"workers": 501}, "`data` has 500 rows, fewer than workers=501"),
         ({"resources": Resources(cpus=4096)}, "4096"),
         ({"spark": pybackend.hosts("a:2"), "workers": 3}, "`workers` is 3, but a:2 has 2 slots"),

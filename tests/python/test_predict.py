@@ -32,19 +32,14 @@ from pyspark.sql.types import (
 )
 from pythons import python_with
 
-from pybackend import (
-    InputError,
-    TrainResult,
-    barrier_train,
-    model_from_bytes,
-    model_to_bytes,
-    predict_spark,
-)
+from pybackend import InputError, barrier_train, predict_spark
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.launchers.spark import predict
 from pybackend.launchers.spark.predict import PredictTask, remove_dates
 from pybackend.model import scorers
+from pybackend.model.serialization import model_from_bytes, model_to_bytes
+from pybackend.types import TrainResult
 
 LEVELS = ["no", "may be", "yes"]
 

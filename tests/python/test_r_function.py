@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from conftest import RLIB, full, needs_r
 
-from pybackend import InputError, RFunction, WorkerFailedError, barrier_run, barrier_train
+from pybackend import (
+    InputError,
+    ModelOptions,
+    RFunction,
+    WorkerFailedError,
+    barrier_run,
+    barrier_train,
+)
 from pybackend.r.function import _column_for_r
 
 pytestmark = pytest.mark.launcher
@@ -231,14 +238,23 @@ DOUBLED = "model <- keras3::layer_lambda(model, function(x) x * 2)"
 def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None:
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
     uri = str(tmp_path / "model.h5")
-    result = barrier_train(None, r(BUILD % ""), rows, workers=1, model_uri=uri)
+    result = barrier_train(
+        None, r(BUILD % ""), rows, workers=1, model_options=ModelOptions(uri=uri)
+    )
     # Not confused with Keras's metric of this name.
     assert result.history["mean_absolute_error"] == [42.0]
     assert not result.model.compiled
     assert result.model.predict(rows[0], verbose=0).shape == (8, 1)
     assert "written without its compile settings" in capsys.readouterr().out
     with pytest.raises(WorkerFailedError, match="its layers are R functions or classes"):
-        barrier_train(None, r(BUILD % DOUBLED), rows, workers=1, verbose=0, model_uri=uri)
+        barrier_train(
+            None,
+            r(BUILD % DOUBLED),
+            rows,
+            workers=1,
+            verbose=0,
+            model_options=ModelOptions(uri=uri),
+        )
 
 
 @pytest.mark.full

@@ -22,19 +22,19 @@ from killing import KillAt
 from replicas import Case, Trained, chosen, named, train_all
 
 from pybackend import (
-    Checkpoint,
     Exchange,
     InputError,
     LocalSteps,
+    Recovery,
     ScaleLearningRate,
     SerializationError,
-    TrainResult,
     WorkerFailedError,
     barrier_train,
     load_checkpoint,
 )
 from pybackend.errors import TfdistError
 from pybackend.model.compare import hash_weights
+from pybackend.types import TrainResult
 
 EPOCHS, STEPS = 4, 8
 RNG = np.random.default_rng(0)
@@ -115,10 +115,10 @@ def test_killed_at_a_random_step_it_ends_the_same(
 ) -> None:
     random = np.random.default_rng(draw)
     moment = [int(random.integers(most)) for most in (2, EPOCHS, STEPS)]
-    kept = Checkpoint(str(tmp_path / "kept"), every=every)
+    kept = Recovery(str(tmp_path / "kept"), every=every)
     callbacks = [KillAt(*moment, tmp_path / "mark"), log_to(tmp_path)]
     exchange = Exchange(transport=transport)
-    found = train(*callbacks, checkpoint=kept, restarts=1, exchange=exchange, verbose=1)
+    found = train(*callbacks, recovery=replace(kept, restarts=1), exchange=exchange, verbose=1)
     if transport == "tf":  # which rounds differently
         undisturbed = train(KillAt(-1, 0, 0, Path("never")), exchange=exchange)
     check_same(found, undisturbed)
@@ -131,8 +131,8 @@ def test_told_to_end_all_keep_that_step_and_go_on_from_it(
     undisturbed: TrainResult, tmp_path: Path, capsys: Any
 ) -> None:
     told = KillAt(1, 1, 3, tmp_path / "mark", signal.SIGTERM)
-    kept = Checkpoint(str(tmp_path / "kept"))
-    found = train(told, log_to(tmp_path), checkpoint=kept, restarts=1, verbose=1)
+    kept = Recovery(str(tmp_path / "kept"))
+    found = train(told, log_to(tmp_path), recovery=replace(kept, restarts=1), verbose=1)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     said = capsys.readouterr().out
@@ -155,7 +155,7 @@ def train_and_be_killed(folder: str) -> None:
     """Make a worker kill this process, the driver."""
     Path(folder, "mark.victim").write_text(str(os.getpid()))
     killer = KillAt(1, 1, 4, Path(folder) / "mark")
-    train(killer, log_to(Path(folder)), checkpoint=Checkpoint(f"{folder}/kept", every=3))
+    train(killer, log_to(Path(folder)), recovery=Recovery(f"{folder}/kept", every=3))
 
 
 @pytest.mark.full
@@ -169,12 +169,12 @@ def test_after_the_driver_was_killed_the_call_resumes(
     assert driver.returncode == -signal.SIGKILL
     wait_for(lambda: not worker_processes())
     again = [KillAt(1, 1, 4, tmp_path / "mark"), log_to(tmp_path)]
-    kept = Checkpoint(str(tmp_path / "kept"), every=3)
+    kept = Recovery(str(tmp_path / "kept"), every=3)
     with pytest.raises(InputError, match="resume=True"):
-        train(*again, checkpoint=kept)
+        train(*again, recovery=kept)
     newest = max((tmp_path / "kept").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-9])
-    found = train(*again, checkpoint=replace(kept, resume=True), seed=None, verbose=1)
+    found = train(*again, recovery=replace(kept, resume=True), seed=None, verbose=1)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     assert found.seed == undisturbed.seed
@@ -188,7 +188,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     undisturbed: TrainResult, tmp_path: Path
 ) -> None:
     never = KillAt(-1, 0, 0, Path("never"))
-    half = train(never, checkpoint=tmp_path, epochs=2)
+    half = train(never, recovery=tmp_path, epochs=2)
     damaged = replace(half, content=half.content[:40] + bytes(40) + half.content[80:])
     with pytest.raises(SerializationError, match="altered in transit") as caught:
         damaged.model  # noqa: B018
@@ -196,19 +196,19 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     loaded = load_checkpoint(place, model=build)
     assert hash_weights(loaded) == half.workers[0].weights_sha256
     assert int(loaded.optimizer.iterations.numpy()) == 2 * STEPS
-    resuming = Checkpoint(tmp_path, resume=True)
-    check_same(train(never, checkpoint=resuming, epochs=2), half)
+    resuming = Recovery(tmp_path, resume=True)
+    check_same(train(never, recovery=resuming, epochs=2), half)
     with pytest.raises(InputError, match="its `batch_size` was 10, but is now 20"):
-        train(never, checkpoint=resuming, batch_size=20)
+        train(never, recovery=resuming, batch_size=20)
     with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
-        train(never, checkpoint=resuming, rows=X + 1)
+        train(never, recovery=resuming, rows=X + 1)
     # An audit is no part of the training; those before it still count.
-    unaudited = train(never, checkpoint=resuming, exchange=Exchange(audit=False))
+    unaudited = train(never, recovery=resuming, exchange=Exchange(audit=False))
     check_same(unaudited, undisturbed)
     assert half.audit is not None
     assert unaudited.audit is not None
     assert unaudited.audit.steps == half.audit.steps > 0
-    more = train(never, checkpoint=resuming, workers=3, epochs=EPOCHS + 1)
+    more = train(never, recovery=resuming, workers=3, epochs=EPOCHS + 1)
     assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history
     assert more.audit is not None
     assert more.audit.steps > half.audit.steps
@@ -218,7 +218,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
 def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save checkpoints of half the training: two manifests and states, and the model's file."""
     folder = tmp_path_factory.mktemp("half")
-    train(KillAt(-1, 0, 0, Path("never")), epochs=2, checkpoint=Checkpoint(str(folder), keep=2))
+    train(KillAt(-1, 0, 0, Path("never")), epochs=2, recovery=Recovery(str(folder), keep=2))
     return folder
 
 
@@ -249,7 +249,7 @@ def test_with_any_file_damaged_a_training_resumes_to_the_same_end(
         folder = tmp_path / str(number)
         shutil.copytree(two_epochs, folder)
         damage(folder / name, how)
-        resumed = train(KillAt(-1, 0, 0, Path("never")), checkpoint=Checkpoint(folder, resume=True))
+        resumed = train(KillAt(-1, 0, 0, Path("never")), recovery=Recovery(folder, resume=True))
         check_same(resumed, undisturbed)
         if kind == "model-*":  # written again, for those who load it
             continue
@@ -268,7 +268,7 @@ def test_with_no_intact_checkpoint_nothing_is_lost(
         damage(path, how)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(TfdistError, match=r"no intact checkpoint .* all 2 are damaged"):
-        train(KillAt(-1, 0, 0, Path("never")), checkpoint=Checkpoint(folder, resume=True))
+        train(KillAt(-1, 0, 0, Path("never")), recovery=Recovery(folder, resume=True))
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -296,8 +296,8 @@ def test_a_restart_with_the_newest_file_damaged_ends_the_same(
 ) -> None:
     folder = tmp_path / "kept"
     killer = DamageAndDie(folder, kind, how, tmp_path / "mark")
-    kept = Checkpoint(str(folder), every="epoch", keep=2)
-    check_same(train(killer, checkpoint=kept, restarts=1), undisturbed)
+    kept = Recovery(str(folder), every="epoch", keep=2)
+    check_same(train(killer, recovery=replace(kept, restarts=1)), undisturbed)
     assert (tmp_path / "mark").exists()
 
 
@@ -310,7 +310,11 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "scaled losses": (partial(build_with, "mixed_float16"), {}),
     "scaled learning rate": (
         build,
-        {"scale_lr": ScaleLearningRate("linear", warmup_epochs=1.7, decay={1: 0.5})},
+        {
+            "exchange": Exchange(
+                scale_lr=ScaleLearningRate("linear", warmup_epochs=1.7, decay={1: 0.5})
+            )
+        },
     ),
     "accumulated gradients": (partial(build_with, accumulated=3), {}),
     "steps per execution, rows of all": (
@@ -337,7 +341,7 @@ def variants(
                 batch_size=10,
                 settings={
                     **settings,
-                    "checkpoint": Checkpoint(folder / name, every=3, keep=99, resume=resume),
+                    "recovery": Recovery(folder / name, every=3, keep=99, resume=resume),
                 },
                 callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05)],
             )
@@ -383,10 +387,10 @@ def test_a_training_may_resume_with_another_learning_rate(
         return model
 
     def resume(rate: Any, epochs: int, **settings: Any) -> Any:
-        kept = Checkpoint(tmp_path / "kept", resume=True)
+        kept = Recovery(tmp_path / "kept", resume=True)
         options = {"workers": 2, "batch_size": 20, "shuffle": False, "seed": 1, "verbose": 2}
         return barrier_train(
-            "local", compiled(rate, **settings), (X, Y), epochs=epochs, checkpoint=kept, **options
+            "local", compiled(rate, **settings), (X, Y), epochs=epochs, recovery=kept, **options
         )
 
     resume(0.01, 1)
@@ -423,9 +427,9 @@ def test_a_rate_that_callbacks_changed_stays_theirs_and_a_schedule_is_stored(
     def resume(name: str, rate: Any, epochs: int, *callbacks: Any) -> Any:
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(rate), "mse")
-        kept = Checkpoint(tmp_path / name, resume=True)
+        kept = Recovery(tmp_path / name, resume=True)
         options = {"workers": 1, "callbacks": list(callbacks), "seed": 1, "verbose": 0}
-        return barrier_train("local", model, (X, Y), epochs=epochs, checkpoint=kept, **options)
+        return barrier_train("local", model, (X, Y), epochs=epochs, recovery=kept, **options)
 
     resume("changed", 0.01, 1, Lowers())
     with pytest.raises(WorkerFailedError, match=r"from 0\.01 to 0\.004 since .* with 0\.01, as"):

@@ -14,11 +14,12 @@ from chromium import first_pixel, read_page
 from conftest import build_dense
 from killing import KillAt
 
-from pybackend import InputError, TrainResult, WorkerFailedError, barrier_train, report
+from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
 from pybackend.api.curves import find_ticks
 from pybackend.bridge import capture, report_record
 from pybackend.errors import Failure, Moment, show_time
 from pybackend.reporting.charts import show_number, show_seconds
+from pybackend.types import TrainResult
 
 HOSTILE = '</script><b>\u2028 & "bold" \''
 
@@ -36,8 +37,7 @@ def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
         epochs=3,
         validation_split=0.2,
         callbacks=[kill],
-        checkpoint=str(folder / "kept"),
-        restarts=1,
+        recovery=Recovery(str(folder / "kept"), restarts=1),
         seed=5,
         verbose=0,
     )

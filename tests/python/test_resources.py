@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend import (
-    InputError,
-    Resources,
-    WorkerContext,
-    WorkerFailedError,
-    barrier_run,
-    barrier_train,
-)
+from pybackend import InputError, Resources, WorkerFailedError, barrier_run, barrier_train
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job
 from pybackend.launchers import local
@@ -35,6 +28,7 @@ from pybackend.launchers.shares import Machine, find_shortage, share_of_machine
 from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
 from pybackend.machine.capacity import count_cores, list_gpus, read_meminfo
 from pybackend.machine.processes import find_family
+from pybackend.types import WorkerContext
 
 pytestmark = pytest.mark.launcher
 

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pybackend import InputError, SerializationError, TrainResult, barrier_train
+from pybackend import InputError, SerializationError, barrier_train
 from pybackend.errors import Moment
 from pybackend.job.report import Generation, Restart
+from pybackend.types import TrainResult
 
 
 def build() -> Any:

@@ -15,8 +15,9 @@ import tensorflow as tf
 from conftest import full, largest_difference
 
 import pybackend
-from pybackend import InputError, SerializationError, TrainResult, load_model, model_to_bytes
-from pybackend.model.serialization import model_from_bytes
+from pybackend import InputError, SerializationError, load_model
+from pybackend.model.serialization import model_from_bytes, model_to_bytes
+from pybackend.types import TrainResult
 
 
 def of(model: Any, kind: Any) -> TrainResult:

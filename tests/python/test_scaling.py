@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pybackend
-from pybackend import InputError, ScalingResult, StepTimes, TrainResult, WorkerReport
+from pybackend import InputError
 from pybackend.api.calls import TrainingCall
 from pybackend.api.scaled import (
     VARIABLE,
@@ -39,6 +39,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.report import PARTS
 from pybackend.scaling.fit import expected_excess
 from pybackend.scaling.rows import compare_rows, make_row
+from pybackend.types import ScalingResult, StepTimes, TrainResult, WorkerReport
 
 sys.path.append(str(Path(pybackend.__file__).parents[1] / "benchmarks"))
 from events import Cluster, double, ring
@@ -406,27 +407,31 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
         spark=None,
         model=None,
         data=None,
-        workers=7,
-        batch_size=64,
-        callbacks=[],
-        epochs=3,
-        checkpoint=pybackend.Checkpoint("kept", resume=True),
-        model_uri="model.h5",
+        options={
+            "workers": 7,
+            "batch_size": 64,
+            "callbacks": [],
+            "epochs": 3,
+            "recovery": pybackend.Recovery("kept", resume=True, timeout=9),
+            "model_options": pybackend.ModelOptions("model.h5", safe_mode=False),
+        },
     )
     assert resolve_scale(given) == given
 
     def settle(workers: int, is_shared: bool, batch_size: int | None, **changes: Any) -> Any:
         order = ScaleOrder(workers, is_shared, batch_size, None, str(tmp_path))
         monkeypatch.setenv(VARIABLE, write_order(order)[VARIABLE])
-        return resolve_scale(replace(given, **changes))
+        return resolve_scale(given.with_options(**changes))
 
     found = settle(4, True, None)
-    assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
+    options = found.options
+    assert (options["workers"], options["batch_size"], options["epochs"]) == (4, 16, 3)
     # Checkpoints and model files of real trainings are not used.
-    assert (found.checkpoint, found.model_uri) == (None, None)
+    assert options["recovery"] == pybackend.Recovery(timeout=9)
+    assert options["model_options"] == pybackend.ModelOptions(safe_mode=False)
     assert not found.shares_memory
-    assert settle(4, False, None).batch_size == 64
-    assert settle(4, True, 128).batch_size == 32
+    assert settle(4, False, None).options["batch_size"] == 64
+    assert settle(4, True, 128).options["batch_size"] == 32
     with pytest.raises(InputError, match="64 rows cannot be shared equally by 3 workers"):
         settle(3, True, None)
     with pytest.raises(InputError, match="leave out ParameterServer"):

@@ -15,12 +15,12 @@ from conftest import build_dense, shared_spark
 from pybackend import (
     ClusterError,
     InputError,
-    TrainResult,
     barrier_evaluate,
     barrier_predict,
     barrier_train,
     plan,
 )
+from pybackend.types import TrainResult
 
 
 def two_outputs() -> Any:

@@ -18,16 +18,16 @@ from replicas import Case, Trained, chosen, named, train_all
 from test_exact_cases import OwnStep, X, Y, subclassed
 
 from pybackend import (
-    Checkpoint,
     Elastic,
     Exchange,
     InputError,
-    TrainResult,
+    Recovery,
     WorkerFailedError,
     barrier_train,
     plan,
 )
 from pybackend.engine.shards import assign_owners, list_state
+from pybackend.types import TrainResult
 
 layers, optimizers = keras.layers, keras.optimizers
 WHOLE, SHARDED = Exchange(), Exchange(shard_optimizer=True)
@@ -224,9 +224,9 @@ def test_a_checkpoint_is_resumed_with_other_workers_and_options(
 ) -> None:
     found = []
     for name, exchanges in (("sharded", (first, second)), ("whole", (WHOLE, WHOLE))):
-        options = Checkpoint(str(tmp_path / name), resume=True)
+        options = Recovery(str(tmp_path / name), resume=True)
         for exchange, count, epochs in zip(exchanges, workers, (2, 4), strict=True):
-            result = fit(exchange, epochs, workers=count, checkpoint=options)
+            result = fit(exchange, epochs, workers=count, recovery=options)
         found.append(result)
     same_bits(found[0].model, found[1].model)
     assert found[0].history == found[1].history
@@ -250,12 +250,12 @@ class FailUnless(keras.callbacks.Callback):
 
 @pytest.mark.full
 def test_a_checkpoint_within_an_epoch_has_the_state_of_all_workers(tmp_path: Path) -> None:
-    kept = Checkpoint(str(tmp_path / "kept"), every=4, resume=True)
+    kept = Recovery(str(tmp_path / "kept"), every=4, resume=True)
     callback = FailUnless(str(tmp_path / "exists"))
     with pytest.raises(WorkerFailedError, match="on purpose"):
-        fit(SHARDED, checkpoint=kept, callbacks=[callback])
+        fit(SHARDED, recovery=kept, callbacks=[callback])
     (tmp_path / "exists").touch()
-    resumed = fit(SHARDED, checkpoint=kept, callbacks=[callback])
+    resumed = fit(SHARDED, recovery=kept, callbacks=[callback])
     expected = fit(WHOLE, callbacks=[callback])
     same_bits(resumed.model, expected.model)
     assert resumed.history == expected.history
@@ -321,12 +321,12 @@ def test_accumulated_gradients_are_resumed_in_the_other_way(
         keras.utils.set_random_seed(1)
         return network(lambda: optimizers.Adam(0.01, gradient_accumulation_steps=4))()
 
-    kept = Checkpoint(tmp_path / "kept", every=3, resume=True)
+    kept = Recovery(tmp_path / "kept", every=3, resume=True)
     callback = FailUnless(str(tmp_path / "exists"))
     with pytest.raises(WorkerFailedError, match="on purpose"):
-        fit(first, model=model(), checkpoint=kept, callbacks=[callback])
+        fit(first, model=model(), recovery=kept, callbacks=[callback])
     (tmp_path / "exists").touch()
-    resumed = fit(second, model=model(), checkpoint=kept, callbacks=[callback])
+    resumed = fit(second, model=model(), recovery=kept, callbacks=[callback])
     same_bits(resumed.model, fit(first, model=model(), callbacks=[callback]).model)
 
 

@@ -70,7 +70,7 @@ def test_calls_share_order_and_defaults(name: str) -> None:
     shared = [parameter for parameter in expected if parameter in own]
     assert [parameter for parameter in own if parameter in expected] == shared
     assert {p: own[p] for p in shared} == {p: expected[p] for p in shared}
-    assert set(own) - set(expected) <= {"x", "type", "levels", "on_missing"}
+    assert set(own) - set(expected) <= {"x", "type", "levels", "on_missing", "timeout"}
 
 
 def test_a_job_has_the_defaults_of_the_call() -> None:

@@ -128,7 +128,8 @@ def test_the_python_reference_has_every_export() -> None:
     listed = {
         name for pages in grouped_pages().values() for names in pages.values() for name in names
     }
-    assert set(pybackend.__all__) - listed == {"__version__"}
+    results = {f"types.{name}" for name in pybackend.types.__all__}
+    assert {*pybackend.__all__, *results} - listed == {"__version__"}
 
 
 def test_broken_links_and_assets_from_elsewhere_are_found(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ def test_a_training_goes_on_when_a_worker_was_killed(
             epochs=2,
             seed=3,
             callbacks=[KillAt(1, 1, 2, tmp_path / "mark")],
-            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
-            restarts=1 - number,
+            recovery=pybackend.Recovery(str(tmp_path / str(number)), every=2, restarts=1 - number),
         )
         for number, place in enumerate((pybackend.slurm(nodes=2, folder=jobs(cluster)), "local"))
     ]
@@ -209,9 +208,9 @@ def test_a_detached_job_outlives_its_session(
 ) -> None:
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
     name = submit_and_kill(f"""
-        job = pybackend.barrier_train(
+        job = pybackend.submit_training(
             pybackend.slurm(nodes=2, folder={str(jobs(cluster))!r}), build, rows(), epochs=2,
-            detach=True, **SETTINGS
+            **SETTINGS
         )
     """)
     assert_same(pybackend.attach_job(name).result(300, verbose=0), train_here())

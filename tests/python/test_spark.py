@@ -34,11 +34,11 @@ from warm import OF_SPARK
 
 import pybackend
 from pybackend import (
-    Checkpoint,
     ClusterError,
     InputError,
+    ModelOptions,
     Observer,
-    WorkerContext,
+    Recovery,
     WorkerFailedError,
     barrier_run,
     barrier_train,
@@ -58,6 +58,7 @@ from pybackend.launchers.spark.session import driver_python, ship_package
 from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer
+from pybackend.types import WorkerContext
 
 
 @pytest.fixture(scope="module")
@@ -363,11 +364,13 @@ def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     spark: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_launcher, "_RESULT_SHARE", 1e-5)
-    with pytest.raises(WorkerFailedError, match=r"at most 0 MB can be sent .*: pass `model_uri`"):
+    with pytest.raises(WorkerFailedError, match=r"at most 0 MB can be sent .*: pass a path that"):
         barrier_train(spark, build_dense, rows, workers=2, verbose=0)
     uri, path = tmp_path / "model.h5", str(tmp_path / "rows")
     frame(spark, *rows).repartition(3).write.parquet(path)
-    result = barrier_train(spark, build_dense, path, workers=2, model_uri=uri, verbose=0)
+    result = barrier_train(
+        spark, build_dense, path, workers=2, model_options=ModelOptions(uri=uri), verbose=0
+    )
     assert sum(worker.rows for worker in result.workers) == 500  # which the workers read
     assert largest_difference(result.model, pybackend.load_model(uri)) == 0
 
@@ -456,7 +459,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(
             build_dense,
             rows,
             workers=2,
-            timeout=3,
+            recovery=Recovery(timeout=3),
             callbacks=[stop_at_end(rank)],
             verbose=0,
         )
@@ -622,7 +625,7 @@ def test_a_training_goes_on_when_an_executor_was_killed(
             **settings,
         )
 
-    found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
+    found = train(recovery=Recovery(str(tmp_path / "kept"), every=2, restarts=1))
     said = capsys.readouterr().out
     assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     assert "resumes from the checkpoint of epoch 2, step 3" in said

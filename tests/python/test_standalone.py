@@ -22,7 +22,7 @@ from pythons import python_without
 from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
-from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
+from pybackend import ClusterError, Recovery, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.spark.preflight import TOO_LONG
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
@@ -83,8 +83,7 @@ def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_i
         data,
         **arguments,
         callbacks=[KillAt(0, 1, 0, tmp_path / "mark")],
-        checkpoint=Checkpoint(str(tmp_path / "kept"), every=1),
-        restarts=1,
+        recovery=Recovery(str(tmp_path / "kept"), every=1, restarts=1),
     )
     said = capsys.readouterr().out
     assert "restarting from the newest checkpoint (restart 1 of 1)" in said

@@ -18,10 +18,11 @@ from conftest import build_dense
 from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
-from pybackend import InputError, Observer, TrainResult, barrier_train
+from pybackend import InputError, Observer, Recovery, barrier_train
 from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.job.job import TrainingJob
 from pybackend.model.view import ModelView
+from pybackend.types import TrainResult
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -128,7 +129,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
 ) -> None:
     rows, kept = make_rows(), str(tmp_path / "kept")
     output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
-    result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
+    result = train(build_dense, rows, epochs=6, recovery=Recovery(kept, restarts=1))
     said = output.getvalue()
     assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
@@ -142,11 +143,11 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     for own, other in zip(last.weights, result.model.weights, strict=True):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
     # Synchronous steps would be another training.
-    resuming = pybackend.Checkpoint(kept, resume=True)
+    resuming = pybackend.Recovery(kept, resume=True)
     with pytest.raises(
         InputError, match=r"`exchange` was ParameterServer\(servers=1\), but is now Exchange"
     ):
-        train(build_dense, rows, exchange=None, epochs=7, checkpoint=resuming)
+        train(build_dense, rows, exchange=None, epochs=7, recovery=resuming)
     described = [
         describe_settings(TrainingJob(4, exchange=pybackend.ParameterServer(n))) for n in (1, 2)
     ]

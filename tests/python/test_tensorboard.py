@@ -16,12 +16,20 @@ import numpy as np
 import pytest
 from conftest import build_dense, wait_for
 
-from pybackend import InputError, RFunction, TrainResult, barrier_train, view_tensorboard
+from pybackend import (
+    InputError,
+    RFunction,
+    barrier_train,
+    track_tensorboard,
+    train_many,
+    view_tensorboard,
+)
 from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.messages import EpochEnded, EventBytes, Note
-from pybackend.job.tensorboard import check_tensorboard
+from pybackend.job.tensorboard import check_folder, choose_folder
+from pybackend.types import TrainResult
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,7 @@ def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
         epochs=2,
         batch_size=7,
         validation_split=0.2,
-        tensorboard=str(tmp_path_factory.mktemp("board") / "run"),
+        callbacks=[track_tensorboard(str(tmp_path_factory.mktemp("board") / "run"))],
         seed=5,
         verbose=0,
     )
@@ -60,7 +68,7 @@ def test_what_is_not_installed_here_is_named_before_anything_starts(monkeypatch:
         monkeypatch.setitem(sys.modules, module, None)
     rows = np.ones((8, 1)), np.ones(8)
     with pytest.raises(InputError, match=r"pip install 'tfdist\[tensorboard\]'"):
-        barrier_train("local", lambda: None, rows, tensorboard=True)
+        barrier_train("local", lambda: None, rows, callbacks=[track_tensorboard()])
     with pytest.raises(InputError, match=r"written in R need .* pip install 'tfdist\[r\]'"):
         barrier_train("local", RFunction("function() NULL"), rows)
 
@@ -205,21 +213,21 @@ def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None
 
 def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    first = check_tensorboard(True)
+    first = choose_folder()
     assert first is not None
     assert Path(first).parent == tmp_path / "logs"
     Path(first).mkdir(parents=True)
-    assert check_tensorboard(True) != first
-    assert check_tensorboard(False) is check_tensorboard(None) is None
-    assert check_tensorboard("run") == str(tmp_path / "run")
-    assert check_tensorboard("gs://bucket/run") == "gs://bucket/run"
-    assert check_tensorboard(f"file://{tmp_path}/run") == str(tmp_path / "run")
+    assert choose_folder() != first
+    assert check_folder(None) is None
+    assert check_folder("run") == str(tmp_path / "run")
+    assert check_folder("gs://bucket/run") == "gs://bucket/run"
+    assert check_folder(f"file://{tmp_path}/run") == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("wrong", [1, "", [], 0.5])
 def test_a_folder_is_a_text(wrong: Any, rows: Any) -> None:
-    with pytest.raises(InputError, match="`tensorboard` must be True, a folder or a URI, not"):
-        barrier_train("local", build_dense, rows, tensorboard=wrong)
+    with pytest.raises(InputError, match="`folder` must be a folder or a URI, not"):
+        track_tensorboard(wrong)
 
 
 def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any) -> None:
@@ -229,6 +237,30 @@ def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any)
         view_tensorboard(7)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file: specify a folder"):
-        barrier_train("local", build_dense, rows, tensorboard=tmp_path / "file")
+        barrier_train("local", build_dense, rows, callbacks=[track_tensorboard(tmp_path / "file")])
     assert main(["tensorboard", str(tmp_path / "absent")]) == 1
     assert "tfdist: there is no folder" in capsys.readouterr().err
+
+
+def test_trials_write_into_folders_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
+    from pybackend.api.observer import split_folder
+
+    monkeypatch.chdir(tmp_path)
+    chosen = track_tensorboard().choose()
+    assert split_folder([chosen.for_trial(2, {})]) == (f"{chosen.folder}/trial-2", [])
+    assert split_folder([track_tensorboard("run"), 3]) == (str(tmp_path / "run"), [3])
+    assert split_folder(None) == (None, [])
+
+
+@pytest.mark.full
+def test_the_trials_of_a_call_share_a_new_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.zeros((8, 8), "float32"), np.zeros(8)
+    trials = train_many(
+        "local", build_dense, rows, grid=[{}, {}], callbacks=[track_tensorboard()], verbose=0
+    )
+    folders = [Path(str(one.result and one.result.tensorboard)) for one in trials]
+    assert [one.name for one in folders] == ["trial-1", "trial-2"]
+    assert folders[0].parent == folders[1].parent
+    assert folders[0].parent.parent == tmp_path / "logs"
+    assert all(list(one.rglob("events.*")) for one in folders)

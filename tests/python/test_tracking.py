@@ -19,13 +19,14 @@ import pytest
 from conftest import build_dense, full, wait_for
 
 from pybackend import (
-    Checkpoint,
     Elastic,
     InputError,
     Observer,
+    Recovery,
     WorkerFailedError,
     barrier_train,
     plan,
+    submit_training,
     track_mlflow,
     track_wandb,
     train_many,
@@ -140,14 +141,14 @@ def pickled() -> Any:
 
 KINDS: dict[str, Any] = {"function": lambda: build_dense, "file": build_dense, "pickled": pickled}
 CALLS: dict[str, Any] = {
-    "detached": lambda model, rows, _, **settings: barrier_train(
-        "local", model, rows, detach=True, workers=1, **settings
+    "detached": lambda model, rows, _, **settings: submit_training(
+        "local", model, rows, workers=1, **settings
     ).result(verbose=0),
     "resumed": lambda model, rows, path, **settings: [
         barrier_train("local", model, rows, workers=1, **{**settings, **changes})
         for changes in (
-            {"checkpoint": Checkpoint(path), "epochs": 1},
-            {"checkpoint": Checkpoint(path, resume=True)},
+            {"recovery": Recovery(path), "epochs": 1},
+            {"recovery": Recovery(path, resume=True)},
         )
     ][-1],
     "elastic": lambda model, rows, _, **settings: barrier_train(

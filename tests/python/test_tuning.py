@@ -27,7 +27,6 @@ from pybackend import (
     Observer,
     Resources,
     SuccessiveHalving,
-    Trials,
     barrier_train,
     train_many,
 )
@@ -35,6 +34,7 @@ from pybackend.launchers.hosts.host_list import divide_slots, parse_hosts
 from pybackend.tuning.grid import ModelFunction, list_trials
 from pybackend.tuning.result import Trial
 from pybackend.tuning.stored import ModelFiles
+from pybackend.types import Trials
 from pybackend.words import speak
 
 ROWS = np.zeros((8, 8), "float32"), np.zeros(8)
@@ -353,7 +353,7 @@ def test_a_study_suggests_the_values_of_trials_and_stops_poor_ones(rows: Any) ->
         ),
         ({"grid": {"units": [1]}, "on_trial": 3}, "`on_trial` must be a function"),
         ({"grid": {"units": [1]}, "metric": 3}, "`metric` must be the name"),
-        ({"grid": {"units": [1]}, "checkpoint": "a"}, "no argument `checkpoint`"),
+        ({"grid": {"units": [1]}, "recovery": "a"}, "`recovery` of trials has no `uri`"),
         ({"grid": [{}], "model": lambda a, b: 1}, "needs `a`, `b`, which `grid` does not have"),
         ({"grid": {"seed": [1]}, "model": lambda seed: 1}, "both of this call and of the"),
         ({"grid": {"error": [1]}, "model": lambda error: 1}, "a column of the result"),

@@ -17,7 +17,8 @@ from conftest import shared_spark, wait_for, worker_processes
 from connect import connect_server, new_session
 from test_spark import executors, frame
 
-from pybackend import ClusterError, Trial, Trials, barrier_train, train_many
+from pybackend import ClusterError, Recovery, barrier_train, train_many
+from pybackend.types import Trial, Trials
 
 # One core each: two trials can only train at once if each is on an executor of its own.
 MASTER = "local-cluster[2,1,1024]"
@@ -96,7 +97,7 @@ def test_a_lost_executor_is_a_failed_trial_or_a_restart(
 ) -> None:
     data = frame(spark, *rows)
     meet = Meet(tmp_path, 2, victim=executors()[0])
-    trials = search(spark, data, meet, restarts=restarts)
+    trials = search(spark, data, meet, recovery=Recovery(restarts=restarts))
     failed = [trial.error for trial in trials if trial.status == "failed"]
     assert len(failed) == 1 - restarts
     assert all("Spark lost executor" in str(error) for error in failed)

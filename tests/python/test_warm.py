@@ -14,7 +14,8 @@ import pytest
 from conftest import FORGE
 from warm import Forge
 
-from pybackend import WorkerContext, WorkerFailedError, barrier_run
+from pybackend import WorkerFailedError, barrier_run
+from pybackend.types import WorkerContext
 
 
 def look(context: WorkerContext) -> Any:

@@ -15,7 +15,8 @@ from pybackend import words
 from pybackend.errors import Failure, InputError, WorkerFailedError
 from pybackend.job.arguments import check_choice, check_flag
 from pybackend.job.job import Job, TrainingJob, make_job
-from pybackend.job.options import check_exchange, check_scale_lr
+from pybackend.job.learning_rate import check_scale_lr
+from pybackend.job.options import check_exchange
 from pybackend.job.roles import check_roles
 from pybackend.words import (
     REST,
@@ -140,9 +141,9 @@ def make(**arguments: Any) -> Job:
             '"Checkpoint(...)"',
         ),
         (
-            lambda: make(scale_lr="linear", exchange=pybackend.LocalSteps(4)),
-            "`scale_lr` cannot be combined with `local_steps()`: a local step has the rows of one "
-            "worker, regardless of the number of workers. Omit `scale_lr`",
+            lambda: pybackend.LocalSteps(4, scale_lr="linear"),  # type: ignore[call-arg]
+            "LocalSteps() has no argument `scale_lr`: a step has the rows of one worker, "
+            "regardless of the number of workers. Omit it",
         ),
         (
             lambda: make(elastic=pybackend.Elastic(2), exchange=pybackend.LocalSteps(4)),

@@ -56,7 +56,7 @@ def build() -> Any:
     return model
 
 
-def train(target: Any, folder: Path, **settings: Any) -> pybackend.TrainResult:
+def train(target: Any, folder: Path, **settings: Any) -> pybackend.types.TrainResult:
     listed = [UntilTold(folder / "mark")]
     defaults = {"workers": 2, "epochs": 2, "batch_size": 10, "seed": 5}
     return pybackend.barrier_train(target, build, (X, Y), callbacks=listed, **defaults | settings)
@@ -74,9 +74,9 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
     shown
         The fixture ``capsys``.
     """
-    kept = pybackend.Checkpoint(str(folder / "kept"))
+    kept = pybackend.Recovery(str(folder / "kept"), restarts=1)
     with Threads() as thread:
-        training = thread.submit(train, target, folder, checkpoint=kept, restarts=1)
+        training = thread.submit(train, target, folder, recovery=kept)
         wait_for(lambda: (folder / "mark").exists() or training.done(), PATIENCE)
         tell()
         found = training.result()

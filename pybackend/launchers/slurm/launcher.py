@@ -73,10 +73,11 @@ def slurm(
     Call it on a login node. Each call submits a job with one task per worker, shows its position in
     the queue and its progress, and returns the result. Ctrl-C, or the end of this process, cancels
     the job. Without `workers`, a call has one worker per node, or as many as the option
-    ``ntasks-per-node``. A training run with `checkpoint` is saved when Slurm sends the termination
-    signal: 60 seconds before the time limit (limits of ten minutes and more), or as set by the
-    option ``signal``: ``"TERM@300"``. An elastic training run has one job per worker. With
-    ``nodes``, it has one job in which srun, on this machine, starts a step per worker.
+    ``ntasks-per-node``. A training run with `Recovery(uri)` is saved when Slurm sends the
+    termination signal: 60 seconds before the time limit (limits of ten minutes and more), or as
+    set by the option ``signal``: ``"TERM@300"``. An elastic training run has one job per
+    worker. With ``nodes``, it has one job in which srun, on this machine, starts a step per
+    worker.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ _OURS = {
     "ntasks": "use `workers` of the call",
     "output": "see `folder`",
     "partition": "use `partition`",
-    "requeue": "use `restarts` of the call",
+    "requeue": "use `restarts` of `Recovery`",
     "time": "use `time`",
     "wrap": "use `setup`",
 }

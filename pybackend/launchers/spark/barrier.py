@@ -246,7 +246,7 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
         "Spark ran the workers, but did not deliver their results: usually its driver has too "
-        "little memory. Raise spark.driver.memory, or set `model_uri`"
+        "little memory. Raise spark.driver.memory, or set `uri` of `model_options`"
     )
 
 

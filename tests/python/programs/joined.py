@@ -76,6 +76,8 @@ def main(
     rows=60,
     breaks=None,
     resources=None,
+    recovery=None,
+    model_options=None,
     value_bytes=None,
     fails_to_read=False,
     kill_at=None,
@@ -93,6 +95,10 @@ def main(
         options["callbacks"] = [KillAt(*kill_at)]
     if resources:
         options["resources"] = pybackend.Resources(**resources)
+    if recovery:
+        options["recovery"] = pybackend.Recovery(**recovery)
+    if model_options:
+        options["model_options"] = pybackend.ModelOptions(**model_options)
     data = fail_to_read if fails_to_read else make_rows(rows)
     model = break_when(*breaks) if breaks else build
     for _ in range(calls):
