@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.calls import EvaluationCall, PredictionCall
+from pybackend.api.calls import EvaluationCall, PredictionCall, suggest
 from pybackend.api.detached_job import DetachedJob, jobs
 from pybackend.api.display import Tell, relayed_to
 from pybackend.api.in_process import evaluate_here, predict_here
@@ -34,6 +34,8 @@ from pybackend.errors import (
     TfdistError,
     WorkerFailedError,
 )
+from pybackend.job.call_options import checks
+from pybackend.job.options import Elastic
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
@@ -55,6 +57,7 @@ __all__ = [
     "capture_shown",
     "check_inputs",
     "check_levels",
+    "check_options",
     "check_writable",
     "connect_dbi",
     "copy_model",
@@ -83,6 +86,7 @@ __all__ = [
     "restore_model",
     "save_result",
     "shape_columns",
+    "suggest",
     "write_onnx",
 ]
 
@@ -126,6 +130,23 @@ def answer(request: str) -> str:
     call = json.loads(request)
     fn = getattr(pybackend, call["call"])
     return json.dumps(capture(fn, *call["arguments"], **call["named"]))
+
+
+def check_options(values: dict[str, Any], shown: dict[str, str], takes_elastic: bool) -> None:
+    """Check options of a call before it looks at its data.
+
+    Parameters
+    ----------
+    shown
+        The names of the options in errors.
+    takes_elastic
+        Whether ``workers`` may be an `Elastic`.
+    """
+    known = checks()
+    for name, value in values.items():
+        is_elastic = takes_elastic and isinstance(value, Elastic)
+        if value is not None and not is_elastic and name in known:
+            known[name](shown[name], value)
 
 
 def model_of(result: Any) -> Any:

@@ -22,14 +22,12 @@ _FUNCTIONS = {
     "Elastic": "elastic",
     "Exchange": "exchange",
     "LocalSteps": "local_steps",
-    "MedianPruning": "median_pruning",
     "ModelOptions": "model_options",
     "Observer": "observer",
     "ParameterServer": "parameter_server",
     "Recovery": "recovery",
     "Resources": "resources",
-    "ScaleLearningRate": "scale_learning_rate",
-    "SuccessiveHalving": "successive_halving",
+    "ScaleLearningRate": "list",
 }
 _TERMS = {
     "(x, y)": "list(x, y)",

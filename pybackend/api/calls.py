@@ -128,10 +128,18 @@ def _list_instead() -> dict[str, str]:
     return {
         "x": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
         "y": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
-        "sample_weight": f"pass `data{either('=', ' = ')}{term('(x, y, sample_weight)')}`",
+        "sample_weight": f"pass `data{either('=', ' = ')}{term('(x, y, sample_weight)')}`, "
+        "or name a column with `weight`",
         "validation_batch_size": "validation rows are read in batches of `batch_size`",
         "validation_steps": "all rows of `validation_data` are used",
-        "steps": "all rows are used",
+        "steps": "all rows are used, in batches of `batch_size`",
+        "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
+        "view_metrics": "`verbose` shows the progress, and the result draws the curves",
+        **dict.fromkeys(
+            ("optimizer", "loss", "metrics", "learning_rate"),
+            f"the model has it: `{either('model.', '')}compile({either('', 'model, ')}optimizer, "
+            "loss, metrics)`",
+        ),
         "exchange": "evaluation always computes batch-dependent values from the global batch",
         "loss_over": f"pass `{setting(exchange=call_of('Exchange', loss_over=...))}`",
         "transport": f"pass `{setting(exchange=call_of('Exchange', transport=...))}`",
@@ -167,6 +175,7 @@ def _list_instead() -> dict[str, str]:
         "memory": (
             f"pass `{setting(resources=call_of('Resources', memory='4GB'))}`, the memory per worker"
         ),
+        "spark": f"pass the connection as `{term('spark')}`",
         "spark_context": f"pass a SparkSession as `{term('spark')}`",
         **{
             name: f"pass `{setting(data_options=call_of('DataOptions', **{name: ...}))}`"
@@ -189,6 +198,8 @@ _NEEDED = {
     **dict.fromkeys(("roles", "strategy", "scale_lr"), "exchange"),
     **dict.fromkeys(("custom_objects", "safe_mode"), "model_options"),
     **dict.fromkeys(("tensorboard", "detach"), "callbacks"),
+    **dict.fromkeys(("generator", "view_metrics"), "validation_data"),
+    **dict.fromkeys(("optimizer", "loss", "metrics", "learning_rate"), "model"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_choice, name_arguments
-from pybackend.words import call_of, one_of, show
+from pybackend.words import call_of, either, show
 
 Scaling = Literal["linear", "sqrt"]
 _RULES = ["linear", "sqrt"]
@@ -68,7 +68,7 @@ def check_scale_lr(value: Any) -> ScaleLearningRate | None:
         return ScaleLearningRate(value)  # type: ignore[arg-type]
     raise InputError(
         f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
-        f"{one_of('ScaleLearningRate')}, e.g. "
+        f"{either('a ScaleLearningRate', 'a list')}, e.g. "
         f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
     )
 

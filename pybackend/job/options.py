@@ -20,7 +20,7 @@ from pybackend.job.arguments import (
     name_arguments,
 )
 from pybackend.job.learning_rate import ScaleLearningRate, Scaling, check_scale_lr
-from pybackend.words import call_of, one_of, setting, show, term
+from pybackend.words import call_of, either, one_of, setting, show, term
 
 
 def _explain_scale(name: str) -> str | None:
@@ -399,9 +399,8 @@ def _check_encode(value: Any) -> None:
 def _check_promise(column: str, promise: Any) -> Promise:
     import numpy as np  # here: a worker that only runs a function starts without it
 
-    expected = (
-        f"`tensors` of {show(column)} must be (dtype, shape), e.g. {show(('uint8', (28, 28)))}"
-    )
+    pair = either("(dtype, shape)", "a list of type and shape")
+    expected = f"`tensors` of {show(column)} must be {pair}, e.g. {show(('uint8', (28, 28)))}"
     try:
         dtype, shape = promise
         known = np.dtype(dtype)
@@ -413,7 +412,7 @@ def _check_promise(column: str, promise: Any) -> Promise:
     first: tuple[None, ...] = (None,) if sizes[:1] == [None] else ()
     numbers = [as_number(size) for size in sizes[len(first) :]]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        any_length = f"only the first may be {show(None)}, for any length"
+        any_length = f"only the first may be {either('None', 'NA')}, for any length"
         raise InputError(
             f"{expected}; the sizes in {show(shape)} must be positive whole numbers; {any_length}"
         )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_choice, check_whole_number, name_arguments
-from pybackend.words import one_of, show
+from pybackend.words import either, show
 
 Mode = Literal["min", "max"]
 # Ends of the names of Keras's metrics.
@@ -105,10 +105,11 @@ def check_pruning(value: Any) -> Pruning | None:
     """Check the argument ``prune``."""
     if value is None or isinstance(value, Pruning):
         return value
-    raise InputError(
-        f"`prune` must be {show(None)} or {one_of('MedianPruning', 'SuccessiveHalving')}, not "
-        f"{show(value)}"
+    rules = either(
+        "None or a MedianPruning or a SuccessiveHalving",
+        'NULL, "median", "halving" or a list, e.g. list("median", warmup_epochs = 2)',
     )
+    raise InputError(f"`prune` must be {rules}, not {show(value)}")
 
 
 def choose_mode(metric: Any, mode: Any) -> Mode:

@@ -132,8 +132,8 @@ def make(**arguments: Any) -> Job:
         ),
         (
             lambda: check_scale_lr("None=True"),
-            '`scale_lr` must be NULL, "linear", "sqrt" or made by `scale_learning_rate()`, e.g. '
-            'scale_learning_rate("linear", warmup_epochs = 5), not "None=True"',
+            '`scale_lr` must be NULL, "linear", "sqrt" or a list, e.g. '
+            'list("linear", warmup_epochs = 5), not "None=True"',
         ),
         (
             lambda: make(class_weight=["Checkpoint(...)"]),
