@@ -254,7 +254,8 @@ format: $(DEV_STAMP) ## reformat both halves
 	$(PY) -m ruff check --fix .
 	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples
 
-r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/man and rpkg/NAMESPACE
+r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/R/call-options.R, rpkg/man and rpkg/NAMESPACE
+	$(PY) scripts/r_options.py
 	cd rpkg && $(R_ENV) Rscript -e 'roxygen2::roxygenise()'
 
 constraints: $(DEV_STAMP) ## write constraints.txt; CONSTRAINTS=--upgrade takes the newest releases

@@ -16,10 +16,8 @@ check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_
   }
   if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
     abort_input(
-      c(
-        sprintf("`%s` must have columns with unique names.", arg),
-        i = "Write `list(image = x, label = y)`, or pass a data frame."
-      ),
+      sprintf("`%s` must have columns with unique names.", arg),
+      i = "Write `list(image = x, label = y)`, or pass a data frame.",
       call = call
     )
   }
@@ -33,12 +31,10 @@ check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_
 
 abort_apply_data <- function(data, arg, call) {
   abort_input(
-    c(
-      sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
-      i = "It can be:",
-      "*" = "a data frame, or a list of arrays with names;",
-      "*" = "a sparklyr table, or a PySpark or pandas DataFrame."
-    ),
+    sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
+    i = "It can be:",
+    "*" = "a data frame, or a list of arrays with names;",
+    "*" = "a sparklyr table, or a PySpark or pandas DataFrame.",
     call = call
   )
 }

@@ -77,25 +77,21 @@ barrier_apply <- function(
   route <- check_sc(sc)
   check_worker_function(f)
   check_strings(packages, allow_null = TRUE)
-  settings <- check_arguments(c("workers", "roles", "resources", "verbose", "timeout"))
+  roles <- check_roles(roles)
+  # The counts of the roles replace the option `tfdist.workers`.
+  if (!is.null(roles) && missing(workers)) {
+    workers <- NULL
+  }
+  settings <- check_arguments(c("workers", "resources", "verbose", "timeout"))
   data <- check_apply_data(data, route)
 
   call <- rlang::current_env()
   fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f", call = call)
   backend <- pybackend()
   run <- function(rows) {
-    call_python(
-      backend$barrier_run,
-      open_r_workers(route, call),
-      fn,
-      workers = settings$workers,
-      roles = settings$roles,
-      data = rows,
-      resources = as_python_options(settings$resources, call),
-      verbose = settings$verbose,
-      timeout = settings$timeout,
-      call = call
-    )
+    arguments <- list(backend$barrier_run, open_r_workers(route, call), fn)
+    plain <- as_python_settings(settings, call)
+    do.call(call_python, c(arguments, plain, list(roles = roles, data = rows, call = call)))
   }
   session <- if (identical(data$kind, "table")) open_session(route, call)
   values <- with_python_data(data, session, run, call = call)
@@ -108,11 +104,23 @@ check_worker_function <- function(f, arg = caller_arg(f), call = caller_env()) {
   }
   if (length(formals(f)) == 0L) {
     abort_input(
-      c(
-        sprintf("`%s` must take an argument, the worker's context.", arg),
-        i = "Write `function(ctx)`; `ctx$rank` is the number of the worker."
-      ),
+      sprintf("`%s` must take an argument, the worker's context.", arg),
+      i = "Write `function(ctx)`; `ctx$rank` is the number of the worker.",
       call = call
     )
   }
+}
+
+# Counts of workers by role, as a list for Python, which checks the names and combinations.
+check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  counts <- unlist(x)
+  is_count <- length(counts) == length(x) && is.numeric(counts)
+  is_count <- is_count && rlang::is_integerish(counts, finite = TRUE)
+  if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
+    abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
+  }
+  invisible(as.list(counts))
 }

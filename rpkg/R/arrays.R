@@ -7,7 +7,7 @@ check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty 
   }
   check_array_type(x, arg, call, label, text)
   if (length(x) == 0L && !(may_be_empty && count_rows(x) == 0L)) {
-    abort_input(c(sprintf("`%s` is empty.", arg), i = "Pass at least one row."), call = call)
+    abort_input(sprintf("`%s` is empty.", arg), i = "Pass at least one row.", call = call)
   }
   check_no_missing(x, arg, call)
   check_characters(x, arg, call)
@@ -26,16 +26,14 @@ check_characters <- function(x, arg, call) {
   }
   row <- if (is.factor(x)) match(texts[[bad[[1L]]]], x) else bad[[1L]]
   abort_input(
-    c(
-      sprintf(
-        "`%s` has text that is not valid in its encoding, first in row %d: %s.",
-        arg,
-        row,
-        encodeString(iconv(texts[[bad[[1L]]]], "latin1", "ASCII", sub = "byte"), quote = "\"")
-      ),
-      i = "Read the file in its own encoding, e.g. `read.csv(file, fileEncoding = \"latin1\")`.",
-      i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`."
+    sprintf(
+      "`%s` has text that is not valid in its encoding, first in row %d: %s.",
+      arg,
+      row,
+      encodeString(iconv(texts[[bad[[1L]]]], "latin1", "ASCII", sub = "byte"), quote = "\"")
     ),
+    i = "Read the file in its own encoding, e.g. `read.csv(file, fileEncoding = \"latin1\")`.",
+    i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`.",
     call = call
   )
 }
@@ -68,15 +66,13 @@ order_columns <- function(x, known, arg, call) {
   absent <- setdiff(known, present)
   if (length(absent)) {
     abort_input(
-      c(
-        sprintf(
-          "The matrix `%s` has no column \"%s\", a feature of the training.",
-          arg,
-          absent[[1L]]
-        ),
-        i = sprintf("Its columns are %s.", list_names(present)),
-        i = "If they are in the order of the training, remove their names: `unname(x)`."
+      sprintf(
+        "The matrix `%s` has no column \"%s\", a feature of the training.",
+        arg,
+        absent[[1L]]
       ),
+      i = sprintf("Its columns are %s.", list_names(present)),
+      i = "If they are in the order of the training, remove their names: `unname(x)`.",
       call = call
     )
   }
@@ -113,10 +109,8 @@ complete_rows <- function(x) {
 check_array_type <- function(x, arg, call, label, text) {
   if (inherits(x, "integer64")) {
     abort_input(
-      c(
-        sprintf("`%s` contains 64-bit integers (integer64).", arg),
-        i = "Convert it with `as.integer()` or `as.numeric()`."
-      ),
+      sprintf("`%s` contains 64-bit integers (integer64).", arg),
+      i = "Convert it with `as.integer()` or `as.numeric()`.",
       call = call
     )
   }
@@ -125,17 +119,16 @@ check_array_type <- function(x, arg, call, label, text) {
   }
   if (is.character(x) && label) {
     abort_input(
-      c(sprintf("`%s` contains strings.", arg), i = "Make it a factor: `factor(y)`."),
+      sprintf("`%s` contains strings.", arg),
+      i = "Make it a factor: `factor(y)`.",
       call = call
     )
   }
   # is.numeric() is FALSE for factors, dates and times.
   if (text && is.character(x) && length(x) > count_rows(x)) {
     abort_input(
-      c(
-        sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x))),
-        i = "Strings are one per row: pass a list of arrays, one for each input of the model."
-      ),
+      sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x))),
+      i = "Strings are one per row: pass a list of arrays, one for each input of the model.",
       call = call
     )
   }
@@ -151,10 +144,8 @@ check_no_missing <- function(x, arg, call) {
     at <- which(is.na(x))[[1L]]
     where <- if (is.null(dim(x))) at else paste(arrayInd(at, dim(x)), collapse = ", ")
     abort_input(
-      c(
-        sprintf("`%s` has missing values; the first is element [%s].", arg, where),
-        i = "Remove these rows, or fill in the values."
-      ),
+      sprintf("`%s` has missing values; the first is element [%s].", arg, where),
+      i = "Remove these rows, or fill in the values.",
       call = call
     )
   }

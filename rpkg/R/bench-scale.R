@@ -54,11 +54,6 @@ bench_scale <- function(
 ) {
   check_dots_empty(...)
   check_train(train)
-  is_whole <- is.numeric(workers) && rlang::is_integerish(workers, finite = TRUE)
-  if (!is_whole || !length(workers) || any(workers < 1)) {
-    abort_expected(workers, "whole numbers of at least 1", FALSE, "workers", rlang::current_env())
-  }
-  check_one_of(mode, c("both", "strong", "weak"))
   if (!is.null(project)) {
     check_count(project, min = 2L)
     if (length(unique(workers)) < 2L) {

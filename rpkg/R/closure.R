@@ -146,14 +146,12 @@ check_no_python <- function(found, arg, call) {
       "Create it inside the function."
     }
     abort_input(
-      c(
-        sprintf(
-          "`%s` uses `%s`, a Python or Spark object that exists only in this session.",
-          arg,
-          name
-        ),
-        i = hint
+      sprintf(
+        "`%s` uses `%s`, a Python or Spark object that exists only in this session.",
+        arg,
+        name
       ),
+      i = hint,
       call = call
     )
   }
@@ -162,16 +160,14 @@ check_no_python <- function(found, arg, call) {
 # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
 abort_python_class <- function(class, arg, call) {
   abort_input(
-    c(
-      sprintf(
-        "`%s` uses the class `%s`, which exists only in this session: workers cannot get it.",
-        arg,
-        class$`__name__`
-      ),
-      i = sprintf(
-        "Define the class inside `%s`, or in a Python module that is installed on the workers.",
-        arg
-      )
+    sprintf(
+      "`%s` uses the class `%s`, which exists only in this session: workers cannot get it.",
+      arg,
+      class$`__name__`
+    ),
+    i = sprintf(
+      "Define the class inside `%s`, or in a Python module that is installed on the workers.",
+      arg
     ),
     call = call
   )
@@ -198,22 +194,20 @@ abort_too_large <- function(bytes, sizes, arg, call) {
   largest <- utils::head(sort(sizes[sizes > sum(sizes) / 100], decreasing = TRUE), 3L)
   named <- sprintf("`%s` (%s MB)", names(largest), format_mb(largest))
   abort_input(
-    c(
-      sprintf(
-        "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
-        arg,
-        format_mb(bytes),
-        format_mb(max_closure_bytes(call))
-      ),
-      x = if (length(named)) {
-        sprintf("The largest variables it captures are %s.", toString(named))
-      } else {
-        "They are in the environments of functions or objects that it uses."
-      },
-      i = "Pass rows as `data`, or let the function read them from a file on the workers.",
-      i = "Define the function outside of functions that have large variables it does not need.",
-      i = "`options(tfdist.max_function_mb = )` allows more."
+    sprintf(
+      "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
+      arg,
+      format_mb(bytes),
+      format_mb(max_closure_bytes(call))
     ),
+    x = if (length(named)) {
+      sprintf("The largest variables it captures are %s.", toString(named))
+    } else {
+      "They are in the environments of functions or objects that it uses."
+    },
+    i = "Pass rows as `data`, or let the function read them from a file on the workers.",
+    i = "Define the function outside of functions that have large variables it does not need.",
+    i = "`options(tfdist.max_function_mb = )` allows more.",
     call = call
   )
 }

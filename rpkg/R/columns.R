@@ -1,15 +1,16 @@
 # Columns of data frames, tables and files to use, with their options: ColumnSpec in Python.
 
 column_spec <- function(label, features, weight, options, call = caller_env()) {
-  check_options(options, "data_options", "data_options", call)
   options <- options %||% data_options()
   list(
     label = check_label(label, call = call),
     features = check_features(features, call = call),
     weight = check_string(weight, allow_null = TRUE, call = call),
     tensors = options$tensors,
-    categories = options$categories,
-    encode = options$encode,
+    categories = if (!is.null(options$categories)) {
+      lapply(options$categories, as_comparable_values)
+    },
+    encode = unlist(options$encode),
     tfrecord_spec = options$tfrecord_spec,
     options = options
   )
@@ -71,14 +72,12 @@ with_named_fields <- function(present, named) {
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
     abort_input(
-      c(
-        sprintf(
-          "`%s` has no column other than the label %s.",
-          arg,
-          list_names(unlist(columns$label))
-        ),
-        i = "Add at least one feature column."
+      sprintf(
+        "`%s` has no column other than the label %s.",
+        arg,
+        list_names(unlist(columns$label))
       ),
+      i = "Add at least one feature column.",
       call = call
     )
   }
@@ -86,10 +85,8 @@ check_feature_names <- function(features, columns, arg, call) {
     both <- intersect(unlist(columns[[part]]), features)
     if (length(both)) {
       abort_input(
-        c(
-          sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part),
-          i = sprintf("Leave it out of `features`, or name another column as `%s`.", part)
-        ),
+        sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part),
+        i = sprintf("Leave it out of `features`, or name another column as `%s`.", part),
         call = call
       )
     }
@@ -106,15 +103,13 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
     abort_input(
-      c(
-        sprintf(
-          "`%s` describes columns, but `data` has no columns to which it applies.",
-          unused[[1L]]
-        ),
-        i = paste(
-          "It works with tables and files; `weight`, `categories` and `encode` also with data",
-          "frames."
-        )
+      sprintf(
+        "`%s` describes columns, but `data` has no columns to which it applies.",
+        unused[[1L]]
+      ),
+      i = paste(
+        "It works with tables and files; `weight`, `categories` and `encode` also with data",
+        "frames."
       ),
       call = call
     )

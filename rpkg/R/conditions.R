@@ -51,8 +51,9 @@ trace_user <- function(call) {
   }
 }
 
-abort_input <- function(message, call = caller_env()) {
-  abort_tfdist(message, "tfdist_error_input", call = call)
+# The parts of the message are those of rlang::abort().
+abort_input <- function(..., call = caller_env()) {
+  abort_tfdist(c(...), "tfdist_error_input", call = call)
 }
 
 abort_python <- function(error, call) {
@@ -87,23 +88,9 @@ traceback_tail <- function(traceback, lines = 6L) {
 
 # Programs and packages that a message of Python may begin with.
 lower_case_names <- c(
-  "bench-scale",
-  "kubectl",
-  "localhost",
-  "mpirun",
-  "onnxruntime",
-  "pyspark",
-  "reticulate",
-  "sacctmgr",
-  "sbatch",
-  "scancel",
-  "scontrol",
-  "sinfo",
-  "sparklyr",
-  "squeue",
-  "srun",
-  "ssh",
-  "tfdist"
+  c("bench-scale", "kubectl", "localhost", "mpirun", "onnxruntime", "pyspark", "reticulate"),
+  c("sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+  c("sparklyr", "ssh", "tfdist")
 )
 
 # A message of Python in the style of R: it begins with a capital letter and ends with a full stop,

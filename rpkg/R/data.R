@@ -41,11 +41,9 @@ check_no_database <- function(data, arg, call, predicts = FALSE) {
     what <- if (is_table) "table in" else "connection to"
     fetching <- if (is_table) "dplyr::collect()" else "DBI::dbReadTable()"
     abort_input(
-      c(
-        sprintf("`%s` is a %s a database, whose rows are not in this session.", arg, what),
-        i = sprintf("Fetch them with `%s`.", fetching),
-        i = if (predicts) "Or predict in the database, with `augment_sql(table, fit)`."
-      ),
+      sprintf("`%s` is a %s a database, whose rows are not in this session.", arg, what),
+      i = sprintf("Fetch them with `%s`.", fetching),
+      i = if (predicts) "Or predict in the database, with `augment_sql(table, fit)`.",
       call = call
     )
   }
@@ -59,35 +57,26 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   for (part in setdiff(names(parts)[is_column], "x")) {
     parts[[part]] <- parts[[part]][[1L]]
   }
-  arguments_used <- if (is.data.frame(parts$x)) c("categories", "encode")
-  if (is.data.frame(parts$x)) {
+  is_frame <- is.data.frame(parts$x)
+  if (is_frame) {
     check_frame_names(parts$x, at[["x"]], call)
     features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
-    coded <- encode_frame(parts$x, features, columns, at[["x"]], call)
-    check_frame_features(parts$x, features, at[["x"]], call, coded)
-    check_finite(parts$x, features, at[["x"]], call)
-    coded$feature_names <- name_features(parts$x, features, coded, at[["x"]], call)
-    parts$x <- frame_inputs(parts$x, features, coded$categories, coded$encode)
+    coded <- encode_features(parts$x, features, columns, at[["x"]], call)
   } else {
-    parts$x <- order_columns(parts$x, columns$feature_names, at[["x"]], call)
-    features <- matrix_columns(parts$x)
-    coded <- list(feature_names = features)
+    x <- order_columns(parts$x, columns$feature_names, at[["x"]], call)
+    features <- matrix_columns(x)
+    coded <- list(x = x, features = features, feature_names = features)
   }
+  parts["x"] <- coded["x"]
   for (part in names(parts)) {
     check_arrays(parts[[part]], at[[part]], call, label = part == "y", text = part == "x")
   }
   check_same_rows(parts, at, call)
-  list(
-    kind = "arrays",
-    x = parts$x,
-    y = as_label(parts$y),
-    sample_weight = parts$sample_weight,
-    features = features,
-    categories = coded$categories,
-    encode = coded$encode,
-    feature_names = coded$feature_names,
-    arguments_used = arguments_used
+  c(
+    list(kind = "arrays", y = as_label(parts$y), sample_weight = parts$sample_weight),
+    coded,
+    list(arguments_used = if (is_frame) c("categories", "encode"))
   )
 }
 
@@ -119,10 +108,7 @@ check_arrays <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty
     return(check_array(x, arg, call, label, text, may_be_empty))
   }
   if (length(x) == 0L) {
-    abort_input(
-      c(sprintf("`%s` is an empty list.", arg), i = "Give at least one array."),
-      call = call
-    )
+    abort_input(sprintf("`%s` is an empty list.", arg), i = "Give at least one array.", call = call)
   }
   for (i in seq_along(x)) {
     check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label, text, may_be_empty)
@@ -139,14 +125,12 @@ check_same_rows <- function(parts, at, call) {
     }
     numbers <- Filter(function(part) is_list_of_values(parts[[part]]), names(parts))
     abort_input(
-      c(
-        "The arrays must have the same number of rows.",
-        x = sprintf("%s.", toString(counts)),
-        i = "The first dimension of each array counts the rows.",
-        i = if (length(numbers) > 0L) {
-          sprintf("`%1$s` is a list of single values: pass `unlist(%1$s)`.", at[[numbers[[1L]]]])
-        }
-      ),
+      "The arrays must have the same number of rows.",
+      x = sprintf("%s.", toString(counts)),
+      i = "The first dimension of each array counts the rows.",
+      i = if (length(numbers) > 0L) {
+        sprintf("`%1$s` is a list of single values: pass `unlist(%1$s)`.", at[[numbers[[1L]]]])
+      },
       call = call
     )
   }
@@ -173,10 +157,8 @@ check_table <- function(data, columns, route, arg, call) {
 check_has_spark <- function(route, arg, call) {
   if (!has_spark(route)) {
     abort_input(
-      c(
-        sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route)),
-        i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table."
-      ),
+      sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route)),
+      i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table.",
       call = call
     )
   }
@@ -208,10 +190,8 @@ check_data_path <- function(path, arg, call) {
   absent <- path[is_here & !is_there]
   if (length(absent)) {
     abort_input(
-      c(
-        sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]]),
-        i = "Pass the path or URI of Parquet or TFRecord files."
-      ),
+      sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]]),
+      i = "Pass the path or URI of Parquet or TFRecord files.",
       call = call
     )
   }
@@ -229,16 +209,14 @@ absolute_path <- function(path) {
 
 abort_data <- function(data, allow_null, arg, call) {
   abort_input(
-    c(
-      sprintf("`%s` is %s, which is not a set of rows.", arg, describe(data)),
-      i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
-      "*" = "`list(x, y)` or `list(x, y, sample_weight)` with R or Python arrays;",
-      "*" = "an array, or a named list of the model's inputs, if there are no labels;",
-      "*" = "a data frame with the column that `label` names;",
-      "*" = "a sparklyr table, or a PySpark or pandas DataFrame;",
-      "*" = "the paths or URIs of Parquet or TFRecord files;",
-      "*" = "a function of the worker's context that returns a tf.data.Dataset of batches."
-    ),
+    sprintf("`%s` is %s, which is not a set of rows.", arg, describe(data)),
+    i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
+    "*" = "`list(x, y)` or `list(x, y, sample_weight)` with R or Python arrays;",
+    "*" = "an array, or a named list of the model's inputs, if there are no labels;",
+    "*" = "a data frame with the column that `label` names;",
+    "*" = "a sparklyr table, or a PySpark or pandas DataFrame;",
+    "*" = "the paths or URIs of Parquet or TFRecord files;",
+    "*" = "a function of the worker's context that returns a tf.data.Dataset of batches.",
     call = call
   )
 }
@@ -256,19 +234,17 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   unknown <- setdiff(used, trained)
   if (length(unknown)) {
     abort_input(
-      c(
-        sprintf(
-          "The label of `%s` has the value \"%s\", which the training did not have.",
-          arg,
-          unknown[[1L]]
-        ),
-        x = sprintf("`%s`: %s.", arg, list_names(given)),
-        x = sprintf(
-          "The training: %s.",
-          if (is.null(trained)) "not a factor" else list_names(trained)
-        ),
-        i = "Leave these rows out, or make a factor with the levels of the training."
+      sprintf(
+        "The label of `%s` has the value \"%s\", which the training did not have.",
+        arg,
+        unknown[[1L]]
       ),
+      x = sprintf("`%s`: %s.", arg, list_names(given)),
+      x = sprintf(
+        "The training: %s.",
+        if (is.null(trained)) "not a factor" else list_names(trained)
+      ),
+      i = "Leave these rows out, or make a factor with the levels of the training.",
       call = call
     )
   }
@@ -313,10 +289,8 @@ check_label_levels <- function(model, y, call) {
         rlang::cnd_signal(error)
       }
       abort_input(
-        c(
-          conditionMessage(error),
-          i = sprintf("`droplevels()` drops levels without rows: %s.", list_names(unused))
-        ),
+        conditionMessage(error),
+        i = sprintf("`droplevels()` drops levels without rows: %s.", list_names(unused)),
         call = call
       )
     }

@@ -5,13 +5,6 @@
 #' epoch's rows. Other workers may join between two epochs, or when a worker is lost.
 #' [barrier_train()] describes the exceptions, and what takes the place of a lost worker.
 #'
-#' @param workers Number of workers at the start. `NULL` (default): the number that would be used
-#'   without `elastic()`, but at least `min` and at most `max`.
-#' @param min Training continues as long as this many workers are left.
-#' @param max Workers are started until there are this many, as soon as there are slots for them. If
-#'   it is larger than `workers`, spare workers join after the first epochs. `NULL` (default): lost
-#'   workers are not replaced.
-#'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
@@ -21,6 +14,4 @@
 #' fit <- barrier_train(hosts("a:4,b:4"), model, data, workers = elastic(4, min = 2, max = 8))
 #' fit$workers_by_epoch
 #' }
-elastic <- function(workers = NULL, min = 1, max = NULL) {
-  new_options(list(workers = workers, min = min, max = max), "tfdist_elastic")
-}
+elastic <- new_maker("elastic")

@@ -72,10 +72,8 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
     abort_input(
-      c(
-        sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column)),
-        i = "Text, factors and whole numbers can be encoded; other types need `categories`."
-      ),
+      sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column)),
+      i = "Text, factors and whole numbers can be encoded; other types need `categories`.",
       call = call
     )
   }
@@ -83,17 +81,15 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   values <- column_values(column)
   if (encoding == "one_hot" && length(values) > most_one_hot) {
     abort_input(
-      c(
-        sprintf(
-          "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\".",
-          name,
-          arg,
-          length(values)
-        ),
-        i = sprintf(
-          "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding.",
-          name
-        )
+      sprintf(
+        "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\".",
+        name,
+        arg,
+        length(values)
+      ),
+      i = sprintf(
+        "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding.",
+        name
       ),
       call = call
     )
@@ -105,14 +101,12 @@ find_values <- function(column, name, encoding, columns, arg, call) {
 abort_unknown_codes <- function(name, column, arg, known_from, call) {
   problem <- sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column))
   if (!is.null(known_from)) {
-    abort_input(c(problem, i = sprintf("It was numeric in %s.", known_from)), call = call)
+    abort_input(problem, i = sprintf("It was numeric in %s.", known_from), call = call)
   }
   abort_input(
-    c(
-      problem,
-      i = "The codes of its values come from the training and are not known here.",
-      i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
-    ),
+    problem,
+    i = "The codes of its values come from the training and are not known here.",
+    i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name),
     call = call
   )
 }
@@ -157,10 +151,8 @@ name_features <- function(data, features, coded, arg, call) {
   twice <- Filter(length, lapply(as_groups(names), function(one) one[duplicated(one)]))
   if (length(twice)) {
     abort_input(
-      c(
-        sprintf("Two features of `%s` are called \"%s\".", arg, twice[[1L]][[1L]]),
-        i = "A factor or text has a column `column_level` for each level: rename the other column."
-      ),
+      sprintf("Two features of `%s` are called \"%s\".", arg, twice[[1L]][[1L]]),
+      i = "A factor or text has a column `column_level` for each level: rename the other column.",
       call = call
     )
   }

@@ -7,20 +7,16 @@ find_python <- function(python, call = caller_env()) {
   if (is.null(found)) {
     wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
     abort_input(
-      c(
-        sprintf("No %s was found on this machine.", wanted),
-        i = "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
-      ),
+      sprintf("No %s was found on this machine.", wanted),
+      i = "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`.",
       call = call
     )
   }
   version <- version_of_python(found, call)
   if (version < "3.11" || version >= "3.14") {
     abort_input(
-      c(
-        sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version),
-        i = "Leave out `python` to use the newest of these on this machine."
-      ),
+      sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version),
+      i = "Leave out `python` to use the newest of these on this machine.",
       call = call
     )
   }

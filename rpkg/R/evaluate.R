@@ -54,21 +54,17 @@ evaluate.tfdist_fit <- function(
   }
   batch_size <- check_count(batch_size)
   given <- list(label = label, features = features, weight = weight)
-  given <- choose_columns(given, NULL, data_options, data)
-  columns <- complete_columns(given, object)
-  data <- check_data(data, columns, check_sc("local"), arg = if (is.null(y)) "x" else "list(x, y)")
-  check_has_columns(given, data)
-  if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels)
-  }
-  evaluate_in_session(object, data, batch_size, rlang::current_env())
+  arg <- if (is.null(y)) "x" else "list(x, y)"
+  rows <- check_scored_rows(given, data_options, data, object, check_sc("local"), arg)
+  evaluate_in_session(object, rows$data, batch_size, rlang::current_env())
 }
 
 evaluate_in_session <- function(fit, data, batch_size, call) {
   model <- fit_model(fit, call)
   if (!isTRUE(model$compiled)) {
     abort_input(
-      c("The model of this fit is not compiled.", i = "Compile `fit$model`, and evaluate that."),
+      "The model of this fit is not compiled.",
+      i = "Compile `fit$model`, and evaluate that.",
       call = call
     )
   }

@@ -47,8 +47,8 @@
 #'   one-hot column have the form `column_level`;
 #' * `formula`, `preparation`: the formula, and, for a recipe or a formula that transforms columns,
 #'   the steps to apply to new rows;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`,
-#'   `model_base64` is empty;
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If [model_options()]
+#'   has a `uri`, `model_base64` is empty;
 #' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
 #'   builds it. `model_base64` then contains only the weights and the optimizer's state
 #'   (`"weights.h5"`). When you use `model`, the function is called and this state is loaded into
@@ -84,8 +84,6 @@ NULL
 new_fit <- function(
   result,
   columns = list(),
-  custom_objects = NULL,
-  safe_mode = TRUE,
   settings = list(),
   call = NULL,
   kept = NULL
@@ -134,8 +132,8 @@ new_fit <- function(
       model_format = fields$model_format,
       model_sha256 = fields$model_sha256,
       model_uri = fields$model_uri,
-      safe_mode = safe_mode,
-      custom_objects = custom_objects,
+      safe_mode = settings$model_options$safe_mode %||% TRUE,
+      custom_objects = settings$model_options$custom_objects,
       model_fn = kept$model_fn,
       rebuilding = if (!is.null(kept)) {
         c(kept["packages"], pybackend()$bridge$describe_weights(result))
@@ -159,12 +157,18 @@ generation_frame <- function(generations) {
 }
 
 restart_frame <- function(restarts) {
-  text <- function(field) vapply(restarts, function(one) one[[field]] %||% NA_character_, "")
-  data.frame(
-    time = .POSIXct(vapply(restarts, function(one) as.double(one$time), 0)),
-    lost = text("lost"),
-    checkpoint = text("checkpoint")
+  rows <- frame_of(
+    restarts,
+    list(time = NA_real_, lost = NA_character_, checkpoint = NA_character_)
   )
+  rows$time <- .POSIXct(rows$time)
+  rows
+}
+
+# A data frame from Python's records. `absent` has the values of absent fields, by column.
+frame_of <- function(records, absent) {
+  column <- function(none, name) vapply(records, function(one) one[[name]] %||% none, none)
+  as.data.frame(Map(column, absent, names(absent)))
 }
 
 timeline_frame <- function(timeline) {
@@ -280,7 +284,7 @@ str.tfdist_fit <- function(object, ...) {
 abort_no_element <- function(name, known, call) {
   advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))
-  abort_input(c(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice), call = call)
+  abort_input(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice, call = call)
 }
 
 fit_model <- function(fit, call = caller_env()) {

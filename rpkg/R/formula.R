@@ -32,10 +32,7 @@ formula_columns <- function(formula, data, weight, options, call) {
 # The terms of a formula, in which `.` stands for all columns except the label and the weight.
 read_formula <- function(formula, data, weight, options, call) {
   if (!rlang::is_formula(formula, lhs = TRUE)) {
-    abort_input(
-      c("`formula` has no label.", i = "Name it on the left: `y ~ a + b`."),
-      call = call
-    )
+    abort_input("`formula` has no label.", i = "Name it on the left: `y ~ a + b`.", call = call)
   }
   # A list of arrays has no label by name; a table is a list with a class.
   names <- if (!rlang::is_bare_list(data)) column_names(known_columns(data))
@@ -44,11 +41,9 @@ read_formula <- function(formula, data, weight, options, call) {
   }
   if (is.null(names) && !is_paths(data)) {
     abort_input(
-      c(
-        sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
-        i = if (is.array(data)) "Pass `as.data.frame(data)`, with the label as a column.",
-        i = "Pass a data frame, a Spark table or the path of files."
-      ),
+      sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
+      i = if (is.array(data)) "Pass `as.data.frame(data)`, with the label as a column.",
+      i = "Pass a data frame, a Spark table or the path of files.",
       call = call
     )
   }
@@ -60,7 +55,7 @@ read_formula <- function(formula, data, weight, options, call) {
       stats::terms(formula, data = structure(rows, class = "data.frame", row.names = integer()))
     ),
     error = function(error) {
-      abort_input(c("`formula` cannot be read.", x = conditionMessage(error)), call = call)
+      abort_input("`formula` cannot be read.", x = conditionMessage(error), call = call)
     }
   )
   check_terms(terms, weight, call)
@@ -70,10 +65,8 @@ read_formula <- function(formula, data, weight, options, call) {
 check_terms <- function(terms, weight, call) {
   if (!is.null(attr(terms, "offset"))) {
     abort_input(
-      c(
-        "`formula` has an offset, which is not supported.",
-        i = "Make the column an input of the model, and add it there."
-      ),
+      "`formula` has an offset, which is not supported.",
+      i = "Make the column an input of the model, and add it there.",
       call = call
     )
   }
@@ -82,30 +75,27 @@ check_terms <- function(terms, weight, call) {
   groups <- Filter(is_group, variables)
   if (length(groups)) {
     abort_input(
-      c(
-        sprintf(
-          "`formula` has `%s`: random effects and groups are not supported.",
-          deparse_line(groups[[1L]])
-        ),
-        i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
+      sprintf(
+        "`formula` has `%s`: random effects and groups are not supported.",
+        deparse_line(groups[[1L]])
       ),
+      i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`.",
       call = call
     )
   }
   is_contrast <- function(expr) is.call(expr) && deparse_line(expr[[1L]]) %in% c("C", "stats::C")
   if (any(vapply(variables, is_contrast, NA))) {
     abort_input(
-      c(
-        "`formula` sets contrasts, which are not used: each level of a factor has a column.",
-        i = "Use the column's name alone, or compute its columns with `model.matrix()` first."
-      ),
+      "`formula` sets contrasts, which are not used: each level of a factor has a column.",
+      i = "Use the column's name alone, or compute its columns with `model.matrix()` first.",
       call = call
     )
   }
   labels <- attr(terms, "term.labels")
   if (!length(labels)) {
     abort_input(
-      c("`formula` names no feature.", i = "Name some on the right: `y ~ a + b`, or `y ~ .`"),
+      "`formula` names no feature.",
+      i = "Name some on the right: `y ~ a + b`, or `y ~ .`",
       call = call
     )
   }
@@ -118,7 +108,7 @@ check_terms <- function(terms, weight, call) {
     } else {
       "`formula` has `%s` on both sides."
     }
-    abort_input(c(sprintf(problem, both[[1L]]), i = "Leave it out on the right."), call = call)
+    abort_input(sprintf(problem, both[[1L]]), i = "Leave it out on the right.", call = call)
   }
 }
 
@@ -135,10 +125,8 @@ deparse_line <- function(expr) paste(deparse(expr, width.cutoff = 500L), collaps
 check_formula_encoding <- function(encode, computed, call) {
   if (!identical(encode, "one_hot")) {
     abort_input(
-      c(
-        sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
-        i = "Leave out `encode`: all text then becomes one-hot."
-      ),
+      sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
+      i = "Leave out `encode`: all text then becomes one-hot.",
       call = call
     )
   }
@@ -196,14 +184,12 @@ check_by_row <- function(terms, data, predictors, call) {
     is_same <- \(name) has_same_rows(predictors[[name]], rows, some[[name]])
     for (name in Filter(Negate(is_same), names(predictors))) {
       abort_input(
-        c(
-          sprintf(
-            "`%s` in `formula` depends on all rows: for some of them alone, its values differ.",
-            name
-          ),
-          i = "The prediction of a row would depend on the other rows.",
-          i = "Compute the column first, or use `scale()`, `poly()` or a recipe: the fit stores it."
+        sprintf(
+          "`%s` in `formula` depends on all rows: for some of them alone, its values differ.",
+          name
         ),
+        i = "The prediction of a row would depend on the other rows.",
+        i = "Compute the column first, or use `scale()`, `poly()` or a recipe: the fit stores it.",
         call = call
       )
     }
@@ -241,10 +227,8 @@ check_predictors <- function(predictors, call) {
   if (any(is_time)) {
     name <- names(predictors)[is_time][[1L]]
     abort_input(
-      c(
-        sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
-        i = sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name)
-      ),
+      sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
+      i = sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name),
       call = call
     )
   }
@@ -255,7 +239,8 @@ formula_frame <- function(terms, data, arg, call) {
     stats::model.frame(terms, data, na.action = stats::na.pass),
     error = function(error) {
       abort_input(
-        c(sprintf("The formula cannot be applied to `%s`.", arg), x = conditionMessage(error)),
+        sprintf("The formula cannot be applied to `%s`.", arg),
+        x = conditionMessage(error),
         call = call
       )
     }

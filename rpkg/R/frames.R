@@ -14,36 +14,38 @@ check_frame <- function(data, columns, arg, call) {
   features <- check_named_columns(columns, names(data), arg, call)
   if (length(columns$tensors)) {
     abort_input(
-      c(
-        sprintf("`tensors` describes columns of tables and files, but `%s` is a data frame.", arg),
-        i = "Pass `list(x, y)` with an array of that shape instead."
-      ),
+      sprintf("`tensors` describes columns of tables and files, but `%s` is a data frame.", arg),
+      i = "Pass `list(x, y)` with an array of that shape instead.",
       call = call
     )
   }
   if (nrow(data) == 0L) {
-    abort_input(
-      c(sprintf("`%s` has no rows.", arg), i = "Pass at least one row."),
-      call = call
-    )
+    abort_input(sprintf("`%s` has no rows.", arg), i = "Pass at least one row.", call = call)
   }
+  coded <- encode_features(data, features, columns, arg, call)
+  y <- frame_label(data, columns, arg, call)
+  of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
+  check_matrix_order(unlist(coded$feature_names), unlist(columns$feature_names), arg, call)
+  coded["categories"] <- list(c(coded$categories, of_labels))
+  weight <- frame_weight(data, columns$weight, arg, call)
+  c(
+    list(kind = "arrays", y = y, sample_weight = weight),
+    coded,
+    list(arguments_used = c("weight", "categories", "encode"))
+  )
+}
+
+# The model's input from the columns of a data frame, and how it was made.
+encode_features <- function(data, features, columns, arg, call) {
   coded <- encode_frame(data, features, columns, arg, call)
   check_frame_features(data, features, arg, call, coded)
   check_finite(data, features, arg, call)
-  y <- frame_label(data, columns, arg, call)
-  of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
-  names <- name_features(data, features, coded, arg, call)
-  check_matrix_order(unlist(names), unlist(columns$feature_names), arg, call)
   list(
-    kind = "arrays",
     x = frame_inputs(data, features, coded$categories, coded$encode),
-    y = y,
-    sample_weight = frame_weight(data, columns$weight, arg, call),
     features = features,
-    categories = c(coded$categories, of_labels),
+    categories = coded$categories,
     encode = coded$encode,
-    feature_names = names,
-    arguments_used = c("weight", "categories", "encode")
+    feature_names = name_features(data, features, coded, arg, call)
   )
 }
 
@@ -52,15 +54,13 @@ check_matrix_order <- function(names, known, arg, call) {
   if (setequal(names, known) && !identical(names, known)) {
     first <- which(names != known)[[1L]]
     abort_input(
-      c(
-        sprintf(
-          "`%s` has \"%s\" where the training has \"%s\".",
-          arg,
-          names[[first]],
-          known[[first]]
-        ),
-        i = "Put the columns of its matrix in the order of the training."
+      sprintf(
+        "`%s` has \"%s\" where the training has \"%s\".",
+        arg,
+        names[[first]],
+        known[[first]]
       ),
+      i = "Put the columns of its matrix in the order of the training.",
       call = call
     )
   }
@@ -109,20 +109,16 @@ check_frame_names <- function(data, arg, call) {
   names <- rlang::names2(data)
   if (!all(nzchar(names))) {
     abort_input(
-      c(
-        sprintf("Column %d of `%s` has no name.", match("", names), arg),
-        i = "Name it, or leave it out."
-      ),
+      sprintf("Column %d of `%s` has no name.", match("", names), arg),
+      i = "Name it, or leave it out.",
       call = call
     )
   }
   twice <- names[duplicated(names)]
   if (length(twice)) {
     abort_input(
-      c(
-        sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]]),
-        i = "Rename one, or leave it out."
-      ),
+      sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]]),
+      i = "Rename one, or leave it out.",
       call = call
     )
   }
@@ -140,18 +136,16 @@ check_columns <- function(wanted, columns, arg, what, call) {
   absent <- setdiff(wanted, columns)
   if (length(absent)) {
     abort_input(
-      c(
-        sprintf("`%s` has no column \"%s\", which is %s.", arg, absent[[1L]], what),
-        if (what == "the `label`" && identical(absent[[1L]], "label")) {
-          c(
-            i = "Name the column to predict, e.g. `label = Species`, or use a formula.",
-            i = "If the rows have no labels, use `label = NULL`."
-          )
-        },
-        # A name of one or two letters is similar to any other.
-        i = if (nchar(absent[[1L]]) > 2L) name_near(absent[[1L]], columns, "\"%s\""),
-        i = sprintf("Its columns are %s.", list_names(columns))
-      ),
+      sprintf("`%s` has no column \"%s\", which is %s.", arg, absent[[1L]], what),
+      if (what == "the `label`" && identical(absent[[1L]], "label")) {
+        c(
+          i = "Name the column to predict, e.g. `label = Species`, or use a formula.",
+          i = "If the rows have no labels, use `label = NULL`."
+        )
+      },
+      # A name of one or two letters is similar to any other.
+      i = if (nchar(absent[[1L]]) > 2L) name_near(absent[[1L]], columns, "\"%s\""),
+      i = sprintf("Its columns are %s.", list_names(columns)),
       call = call
     )
   }
@@ -179,15 +173,13 @@ check_frame_features <- function(
     is_number <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
     if (!is_number) {
       abort_input(
-        c(
-          sprintf("The feature column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
-          i = if (is.factor(column) || is.character(column)) {
-            "It must be numeric or logical here."
-          } else {
-            "Features are numbers, logical values, text or factors."
-          },
-          i = sprintf("%s, or %s.", advise_on_column(name, column), or_else)
-        ),
+        sprintf("The feature column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
+        i = if (is.factor(column) || is.character(column)) {
+          "It must be numeric or logical here."
+        } else {
+          "Features are numbers, logical values, text or factors."
+        },
+        i = sprintf("%s, or %s.", advise_on_column(name, column), or_else),
         call = call
       )
     }
@@ -210,12 +202,10 @@ advise_on_column <- function(name, column) {
 check_not_labelled <- function(column, name, arg, call) {
   if (inherits(column, "haven_labelled")) {
     abort_input(
-      c(
-        sprintf("Column \"%s\" of `%s` has codes with labels, of class haven_labelled.", name, arg),
-        i = sprintf(
-          "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`.",
-          name
-        )
+      sprintf("Column \"%s\" of `%s` has codes with labels, of class haven_labelled.", name, arg),
+      i = sprintf(
+        "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`.",
+        name
       ),
       call = call
     )
@@ -230,10 +220,8 @@ check_finite <- function(data, features, arg, call) {
       row <- (which(is.infinite(column))[1L] - 1L) %% NROW(column) + 1L
       if (!is.na(row)) {
         abort_input(
-          c(
-            sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row),
-            i = "Remove these rows, or replace the values."
-          ),
+          sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row),
+          i = "Remove these rows, or replace the values.",
           call = call
         )
       }
@@ -246,10 +234,8 @@ check_column_missing <- function(column, name, arg, call) {
     # In a matrix column, the index of an element runs down the rows.
     row <- (which(is.na(column))[[1L]] - 1L) %% NROW(column) + 1L
     abort_input(
-      c(
-        sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row),
-        i = "Remove these rows, or fill in the values."
-      ),
+      sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row),
+      i = "Remove these rows, or fill in the values.",
       call = call
     )
   }
@@ -345,16 +331,14 @@ category_codes <- function(data, name, values, arg, call) {
   if (anyNA(codes)) {
     row <- which(is.na(codes))[[1L]]
     abort_input(
-      c(
-        sprintf(
-          "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories.",
-          name,
-          arg,
-          encodeString(as.character(column[[row]]), quote = "\""),
-          row
-        ),
-        i = sprintf("The categories are %s.", list_names(as.character(values)))
+      sprintf(
+        "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories.",
+        name,
+        arg,
+        encodeString(as.character(column[[row]]), quote = "\""),
+        row
       ),
+      i = sprintf("The categories are %s.", list_names(as.character(values))),
       call = call
     )
   }

@@ -30,35 +30,7 @@
 #' fit <- train_mnist(hosts("a:2,b:2"))
 #' fit <- barrier_train(hosts(hostfile = "~/hosts"), model, data, workers = 4)
 #' }
-hosts <- function(
-  hosts = NULL,
-  ...,
-  hostfile = NULL,
-  python = NULL,
-  ssh_options = NULL,
-  environment = NULL
-) {
-  check_dots_empty(...)
-  fields <- list(
-    hosts = hosts,
-    hostfile = hostfile,
-    python = python,
-    # reticulate converts a vector of length one to a string.
-    ssh_options = as_list_or_null(ssh_options),
-    environment = as_list_or_null(environment)
-  )
-  new_launcher(fields, "hosts")
-}
-
-# `maker` is the name of the function in R and in Python, which checks the fields.
-new_launcher <- function(fields, maker, call = caller_env()) {
-  new_options(fields, c(paste0("tfdist_", maker), "tfdist_launcher"), call)
-}
-
-as_python_launcher <- function(launcher, call = caller_env()) {
-  maker <- pybackend(call)[[sub("^tfdist_", "", class(launcher)[[1L]])]]
-  do.call(call_python, c(list(maker, call = call), drop_null(unclass(launcher))))
-}
+hosts <- new_maker("hosts", "launcher")
 
 has_spark <- function(route) !route$kind %in% c("local", "launcher")
 

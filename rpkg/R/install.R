@@ -97,10 +97,8 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
       "does not exist"
     }
     abort_input(
-      c(
-        sprintf("`%s` %s: %s.", arg, problem, source),
-        i = "Leave it out to install the copy inside the R package."
-      ),
+      sprintf("`%s` %s: %s.", arg, problem, source),
+      i = "Leave it out to install the copy inside the R package.",
       call = call
     )
   }
@@ -133,16 +131,14 @@ bundled_python <- function(directory = system.file("python", package = "tfdist")
 
 abort_no_source <- function(call) {
   abort_input(
-    c(
-      "This installation of the R package does not contain the Python package.",
-      i = "There are three ways to get it:",
-      "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which contains it.",
-      "*" = paste(
-        "Install `rpkg` from a git clone of the repository, which has its symbolic links:",
-        "`R CMD INSTALL path/to/tfdist/rpkg`."
-      ),
-      "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."
+    "This installation of the R package does not contain the Python package.",
+    i = "There are three ways to get it:",
+    "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which contains it.",
+    "*" = paste(
+      "Install `rpkg` from a git clone of the repository, which has its symbolic links:",
+      "`R CMD INSTALL path/to/tfdist/rpkg`."
     ),
+    "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`.",
     call = call
   )
 }

@@ -38,10 +38,8 @@ join_workers <- function(addresses, index, secret_file = NULL) {
   check_string(secret_file, allow_null = TRUE)
   if (!is.null(secret_file) && !file.exists(secret_file)) {
     abort_input(
-      c(
-        sprintf("`secret_file` does not exist: %s.", secret_file),
-        i = "The command `tfdist secret` creates one."
-      )
+      sprintf("`secret_file` does not exist: %s.", secret_file),
+      i = "The command `tfdist secret` creates one."
     )
   }
   config <- make_tf_config(addresses, index)

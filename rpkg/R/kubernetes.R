@@ -32,44 +32,4 @@
 #' \dontrun{
 #' fit <- train_mnist(kubernetes("registry/tf:1", gpus = 1), workers = 4)
 #' }
-kubernetes <- function(
-  image,
-  ...,
-  namespace = NULL,
-  context = NULL,
-  cpus = NULL,
-  memory = NULL,
-  gpus = NULL,
-  node_selector = NULL,
-  tolerations = NULL,
-  secrets = NULL,
-  service_account = NULL,
-  image_pull_secrets = NULL,
-  time_limit = NULL,
-  ttl = NULL,
-  python = NULL,
-  labels = NULL,
-  patience = NULL
-) {
-  check_dots_empty(...)
-  # A named list becomes a dict in Python.
-  fields <- list(
-    image = image,
-    namespace = namespace,
-    context = context,
-    cpus = cpus,
-    memory = memory,
-    gpus = gpus,
-    node_selector = as_list_or_null(node_selector),
-    tolerations = tolerations,
-    secrets = secrets,
-    service_account = service_account,
-    image_pull_secrets = image_pull_secrets,
-    time_limit = time_limit,
-    ttl = ttl,
-    python = python,
-    labels = as_list_or_null(labels),
-    patience = patience
-  )
-  new_launcher(fields, "kubernetes")
-}
+kubernetes <- new_maker("kubernetes", "launcher")

@@ -1,12 +1,18 @@
+# Spark gives the rows, also those of the validation.
+ml_options <- setdiff(
+  barrier_train_options,
+  c("label", "weight", "validation_data", "validation_split")
+)
+
 #' Use Keras models in Spark ML pipelines
 #'
 #' `ml_keras()` turns a Keras model into a stage for sparklyr pipelines. [barrier_train()] trains it
 #' on the workers of the cluster, and the trained stage adds predictions to the rows of a table.
 #'
-#' @details
-#' The stage is an instance of the Python class `pybackend.ml.KerasEstimator`, which Spark's own
-#' pipelines cannot contain. An `ml_pipeline()` to which you add such a stage therefore becomes a
-#' `tfdist_ml_pipeline`. `ml_keras()` and [ml_add()] add more stages, and sparklyr's `ml_fit()`,
+#' @details The stage is an instance of the Python class `pybackend.ml.KerasEstimator`, which
+#' Spark's own pipelines cannot contain. An `ml_pipeline()` to which you add such a stage therefore
+#' becomes a `tfdist_ml_pipeline`. `ml_keras()` adds a stage to it, and so does `c(pipeline, stage)`
+#' with a stage of sparklyr, e.g. `ft_index_to_string(sc, ...)`. sparklyr's `ml_fit()`,
 #' `ml_transform()`, `ml_predict()` and `ml_save()` work as usual. `ml_save()` writes Spark ML's
 #' format, which `PipelineModel.load()` reads in Python. sparklyr's `ml_load()` cannot read it,
 #' because it supports only JVM stages: use [ml_load_keras()].
@@ -15,6 +21,7 @@
 #' `probability_col` and `prediction_col` (the class as a double), as sparklyr's classifiers do. Any
 #' other model adds `prediction_col`.
 #'
+#' @inheritParams barrier_train
 #' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
 #' @param model A compiled Keras model, a [tfdist_fit], or an R function that takes no arguments and
 #'   returns a model. The function is called once, in this session.
@@ -25,14 +32,10 @@
 #' @param validation_indicator_col Column that is true for validation rows, or `NULL`.
 #' @param features Columns that form one input, or a named list with the columns for each input of
 #'   the model. `NULL` uses `features_col`.
-#' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,scale_lr,resources As in
-#'   [barrier_train()].
-#' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
-#'   As in [barrier_train()]. In `class_weight`, classes are numbers, as in `label_col`. A pipeline
-#'   with `callbacks` cannot be saved, but the result of its `ml_fit()` can.
-#' @param model_uri,checkpoint,restarts,tensorboard,timeout As in [barrier_train()].
+#' @param callbacks As in [barrier_train()]. A pipeline with `callbacks` cannot be saved, but the
+#'   result of its `ml_fit()` can.
+#' @param class_weight As in [barrier_train()]. Classes are numbers, as in `label_col`.
 #' @param verbose As in [barrier_train()]; 0 is silent.
-#' @param stage A sparklyr stage to append to a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
 #' @param path Path for `ml_save()`: a path that all machines share, or a URI that Spark supports.
 #'
@@ -57,118 +60,93 @@
 #' sparklyr::ml_multiclass_classification_evaluator(predicted, metric_name = "accuracy")
 #' sparklyr::ml_save(fitted, "hdfs:///models/flowers")
 #' }
-ml_keras <- function(
-  x,
-  model,
-  ...,
-  features_col = "features",
-  label_col = "label",
-  prediction_col = "prediction",
-  probability_col = "probability",
-  raw_prediction_col = "rawPrediction",
-  weight_col = NULL,
-  validation_indicator_col = NULL,
-  features = NULL,
-  workers = getOption("tfdist.workers"),
-  epochs = 1L,
-  batch_size = 32L,
-  seed = NULL,
-  exchange = NULL,
-  scale_lr = NULL,
-  resources = NULL,
-  initial_epoch = 0L,
-  steps_per_epoch = NULL,
-  validation_freq = 1L,
-  callbacks = NULL,
-  class_weight = NULL,
-  shuffle = TRUE,
-  data_options = NULL,
-  model_uri = NULL,
-  checkpoint = NULL,
-  restarts = 0,
-  tensorboard = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 0),
-  timeout = 300
-) {
-  check_dots_empty(...)
-  check_installed("sparklyr", "A pipeline of Spark ML")
-  sc <- pipeline_connection(x)
-  check_model(model)
-  check_needs_no_r(model, "Train it further with `barrier_train()`, and predict with `predict()`.")
-  columns <- list(
-    featuresCol = check_string(features_col),
-    labelCol = check_string(label_col),
-    predictionCol = check_string(prediction_col),
-    probabilityCol = check_string(probability_col),
-    rawPredictionCol = check_string(raw_prediction_col),
-    weightCol = check_string(weight_col, allow_null = TRUE),
-    validationIndicatorCol = check_string(validation_indicator_col, allow_null = TRUE),
-    features = null_if_empty(as_python_features(check_features(features)))
-  )
-  settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
-  options <- check_arguments(ml_options)
-  options$exchange <- check_options(exchange, c("exchange", "local_steps", "parameter_server"))
-  options$data_options <- check_options(data_options, "data_options")
-  check_custom_objects(custom_objects)
-  check_flag(safe_mode)
-
-  call <- rlang::current_env()
-  # Stages are made of the classes of the attached PySpark.
-  open_session(check_pipeline_connection(sc), call)
-  names(settings)[names(settings) == "batch_size"] <- "batchSize"
-  params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
-  stage <- do.call(
-    call_python,
-    c(
-      list(
-        pybackend_ml(call)$KerasEstimator,
-        as_python_model(model, call, settings$seed),
-        call = call
-      ),
-      list(customObjects = custom_objects, safeMode = safe_mode),
-      drop_null(params)
+ml_keras <- take_options(
+  function(
+    x,
+    model,
+    ...,
+    features_col = "features",
+    label_col = "label",
+    prediction_col = "prediction",
+    probability_col = "probability",
+    raw_prediction_col = "rawPrediction",
+    weight_col = NULL,
+    validation_indicator_col = NULL,
+    features = NULL,
+    verbose = getOption("tfdist.verbose", 0)
+  ) {
+    check_dots_empty(...)
+    check_installed("sparklyr", "A pipeline of Spark ML")
+    sc <- pipeline_connection(x)
+    check_model(model)
+    check_needs_no_r(
+      model,
+      "Train it further with `barrier_train()`, and predict with `predict()`."
     )
-  )
-  if (inherits(x, "tbl_spark")) {
-    return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
-  }
-  ml_add(x, stage)
-}
+    columns <- list(
+      featuresCol = check_string(features_col),
+      labelCol = check_string(label_col),
+      predictionCol = check_string(prediction_col),
+      probabilityCol = check_string(probability_col),
+      rawPredictionCol = check_string(raw_prediction_col),
+      weightCol = check_string(weight_col, allow_null = TRUE),
+      validationIndicatorCol = check_string(validation_indicator_col, allow_null = TRUE),
+      features = null_if_empty(as_python_features(check_features(features)))
+    )
+    settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
+    options <- check_arguments(setdiff(ml_options, c("features", names(settings))))
+    known <- options$model_options
+    options["model_options"] <- list(if (!is.null(known$uri)) model_options(known$uri))
 
-# Arguments of ml_keras() that are not Params in Python.
-ml_options <- c(
-  c("initial_epoch", "steps_per_epoch", "validation_freq", "callbacks", "class_weight", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "tensorboard"),
-  "timeout"
+    call <- rlang::current_env()
+    # Stages are made of the classes of the attached PySpark.
+    open_session(check_pipeline_connection(sc), call)
+    names(settings)[names(settings) == "batch_size"] <- "batchSize"
+    params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
+    stage <- do.call(
+      call_python,
+      c(
+        list(
+          pybackend_ml(call)$KerasEstimator,
+          as_python_model(model, call, settings$seed),
+          call = call
+        ),
+        list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE),
+        drop_null(params)
+      )
+    )
+    if (inherits(x, "tbl_spark")) {
+      return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
+    }
+    add_stage(x, stage)
+  },
+  ml_options
 )
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
 as_train_options <- function(options, call) {
-  defaults <- formals(ml_keras)[names(options)]
   is_default <- mapply(
     function(value, default) isTRUE(all.equal(value, default)),
     options,
-    defaults
+    option_defaults[names(options)]
   )
   options <- options[!is_default]
-  options$callbacks <- as_python_callbacks(options$callbacks, call)
   options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
-  drop_null(lapply(options, as_python_setting, call = call))
+  drop_null(as_python_settings(options, call))
 }
 
-#' @rdname ml_keras
 #' @export
-ml_add <- function(x, stage) {
-  check_given()
+c.tfdist_ml_pipeline <- function(...) Reduce(add_stage, list(...))
+
+add_stage <- function(x, stage) {
   sc <- pipeline_connection(x)
   stages <- if (inherits(x, "tfdist_ml_pipeline")) x$stages
   if (inherits(x, "ml_pipeline") && length(sparklyr::ml_stages(x))) {
     stages <- list(x)
   }
   if (!is_python(stage) && !inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))) {
-    abort_expected(stage, "a stage of a pipeline", FALSE, "stage", rlang::current_env())
+    expected <- "a stage of a pipeline"
+    abort_expected(stage, expected, FALSE, "stage", rlang::current_env())
   }
   new_ml_pipeline(sc, c(stages, list(stage)))
 }
@@ -312,10 +290,8 @@ check_pipeline_connection <- function(sc, call = caller_env()) {
   route <- check_sc(sc, "sc", call)
   if (route$kind != "sparklyr") {
     abort_input(
-      c(
-        "Pipelines with Keras need a connection of sparklyr itself.",
-        i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
-      ),
+      "Pipelines with Keras need a connection of sparklyr itself.",
+      i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`.",
       call = call
     )
   }

@@ -58,39 +58,33 @@ as_plain_labels <- function(y) as.integer(as.vector(y))
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 2, epochs = 1, limit = 640)
 #' fit$metrics
-train_mnist <- function(
-  sc = "local",
-  workers = getOption("tfdist.workers"),
-  ...,
-  epochs = 3,
-  batch_size = 64,
-  path = NULL,
-  limit = NULL,
-  callbacks = NULL,
-  seed = 1,
-  resources = NULL,
-  checkpoint = NULL,
-  restarts = 0,
-  tensorboard = NULL,
-  verbose = getOption("tfdist.verbose", 1),
-  timeout = 300
-) {
-  check_dots_empty(...)
-  route <- check_sc(sc)
-  check_string(path, allow_null = TRUE)
-  settings <- check_arguments(
-    c(
-      c("workers", "epochs", "batch_size", "limit", "callbacks", "seed", "resources"),
-      c("checkpoint", "restarts", "tensorboard", "verbose", "timeout")
-    )
-  )
-  call <- rlang::current_env()
-  backend <- pybackend()
-  settings <- lapply(settings, as_python_setting, call = call)
-  settings$callbacks <- as_python_callbacks(settings$callbacks, call)
-  arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
-  result <- do.call(call_python, c(arguments, settings))
-  fit <- new_fit(result, list(levels = as.character(0:9)), settings = settings)
-  record_training(fit)
-  fit
-}
+train_mnist <- take_options(
+  function(
+    sc = "local",
+    workers = getOption("tfdist.workers"),
+    ...,
+    epochs = 3,
+    batch_size = 64,
+    path = NULL,
+    limit = NULL,
+    seed = 1
+  ) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    route <- check_sc(sc)
+    check_string(path, allow_null = TRUE)
+    limit <- check_count(limit, allow_null = TRUE)
+    settings <- check_arguments(mnist_options)
+    arguments <- list(pybackend()$train_mnist, open_session(route), path = path, limit = limit)
+    plain <- as_python_settings(settings, call)
+    result <- do.call(call_python, c(arguments, plain, list(call = call)))
+    fit <- new_fit(result, list(levels = as.character(0:9)), settings)
+    record_training(fit)
+    fit
+  },
+  c("callbacks", "resources", "recovery", "verbose")
+)
+
+mnist_options <- c(
+  c("workers", "epochs", "batch_size", "callbacks", "seed", "resources", "recovery", "verbose")
+)

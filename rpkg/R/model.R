@@ -108,7 +108,8 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
     call = call
   )
   columns <- list(label = found$label, labels = null_if_empty(lapply(found$labels, plain_label)))
-  new_fit(found$result, columns, custom_objects, safe_mode)
+  options <- list(custom_objects = custom_objects, safe_mode = safe_mode)
+  new_fit(found$result, columns, list(model_options = options))
 }
 
 # One of describe_labels(), whose vectors a .json file stores as lists.
@@ -124,10 +125,8 @@ plain_label <- function(label) {
 save_fit <- function(fit, path, call) {
   if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
     abort_input(
-      c(
-        "This fit contains R code, which a .json file cannot store.",
-        i = "Use `saveRDS()`, which saves all of it for R."
-      ),
+      "This fit contains R code, which a .json file cannot store.",
+      i = "Use `saveRDS()`, which saves all of it for R.",
       call = call
     )
   }
@@ -153,10 +152,8 @@ write_fit <- function(fit, path, call) {
   is_weights <- identical(format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     abort_input(
-      c(
-        "Keras cannot write this model as a whole: the fit has only its weights.",
-        i = "Name the file *.weights.h5, and load it with `model$load_weights()`."
-      ),
+      "Keras cannot write this model as a whole: the fit has only its weights.",
+      i = "Name the file *.weights.h5, and load it with `model$load_weights()`.",
       call = call
     )
   }
@@ -229,14 +226,12 @@ check_model <- function(
   required <- required_arguments(model)
   if (length(required)) {
     abort_input(
-      c(
-        sprintf(
-          "`%s` must be a function without arguments, but `%s` is required.",
-          arg,
-          required[[1L]]
-        ),
-        i = "Wrap it: `function() build(...)`."
+      sprintf(
+        "`%s` must be a function without arguments, but `%s` is required.",
+        arg,
+        required[[1L]]
       ),
+      i = "Wrap it: `function() build(...)`.",
       call = call
     )
   }
@@ -255,7 +250,8 @@ abort_no_model <- function(model, expected, arg, call) {
     sprintf("Load the file: `%s(\"%s\")`.", reader, model)
   }
   abort_input(
-    c(sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)), i = advice),
+    sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)),
+    i = advice,
     call = call
   )
 }
@@ -282,20 +278,18 @@ as_python_model <- function(model, call, seed = NULL) {
   }
   if (!is.null(seed)) {
     # As the workers do when they build a model.
-    reticulate::import("keras")$utils$set_random_seed(seed)
+    reticulate::import("keras")$utils$set_random_seed(as.integer(seed))
   }
   built <- model()
   if (!is_keras_model(built)) {
     abort_input(
-      c(
-        sprintf(
-          "The `model` function must return a compiled Keras model, not %s.",
-          describe(built)
-        ),
-        i = if (is.null(built)) {
-          "Its last line must be the model: `model$compile()` returns `NULL`."
-        }
+      sprintf(
+        "The `model` function must return a compiled Keras model, not %s.",
+        describe(built)
       ),
+      i = if (is.null(built)) {
+        "Its last line must be the model: `model$compile()` returns `NULL`."
+      },
       call = call
     )
   }
@@ -324,10 +318,8 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
   folder <- dirname(path.expand(path))
   if (!dir.exists(folder)) {
     abort_input(
-      c(
-        sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
-        i = "Create it with `dir.create()`."
-      ),
+      sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
+      i = "Create it with `dir.create()`.",
       call = call
     )
   }
@@ -338,3 +330,17 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
     )
   }
 }
+
+#' Options for a model's classes and its file
+#'
+#' Value for the `model_options` argument of [barrier_train()] and of other calls with a model.
+#'
+#' @param custom_objects Named list of Python classes and functions that the model needs in addition
+#'   to Keras's own. `NULL` (default): none, or those of the fit if the model is a [tfdist_fit].
+#'
+#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' model_options(uri = "/shared/models/digits.keras")
+model_options <- new_maker("model_options")

@@ -36,10 +36,8 @@ check_newdata <- function(
     inputs <- find_text_inputs(as_python_model(model, call), call)
     if (!is.null(inputs) && length(inputs) == 0L) {
       abort_input(
-        c(
-          sprintf("`%s` contains strings, but no input of the model takes strings.", arg),
-          i = if (is_paths(newdata)) "Read files first, and pass a data frame."
-        ),
+        sprintf("`%s` contains strings, but no input of the model takes strings.", arg),
+        i = if (is_paths(newdata)) "Read files first, and pass a data frame.",
         call = call
       )
     }

@@ -70,8 +70,6 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
 observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
-is_tracker <- function(x) inherits(x, "tfdist_tracker")
-
 # Convert observers and trackers to Python's, and leave Keras's callbacks unchanged.
 as_python_callbacks <- function(callbacks, call) {
   if (is.null(callbacks)) {
@@ -96,11 +94,7 @@ as_python_observing <- function(f, name) {
   has_warned <- FALSE
   function(number, logs) {
     values <- rlang::set_names(list(f, number, logs), names)
-    # On its way through Python an error would lose its class.
-    answer <- withCallingHandlers(
-      keep_conditions(eval(observing, values)),
-      error = function(error) the$observer_error <- error
-    )
+    answer <- within_python(eval(observing, values))
     if (identical(answer, logical()) && !has_warned) {
       has_warned <<- TRUE
       keep_conditions(warn_no_answer(name, names(logs)))

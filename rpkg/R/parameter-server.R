@@ -9,8 +9,6 @@
 #' parameter servers are additional processes, as is a chief, which schedules the steps and holds
 #' the final model.
 #'
-#' @param servers Number of parameter servers. The weights are divided among them.
-#'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
@@ -19,6 +17,4 @@
 #' \dontrun{
 #' fit <- barrier_train(sc, model, data, workers = 4, exchange = parameter_server(servers = 2))
 #' }
-parameter_server <- function(servers = 1) {
-  new_options(list(servers = servers), "tfdist_parameter_server")
-}
+parameter_server <- new_maker("parameter_server")

@@ -2,7 +2,7 @@
 #'
 #' When parsnip is loaded, tfdist is an engine for `parsnip::mlp()`, for classification and
 #' regression: `mlp(hidden_units = 16, epochs = 20) |> set_engine("tfdist", workers = 2)`. parsnip
-#' calls these functions; you do not need to call them.
+#' calls this function; you do not need to call it.
 #'
 #' @details
 #' `hidden_units`, `penalty` (on the squared weights), `dropout`, `epochs`, `activation` and
@@ -18,15 +18,12 @@
 #'   `hidden_units` has several values, each one adds a layer.
 #' @param sc,verbose As in [barrier_train()].
 #' @param ... Other arguments of [barrier_train()].
-#' @param object A [tfdist_fit].
-#' @param new_data A data frame.
 #'
-#' @return `train_mlp()` returns a [tfdist_fit]; `score_mlp()` returns a matrix of the model's
-#'   outputs.
+#' @return A [tfdist_fit].
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mlp(iris[1:4], iris$Species, epochs = 2, workers = 1)
-#' score_mlp(fit, iris[1:2, 1:4])
+#' predict(fit, iris[1:2, 1:4])
 NULL
 
 #' @rdname parsnip_engine
@@ -84,22 +81,14 @@ check_engine_arguments <- function(given, call = caller_env()) {
   known <- setdiff(names(c(formals(train_mlp), formals(barrier_train))), c("x", "y", "...", set))
   unknown <- setdiff(given, known)
   if (length(unknown)) {
-    advice <- name_near(unknown[[1L]], known) %||%
-      sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
+    others <- sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
+    advice <- find_instead(unknown[[1L]], known, others)
     abort_input(
-      c(sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]), i = advice),
+      sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]),
+      i = advice,
       call = call
     )
   }
-}
-
-#' @rdname parsnip_engine
-#' @export
-score_mlp <- function(object, new_data) {
-  checked <- check_newdata(new_data, object, "null")
-  rows <- as_input(checked$rows, as_feature_array)
-  scores <- call_python(pybackend()$bridge$predict_rows, fit_model(object), rows, 32L)
-  spread_rows(scores, checked$complete)
 }
 
 # Without classes, the model has one output number.
@@ -111,10 +100,8 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
   )
   if (!is_known) {
     abort_input(
-      c(
-        sprintf("Keras has no activation \"%s\".", layers$activation),
-        i = "Use for example \"relu\", \"tanh\" or \"gelu\"."
-      )
+      sprintf("Keras has no activation \"%s\".", layers$activation),
+      i = "Use for example \"relu\", \"tanh\" or \"gelu\"."
     )
   }
   model <- keras$Sequential()
@@ -175,8 +162,8 @@ register_engine <- function(...) {
     parsnip::set_model_arg("mlp", "tfdist", name, name, list(pkg = "dials", fun = name), FALSE)
   }
   set_scores <- function(mode, type, post) {
-    arguments <- list(object = quote(object$fit), new_data = quote(new_data))
-    func <- c(pkg = "tfdist", fun = "score_mlp")
+    arguments <- list(object = quote(object$fit), newdata = quote(new_data), type = "raw")
+    func <- c(fun = "predict")
     value <- list(pre = NULL, post = post, func = func, args = arguments)
     parsnip::set_pred("mlp", mode, "tfdist", type, value)
   }

@@ -3,14 +3,9 @@
 # From Python's Plan.
 new_plan <- function(plan) {
   fields <- plan$to_dict()
-  column <- function(name, none) {
-    vapply(fields$workers, function(worker) worker[[name]] %||% none, none)
-  }
-  fields$workers <- data.frame(
-    rank = column("rank", NA_integer_),
-    role = column("role", ""),
-    place = column("place", ""),
-    rows = column("rows", NA_integer_)
+  fields$workers <- frame_of(
+    fields$workers,
+    list(rank = NA_integer_, role = "", place = "", rows = NA_integer_)
   )
   fields$later <- as.character(unlist(fields$later))
   structure(c(fields, list(text = plan$`__str__`())), class = "tfdist_plan")
@@ -22,10 +17,8 @@ check_no_strategy <- function(sc, call = caller_env()) {
   first <- if (is.list(sc) && !is.object(sc) && length(sc)) sc[[1L]] else sc
   if (is.function(first) || (is.character(first) && all(first %in% names))) {
     abort_input(
-      c(
-        "`tfdist::plan()` shows what a training would start, and takes no strategy of futures.",
-        i = "Call `future::plan()`."
-      ),
+      "`tfdist::plan()` shows what a training would start, and takes no strategy of futures.",
+      i = "Call `future::plan()`.",
       call = call
     )
   }

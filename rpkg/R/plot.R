@@ -45,10 +45,8 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   unknown <- setdiff(metrics, known)
   if (length(unknown)) {
     abort_input(
-      c(
-        sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]]),
-        i = sprintf("The metrics are %s.", list_names(known))
-      ),
+      sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]]),
+      i = sprintf("The metrics are %s.", list_names(known)),
       call = call
     )
   }

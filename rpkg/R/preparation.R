@@ -5,11 +5,13 @@
 # A column_spec(), from the arguments of a call. `given` are quosures of `label`, `features` and
 # `weight`; those that the call leaves out are NULL.
 choose_columns <- function(given, formula, data_options, data, call = caller_env()) {
-  check_options(data_options, "data_options", "data_options", call)
+  is_made <- inherits(data_options, "tfdist_data_options")
+  check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options", call)
   check_no_database(data, "data", call)
   if (inherits(data, "recipe")) {
     abort_input(
-      c("`data` is a recipe.", i = "Write `barrier_train(sc, model, data_frame, recipe)`."),
+      "`data` is a recipe.",
+      i = "Write `barrier_train(sc, model, data_frame, recipe)`.",
       call = call
     )
   }
@@ -36,10 +38,8 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
 check_no_formula <- function(formula, is_fit, call = caller_env()) {
   if (is_fit && !is.null(formula)) {
     abort_input(
-      c(
-        "`model` is a fit, which knows its columns, so `formula` must be left out.",
-        i = "To choose others, pass its model: `fit$model`."
-      ),
+      "`model` is a fit, which knows its columns, so `formula` must be left out.",
+      i = "To choose others, pass its model: `fit$model`.",
       call = call
     )
   }
@@ -57,10 +57,8 @@ check_formula <- function(formula, given, call) {
     what <- if (is_recipe) "The recipe" else "`formula`"
     role <- if (is_recipe) ", by their roles" else ""
     abort_input(
-      c(
-        sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]]),
-        i = sprintf("Choose the columns in one of the two%s.", role)
-      ),
+      sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]]),
+      i = sprintf("Choose the columns in one of the two%s.", role),
       call = call
     )
   }
@@ -106,5 +104,5 @@ check_can_prepare <- function(preparation, data, arg, call) {
   if (!is_table) {
     advice <- "Pass a data frame."
   }
-  abort_input(c(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice), call = call)
+  abort_input(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice, call = call)
 }

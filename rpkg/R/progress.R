@@ -73,6 +73,14 @@ keep_conditions <- function(code) {
   )
 }
 
+# The same, for functions of the user: on its way through Python an error would lose its class.
+within_python <- function(code) {
+  withCallingHandlers(
+    keep_conditions(code),
+    error = function(error) the$observer_error <- error
+  )
+}
+
 # Documents include only standard output.
 message_connection <- function() {
   if (is_knitting()) stdout() else cli::cli_output_connection()

@@ -92,10 +92,8 @@ as_sent_model <- function(model, call, seed = NULL) {
 check_needs_no_r <- function(model, instead, call = caller_env()) {
   if (is_rebuilt(model)) {
     abort_input(
-      c(
-        "Spark's own tasks cannot use this model: parts of it are R functions or classes.",
-        i = instead
-      ),
+      "Spark's own tasks cannot use this model: parts of it are R functions or classes.",
+      i = instead,
       call = call
     )
   }

@@ -12,10 +12,8 @@ recipe_columns <- function(recipe, data, options, call) {
   label <- role_of("outcome")
   if (length(label) != 1L) {
     abort_input(
-      c(
-        sprintf("The recipe has %d outcomes, but the model needs one label.", length(label)),
-        i = "Name it in the recipe: `recipe(y ~ ., data)`."
-      ),
+      sprintf("The recipe has %d outcomes, but the model needs one label.", length(label)),
+      i = "Name it in the recipe: `recipe(y ~ ., data)`.",
       call = call
     )
   }
@@ -61,15 +59,13 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
   }
   if (!is.null(preparation$skipped)) {
     abort_input(
-      c(
-        sprintf(
-          "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`.",
-          preparation$skipped,
-          preparation$label,
-          arg
-        ),
-        i = "Metrics of unchanged labels are not comparable: change the labels before the recipe."
+      sprintf(
+        "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`.",
+        preparation$skipped,
+        preparation$label,
+        arg
       ),
+      i = "Metrics of unchanged labels are not comparable: change the labels before the recipe.",
       call = call
     )
   }
@@ -88,7 +84,8 @@ plain_weights <- function(rows, weight) {
 run_recipe <- function(code, arg, call) {
   tryCatch(code, error = function(error) {
     abort_input(
-      c(sprintf("The recipe cannot be applied to `%s`.", arg), x = last_message(error)),
+      sprintf("The recipe cannot be applied to `%s`.", arg),
+      x = last_message(error),
       call = call
     )
   })

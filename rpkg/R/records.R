@@ -111,10 +111,8 @@ check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   route <- check_sc(sc, arg, call)
   if (!has_spark(route)) {
     abort_input(
-      c(
-        sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route)),
-        i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
-      ),
+      sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route)),
+      i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`.",
       call = call
     )
   }

@@ -28,15 +28,10 @@ report <- function(x, path, ..., title = NULL) {
   check_dots_empty(...)
   is_failure <- inherits(x, "tfdist_error_worker_failed")
   if (!is_failure && !inherits(x, "tfdist_fit")) {
-    abort_expected(
-      x,
-      "a `tfdist_fit` or the error of a failed worker",
-      FALSE,
-      "x",
-      rlang::current_env()
-    )
+    expected <- "a `tfdist_fit` or the error of a failed worker"
+    abort_expected(x, expected, FALSE, "x", rlang::current_env())
   }
-  check_page_path(path)
+  check_model_path(path, c("html", "htm"))
   check_string(title, allow_null = TRUE)
   if (is_failure) {
     report_failure(x, path, title)
@@ -47,12 +42,10 @@ report <- function(x, path, ..., title = NULL) {
 }
 
 report_fit <- function(fit, path, title, call = caller_env()) {
-  backend <- pybackend(call)
+  write <- pybackend(call)$bridge$report_record
   # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  # Fits that were saved by earlier releases have no record.
-  record <- .subset2(fit, "record") %||% encode_fit(fit)
-  call_python(backend$bridge$report_record, record, model, path.expand(path), title, call = call)
+  call_python(write, fit$record, model, path.expand(path), title, call = call)
 }
 
 report_failure <- function(error, path, title, call = caller_env()) {
@@ -73,47 +66,4 @@ report_failure <- function(error, path, title, call = caller_env()) {
     title = title,
     call = call
   )
-}
-
-# The record of a fit that was saved without one, in the format of Python's records.
-encode_fit <- function(fit) {
-  workers <- lapply(seq_len(nrow(fit$workers)), function(row) {
-    worker <- as.list(fit$workers[row, ])
-    worker[!vapply(worker, is.na, NA)]
-  })
-  known <- list(
-    history = lapply(fit$history, as.list),
-    epochs_of = lapply(epochs_of(fit), as.list),
-    workers = workers,
-    straggler = unname(fit$straggler),
-    metrics = fit$metrics,
-    epochs = fit$epochs,
-    seconds = fit$seconds,
-    seed = fit$seed,
-    features = as.list(fit$features),
-    levels = as.list(fit$levels),
-    model_format = fit$model_format,
-    model_sha256 = fit$model_sha256,
-    model_uri = fit$model_uri,
-    model_bytes = if (nzchar(fit$model_base64)) base64_size(fit$model_base64)
-  )
-  known <- known[!vapply(known, is.null, NA)]
-  as.character(jsonlite::toJSON(known, auto_unbox = TRUE, digits = NA, na = "string"))
-}
-
-check_page_path <- function(path, arg = caller_arg(path), call = caller_env()) {
-  check_string(path, arg = arg, call = call)
-  if (!grepl("[.]html?$", path, ignore.case = TRUE)) {
-    abort_input(sprintf("`%s` must end in .html, but is %s.", arg, describe(path)), call = call)
-  }
-  if (!dir.exists(dirname(path.expand(path)))) {
-    abort_input(
-      c(
-        sprintf("`%s` cannot be written: there is no folder %s.", arg, dirname(path)),
-        i = "Create it with `dir.create()`, or name another one."
-      ),
-      call = call
-    )
-  }
-  invisible(path)
 }

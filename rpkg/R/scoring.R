@@ -5,6 +5,7 @@
 #' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
+#' @inheritParams call_options
 #' @param model A [tfdist_fit], a Keras model, or an R function that takes no arguments and returns
 #'   a model. For evaluation, it must be compiled.
 #' @param data The rows to evaluate the model on, in any form that [barrier_train()] accepts. If
@@ -21,10 +22,10 @@
 #'   or, if there are none, all columns that no other argument names.
 #' @param data_options As in [barrier_train()]. By default, `tensors`, `categories` and (for each
 #'   column) `encode` are taken from the fit.
-#' @param custom_objects Named list of Python classes and functions that the model needs in addition
-#'   to Keras's own. `NULL` (default): those of the fit.
-#' @param safe_mode As in [barrier_train()]. For a fit that was trained with `FALSE`, it is always
-#'   `FALSE`.
+#' @param workers Number of workers. `NULL`: 2, or the number of sessions that join (see
+#'   [join_workers()]). You can set the default as an option; see [tfdist_options].
+#' @param model_options [model_options()]: custom classes of the model. Those of a fit are known.
+#'   For a fit that was trained with `safe_mode = FALSE`, it is always `FALSE`.
 #' @param verbose 0 and 1 show nothing; 2 shows what the workers print.
 #'
 #' @return
@@ -45,108 +46,83 @@
 #' barrier_evaluate("local", fit, list(x, digits$y_test), workers = 2)
 #' scores <- barrier_predict("local", fit, x, workers = 2)
 #' table(guess = max.col(scores, "first") - 1, digit = digits$y_test)
-barrier_evaluate <- function(
-  sc,
-  model,
-  data,
-  ...,
-  label = "label",
-  features = NULL,
-  weight = NULL,
-  data_options = NULL,
-  workers = getOption("tfdist.workers"),
-  batch_size = 32L,
-  resources = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 1),
-  timeout = 300
-) {
-  check_dots_empty(...)
-  route <- check_sc(sc)
-  check_scored_model(model, "a compiled Keras model")
-  settings <- scoring_settings(model)
-  given <- choose_columns(
-    list(
+barrier_evaluate <- take_options(
+  function(sc, model, data, ...) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    route <- check_sc(sc)
+    check_scored_model(model, "a compiled Keras model")
+    settings <- scoring_settings(model)
+    given <- list(
       label = if (!missing(label)) rlang::enquo(label) else scored_label(model, data),
       features = rlang::enquo(features),
       weight = if (!missing(weight)) rlang::enquo(weight)
-    ),
-    NULL,
-    data_options,
-    data
-  )
-  columns <- complete_columns(given, model)
-  # Levels are not determined from these rows, whose values may differ.
-  columns$finds_levels <- FALSE
-  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
-  data <- check_data(data, columns, route)
-  check_has_columns(given, data)
-  # Show the codes if the training did not define them.
-  levels <- if (is.null(columns$levels)) levels(data$y)
-  if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels)
-  }
-  columns$features <- data$features %||% columns$features
+    )
+    rows <- check_scored_rows(given, data_options, data, model, route)
+    if (settings$verbose > 0) {
+      inform_levels(rows$levels)
+    }
 
-  if (settings$verbose > 0L) {
-    inform_levels(levels)
-  }
-
-  call <- rlang::current_env()
-  session <- open_session(route)
-  runs_r <- is_r_function(data) || is_rebuilt(model)
-  launcher <- if (runs_r) open_r_workers(route) else session
-  figures <- with_python_data(data, session, function(rows) {
-    columns <- add_label_levels(columns, data, rows)
-    arguments <- c(settings, as_python_columns(columns, data, NULL, call))
-    run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
-  })
-  figures <- plain_metrics(figures)
-  record_evaluation(figures)
-  figures
-}
+    session <- open_session(route)
+    runs_r <- is_r_function(rows$data) || is_rebuilt(model)
+    launcher <- if (runs_r) open_r_workers(route) else session
+    figures <- with_python_data(rows$data, session, function(sent) {
+      columns <- add_label_levels(rows$columns, rows$data, sent)
+      columns <- as_python_columns(columns, rows$data, NULL, call)
+      run_scoring("barrier_evaluate", launcher, model, sent, settings, columns, call)
+    })
+    figures <- plain_metrics(figures)
+    record_evaluation(figures)
+    figures
+  },
+  barrier_evaluate_options
+)
 
 #' @rdname barrier_evaluate
 #' @export
-barrier_predict <- function(
-  sc,
-  model,
-  x,
-  ...,
-  type = NULL,
-  on_missing = "null",
-  workers = getOption("tfdist.workers"),
-  batch_size = 32L,
-  resources = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 1),
-  timeout = 300
-) {
-  check_dots_empty(...)
-  route <- check_sc(sc)
-  check_scored_model(model, "a Keras model")
-  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
-  settings <- scoring_settings(model)
-  check_no_table(x)
-  checked <- check_newdata(x, model, on_missing)
+barrier_predict <- take_options(
+  function(sc, model, x, ..., type = NULL) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    route <- check_sc(sc)
+    check_scored_model(model, "a Keras model")
+    check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
+    settings <- scoring_settings(model)
+    check_no_table(x)
+    checked <- check_newdata(x, model, on_missing)
 
-  session <- if (is_rebuilt(model)) open_r_workers(route) else open_session(route)
-  rows <- as_input(checked$rows, as_feature_array)
-  call <- rlang::current_env()
-  # Before anything is computed: the model's outputs name the columns.
-  here <- if (is.function(model) && shows_columns(type, x)) model() else model
-  scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
-  shape_scores(scores, here, checked$complete, type, x, call)
+    session <- if (is_rebuilt(model)) open_r_workers(route) else open_session(route)
+    rows <- as_input(checked$rows, as_feature_array)
+    # Before anything is computed: the model's outputs name the columns.
+    here <- if (is.function(model) && shows_columns(type, x)) model() else model
+    scores <- run_scoring("barrier_predict", session, model, rows, settings, NULL, call)
+    shape_scores(scores, here, checked$complete, type, x, call)
+  },
+  barrier_predict_options
+)
+
+run_scoring <- function(name, launcher, model, rows, settings, columns, call) {
+  arguments <- list(pybackend(call)[[name]], launcher, as_sent_model(model, call), rows)
+  do.call(call_python, c(arguments, as_python_settings(settings, call), columns, call = call))
 }
 
-run_scoring <- function(name, launcher, model, rows, settings, call) {
-  fn <- pybackend(call)[[name]]
-  model <- as_sent_model(model, call)
-  settings <- lapply(settings, null_if_empty)
-  settings["resources"] <- list(as_python_options(settings$resources, call))
-  do.call(call_python, c(list(fn, launcher, model, rows, call = call), settings))
+# The rows to evaluate, checked: `data`, the `columns` to read, and the `levels` of a label whose
+# codes the training did not define. `given` are quosures as in choose_columns().
+check_scored_rows <- function(given, data_options, data, model, route, arg = "data") {
+  call <- caller_env()
+  given <- choose_columns(given, NULL, data_options, data, call = call)
+  columns <- complete_columns(given, model, call = call)
+  # Levels are not determined from these rows, whose values may differ.
+  columns$finds_levels <- FALSE
+  check_can_prepare(columns$preparation, data, "data", call)
+  data <- check_data(data, columns, route, arg = arg, call = call)
+  check_has_columns(given, data, call = call)
+  levels <- if (is.null(columns$levels)) levels(data$y)
+  if (!is.null(columns$levels)) {
+    data <- match_levels(data, columns$levels, call = call)
+  }
+  columns$features <- data$features %||% columns$features
+  list(data = data, columns = columns, levels = levels)
 }
 
 check_scored_model <- function(model, kind, call = caller_env()) {
@@ -154,20 +130,21 @@ check_scored_model <- function(model, kind, call = caller_env()) {
   check_model(model, expected, call = call)
 }
 
-# The arguments that both calls share, from the call's frame. A fit provides what its model needs.
+# The arguments that both calls share, from the call's frame.
 scoring_settings <- function(model, frame = caller_env()) {
-  settings <- check_arguments(
-    c("workers", "batch_size", "resources", "custom_objects", "safe_mode", "verbose", "timeout"),
-    frame
-  )
-  complete_settings(settings, model)
+  shared <- c("workers", "batch_size", "resources", "model_options", "verbose", "timeout")
+  complete_settings(check_arguments(shared, frame), model)
 }
 
+# A fit provides the classes that its model needs.
 complete_settings <- function(settings, model) {
-  if (is.null(settings$custom_objects)) {
-    settings["custom_objects"] <- list(living_objects(fit_field(model, "custom_objects")))
+  if (inherits(model, "tfdist_fit")) {
+    options <- settings$model_options %||% model_options()
+    objects <- options$custom_objects %||% living_objects(fit_field(model, "custom_objects"))
+    options["custom_objects"] <- list(objects)
+    options$safe_mode <- isTRUE(options$safe_mode) && fit_field(model, "safe_mode")
+    settings$model_options <- options
   }
-  settings$safe_mode <- settings$safe_mode && (fit_field(model, "safe_mode") %||% TRUE)
   settings
 }
 
@@ -233,10 +210,8 @@ fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[fi
 check_no_table <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (inherits(x, "tbl_spark")) {
     abort_input(
-      c(
-        sprintf("`%s` is a Spark table, whose rows have no order to return predictions in.", arg),
-        i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit."
-      ),
+      sprintf("`%s` is a Spark table, whose rows have no order to return predictions in.", arg),
+      i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit.",
       call = call
     )
   }

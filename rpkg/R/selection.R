@@ -100,10 +100,8 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
   found <- select_by_tidyselect(quo, names, arg, call)
   if (!length(found)) {
     abort_input(
-      c(
-        sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo)),
-        i = sprintf("Its columns are %s.", list_names(column_names(names)))
-      ),
+      sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo)),
+      i = sprintf("Its columns are %s.", list_names(column_names(names))),
       call = call
     )
   }
@@ -141,14 +139,12 @@ selection_helpers <- c(
 select_by_tidyselect <- function(quo, columns, arg, call) {
   if (is.null(columns)) {
     abort_input(
-      c(
-        sprintf(
-          "`%s = %s` selects columns, but the column names of `data` are not known.",
-          arg,
-          rlang::as_label(quo)
-        ),
-        i = "If `data` has columns, name them as strings."
+      sprintf(
+        "`%s = %s` selects columns, but the column names of `data` are not known.",
+        arg,
+        rlang::as_label(quo)
       ),
+      i = "If `data` has columns, name them as strings.",
       call = call
     )
   }
@@ -163,11 +159,9 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
     ),
     error = function(error) {
       abort_input(
-        c(
-          sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
-          x = last_message(error),
-          i = sprintf("Its columns are %s.", list_names(names))
-        ),
+        sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
+        x = last_message(error),
+        i = sprintf("Its columns are %s.", list_names(names)),
         call = call
       )
     }

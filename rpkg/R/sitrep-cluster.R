@@ -4,10 +4,8 @@
 gather_cluster <- function(route, sc, call = caller_env()) {
   if (route$kind == "launcher") {
     abort_input(
-      c(
-        "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark.",
-        i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks."
-      ),
+      "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark.",
+      i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks.",
       call = call
     )
   }
@@ -23,23 +21,23 @@ gather_cluster <- function(route, sc, call = caller_env()) {
 }
 
 cluster_frame <- function(workers) {
-  column <- function(name, type) {
-    vapply(workers, function(worker) worker[[name]] %||% type[NA_integer_], type[1L])
-  }
   text <- NA_character_
-  data.frame(
-    rank = column("rank", NA_integer_),
-    host = column("host", text),
-    python = column("python", text),
-    python_version = column("python_version", text),
-    tensorflow = column("tensorflow", text),
-    keras = column("keras", text),
-    r = column("r", text),
-    cores = column("cores", NA_integer_),
-    memory_gb = column("memory_gb", NA_real_),
-    gpus = vapply(workers, function(worker) length(worker$gpus), 0L),
-    reaches = column("reaches", NA)
+  rows <- frame_of(
+    workers,
+    list(
+      rank = NA_integer_,
+      host = text,
+      python = text,
+      python_version = text,
+      tensorflow = text,
+      keras = text,
+      r = text,
+      cores = NA_integer_,
+      memory_gb = NA_real_
+    )
   )
+  rows$gpus <- vapply(workers, function(worker) length(worker$gpus), 0L)
+  cbind(rows, frame_of(workers, list(reaches = NA)))
 }
 
 print_cluster <- function(cluster) {

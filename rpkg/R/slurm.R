@@ -5,10 +5,11 @@
 #' one task per worker, shows its position in the queue and its progress, and returns the result. If
 #' you interrupt the call or this session ends, the job is canceled. Without `workers`, a call
 #' starts one worker per node, or as many per node as the `"ntasks-per-node"` option specifies. A
-#' training run with `checkpoint` is saved when Slurm sends the termination signal. If the time
-#' limit is at least ten minutes, Slurm sends it 60 seconds before the limit. The `signal` option,
-#' for example `"TERM@300"`, changes this. Elastic training ([elastic()]) submits one job per
-#' worker. With `nodes`, it submits one job, in which srun on this machine starts a step per worker.
+#' training run with checkpoints (see [recovery()]) is saved when Slurm sends the termination
+#' signal. If the time limit is at least ten minutes, Slurm sends it 60 seconds before the limit.
+#' The `signal` option, for example `"TERM@300"`, changes this. Elastic training ([elastic()])
+#' submits one job per worker. With `nodes`, it submits one job, in which srun on this machine
+#' starts a step per worker.
 #'
 #' @param partition Partition to submit the job to. For this and the following arguments, `NULL`
 #'   (default) means the cluster's default, unless stated otherwise.
@@ -37,33 +38,4 @@
 #' \dontrun{
 #' fit <- barrier_train(slurm(nodes = 2), model, data, workers = 4)
 #' }
-slurm <- function(
-  partition = NULL,
-  ...,
-  time = NULL,
-  nodes = NULL,
-  gpus = NULL,
-  cpus = NULL,
-  options = NULL,
-  setup = NULL,
-  folder = NULL,
-  python = NULL,
-  address = NULL,
-  patience = NULL
-) {
-  check_dots_empty(...)
-  fields <- list(
-    partition = partition,
-    time = time,
-    nodes = nodes,
-    gpus = gpus,
-    cpus = cpus,
-    options = as_list_or_null(options),
-    setup = setup,
-    folder = folder,
-    python = python,
-    address = address,
-    patience = patience
-  )
-  new_launcher(fields, "slurm")
-}
+slurm <- new_maker("slurm", "launcher")

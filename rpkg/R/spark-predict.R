@@ -28,8 +28,7 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, run
       on_missing = on_missing,
       batch_size = batch_size,
       runtime = runtime %||% "keras",
-      custom_objects = living_objects(fit$custom_objects),
-      safe_mode = fit$safe_mode,
+      model_options = as_python_options(complete_settings(list(), fit)$model_options, call),
       call = call
     )
     check_sql_names(setdiff(unlist(predicted$columns), colnames(table)), call)
@@ -44,10 +43,8 @@ check_sql_names <- function(names, call) {
   odd <- names[apostrophes %% 2L == 1L | grepl("${", names, fixed = TRUE)]
   if (length(odd)) {
     abort_input(
-      c(
-        sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]),
-        i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
-      ),
+      sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]),
+      i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training.",
       call = call
     )
   }
@@ -56,15 +53,17 @@ check_sql_names <- function(names, call) {
 # Options that were not passed are those of the training, without those of its label.
 table_columns <- function(fit, present, given, call) {
   features <- check_features(given$features, "features", call) %||% fit$features
-  tensors <- check_tensors(given$tensors, "tensors", call) %||% fit$tensors
-  categories <- check_categories(given$categories, "categories", call) %||% fit$categories
+  tensors <- given$tensors %||% fit$tensors
+  categories <- given$categories %||% fit$categories
   known <- with_named_fields(present, features)
   check_columns(unlist(features), known, "newdata", "a feature of the training", call)
   read <- unlist(features) %||% present
   columns <- list(
     features = as_python_features(features),
     tensors = lapply(tensors[names(tensors) %in% read], as_python_tensor),
-    categories = lapply(categories[names(categories) %in% read], as.list),
+    categories = lapply(categories[names(categories) %in% read], function(values) {
+      as.list(as_comparable_values(values))
+    }),
     encode = as.list(fit$encode)[names(fit$encode) %in% intersect(read, names(categories))]
   )
   lapply(columns, null_if_empty)
@@ -87,10 +86,8 @@ check_only_tables <- function(columns, call = caller_env()) {
   given <- names(Filter(Negate(is.null), columns))
   if (length(given)) {
     abort_input(
-      c(
-        sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]]),
-        i = sprintf("Leave out `%s`.", given[[1L]])
-      ),
+      sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]]),
+      i = sprintf("Leave out `%s`.", given[[1L]]),
       call = call
     )
   }

@@ -17,13 +17,11 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   check_open_connection(sc, kind, arg, call)
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
-      c(
-        sprintf(
-          "`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.",
-          arg
-        ),
-        i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks."
+      sprintf(
+        "`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.",
+        arg
       ),
+      i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks.",
       call = call
     )
   }
@@ -74,15 +72,13 @@ is_stopped <- function(session) {
 
 abort_sc <- function(sc, arg, call) {
   abort_input(
-    c(
-      sprintf("`%s` does not specify where the workers run: it is %s.", arg, describe(sc)),
-      i = "It can be:",
-      "*" = "`\"local\"`: worker processes on this machine, without Spark;",
-      "*" = "`NULL`: this machine, or all sessions that join (`join_workers()`);",
-      "*" = "a connection from `sparklyr::spark_connect()`;",
-      "*" = "a PySpark `SparkSession`, held by reticulate;",
-      "*" = "the result of `hosts()` (machines over ssh), `slurm()` or `kubernetes()`."
-    ),
+    sprintf("`%s` does not specify where the workers run: it is %s.", arg, describe(sc)),
+    i = "It can be:",
+    "*" = "`\"local\"`: worker processes on this machine, without Spark;",
+    "*" = "`NULL`: this machine, or all sessions that join (`join_workers()`);",
+    "*" = "a connection from `sparklyr::spark_connect()`;",
+    "*" = "a PySpark `SparkSession`, held by reticulate;",
+    "*" = "the result of `hosts()` (machines over ssh), `slurm()` or `kubernetes()`.",
     call = call
   )
 }
@@ -93,7 +89,7 @@ open_session <- function(route, call = caller_env()) {
     route$kind,
     local = open_place(route$sc, call),
     python = route$sc,
-    launcher = as_python_launcher(route$sc, call),
+    launcher = as_python_options(route$sc, call),
     pysparklyr = pysparklyr_session(route$sc),
     sparklyr = attach_session(route$sc, call)
   )

@@ -8,10 +8,8 @@ open_database <- function(con, arg, call) {
   # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
     abort_input(
-      c(
-        sprintf("The connection of `%s` is not open.", arg),
-        i = "Connect again with `DBI::dbConnect()`."
-      ),
+      sprintf("The connection of `%s` is not open.", arg),
+      i = "Connect again with `DBI::dbConnect()`.",
       call = call
     )
   }
@@ -64,14 +62,12 @@ find_dialect <- function(con, arg, call) {
       c(i = "Connect with `DBI::dbConnect()`.")
     }
     abort_input(
-      c(
-        sprintf(
-          "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
-          arg,
-          describe(con)
-        ),
-        hint
+      sprintf(
+        "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
+        arg,
+        describe(con)
       ),
+      hint,
       call = call
     )
   }
@@ -116,10 +112,8 @@ check_table_name <- function(table, con, call) {
     parts <- unquote_table(quoted, dbplyr::remote_con(table))
     if (is.null(parts)) {
       abort_input(
-        c(
-          "`table` is a query, not a table of the database.",
-          i = "Create a view of it, or add predictions to it with `augment_sql()`."
-        ),
+        "`table` is a query, not a table of the database.",
+        i = "Create a view of it, or add predictions to it with `augment_sql()`.",
         call = call
       )
     }

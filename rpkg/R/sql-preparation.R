@@ -43,10 +43,8 @@ as_sql_expressions <- function(fit, call) {
   expressions <- formula_expressions(preparation, call)
   if (!identical(names(expressions), as.character(fit$features))) {
     abort_input(
-      c(
-        "The formula's columns cannot be computed in SQL.",
-        i = "Compute them in the database, and pass their names as `features`."
-      ),
+      "The formula's columns cannot be computed in SQL.",
+      i = "Compute them in the database, and pass their names as `features`.",
       call = call
     )
   }
@@ -69,11 +67,9 @@ recipe_expressions <- function(recipe, call) {
     orbital::orbital_inline(orbital::orbital(recipe)),
     error = function(error) {
       abort_input(
-        c(
-          "The recipe cannot be translated to SQL.",
-          x = last_message(error),
-          i = "Compute its columns in the database, and pass their names as `features`."
-        ),
+        "The recipe cannot be translated to SQL.",
+        x = last_message(error),
+        i = "Compute its columns in the database, and pass their names as `features`.",
         call = call
       )
     }
@@ -276,10 +272,8 @@ abort_not_sql <- function(expr, call) {
   # Without the numbers that the training has fixed.
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
   abort_input(
-    c(
-      sprintf("`%s` of the formula cannot be translated to SQL.", shown),
-      i = "Compute its column in the database, and pass the columns' names as `features`."
-    ),
+    sprintf("`%s` of the formula cannot be translated to SQL.", shown),
+    i = "Compute its column in the database, and pass the columns' names as `features`.",
     call = call
   )
 }
@@ -309,16 +303,14 @@ check_prepared <- function(rows, used, names, fit, call) {
     if (length(bad)) {
       row <- bad[[1L]]
       abort_input(
-        c(
-          sprintf(
-            "The database computes %s for the feature \"%s\" where R computes %s.",
-            format(got[[row]], digits = 6L),
-            feature,
-            format(wanted[[row]], digits = 6L)
-          ),
-          x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
-          i = "Compute the column in the database, and pass the columns' names as `features`."
+        sprintf(
+          "The database computes %s for the feature \"%s\" where R computes %s.",
+          format(got[[row]], digits = 6L),
+          feature,
+          format(wanted[[row]], digits = 6L)
         ),
+        x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
+        i = "Compute the column in the database, and pass the columns' names as `features`.",
         call = call
       )
     }

@@ -204,10 +204,8 @@ check_question <- function(
     }
     if (any(names(model$tensors) %in% unlist(model$features))) {
       abort_input(
-        c(
-          "`features` is needed: training read columns with `tensors`, which SQL cannot.",
-          i = "Pass a column of arrays of numbers."
-        ),
+        "`features` is needed: training read columns with `tensors`, which SQL cannot.",
+        i = "Pass a column of arrays of numbers.",
         call = call
       )
     }
@@ -253,11 +251,9 @@ check_question <- function(
 open_rows <- function(con, table, call) {
   if (is.null(con)) {
     abort_input(
-      c(
-        "A formula or a recipe computed the features of the training in R.",
-        i = "Pass a connection as `dialect` to translate it to SQL.",
-        i = "Or compute the columns in the database, and pass their names as `features`."
-      ),
+      "A formula or a recipe computed the features of the training in R.",
+      i = "Pass a connection as `dialect` to translate it to SQL.",
+      i = "Or compute the columns in the database, and pass their names as `features`.",
       call = call
     )
   }
@@ -267,7 +263,8 @@ open_rows <- function(con, table, call) {
     dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))),
     error = function(error) {
       abort_input(
-        c(sprintf("`table` cannot be read: %s.", quoted), x = last_message(error)),
+        sprintf("`table` cannot be read: %s.", quoted),
+        x = last_message(error),
         call = call
       )
     }

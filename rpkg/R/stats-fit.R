@@ -54,13 +54,13 @@ formula.tfdist_fit <- function(x, ...) {
   x$formula %||%
     abort_input(
       "This fit has no formula: none was passed, or it comes from a .json file, which has none.",
-      rlang::current_env()
+      call = rlang::current_env()
     )
 }
 
 training_data <- function(fit, frame, call) {
   if (is.null(fit$call$data)) {
-    abort_input(c("This fit does not store its data.", i = "Pass `data`."), call = call)
+    abort_input("This fit does not store its data.", i = "Pass `data`.", call = call)
   }
   check_update_known(c(fit$call, sc = "local"), list(), frame, call)
   eval(fit$call$data, frame)
@@ -80,10 +80,8 @@ numeric_labels <- function(fit, data, call) {
   }
   if (!is.numeric(labels)) {
     abort_input(
-      c(
-        sprintf("Residuals need numeric labels, but the label is %s.", describe(labels)),
-        i = "`predict()` returns classes and probabilities."
-      ),
+      sprintf("Residuals need numeric labels, but the label is %s.", describe(labels)),
+      i = "`predict()` returns classes and probabilities.",
       call = call
     )
   }
@@ -94,7 +92,8 @@ numeric_labels <- function(fit, data, call) {
 abort_no_method <- function(instead, call = caller_env()) {
   generic <- name_called(call)
   abort_input(
-    c(sprintf("There is no applicable method of %s for a tfdist_fit.", generic), i = instead),
+    sprintf("There is no applicable method of %s for a tfdist_fit.", generic),
+    i = instead,
     call = call
   )
 }

@@ -2,14 +2,14 @@
 #'
 #' Starts TensorBoard on a free port, reachable only from this machine, and opens it in the browser
 #' or in RStudio's viewer. It stops when this session ends, or when you call `view$close()`. To
-#' watch a run with `tensorboard = TRUE` while it is training, use a second session or
+#' watch a run with [track_tensorboard()] while it is training, use a second session or
 #' `tfdist tensorboard` on the command line.
 #'
 #' The keras3 and tensorflow packages each have their own `tensorboard()` function, which can show
 #' the same folder, `fit$tensorboard`.
 #'
-#' @param x A [tfdist_fit] from a training run with `tensorboard`, a folder, or a URI. `NULL`
-#'   (default): the `logs` folder, to which training runs with `tensorboard = TRUE` write.
+#' @param x A [tfdist_fit] from a training run with `track_tensorboard()`, a folder, or a URI.
+#'   `NULL` (default): the `logs` folder, to which training runs with `track_tensorboard()` write.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param open `TRUE` opens TensorBoard in the browser. The default is `TRUE` only in interactive
 #'   sessions.
@@ -18,7 +18,7 @@
 #'   It requires the Python package `tensorboard`.
 #' @export
 #' @examplesIf FALSE
-#' fit <- train_mnist("local", epochs = 5, tensorboard = TRUE)
+#' fit <- train_mnist("local", epochs = 5, callbacks = track_tensorboard())
 #' view <- view_tensorboard(fit)
 #' view$close()
 view_tensorboard <- function(x = NULL, ..., open = interactive()) {
@@ -40,10 +40,8 @@ board_folder <- function(x, call = caller_env()) {
   if (inherits(x, "tfdist_fit")) {
     if (is.null(x$tensorboard)) {
       abort_input(
-        c(
-          "This training wrote nothing for TensorBoard.",
-          i = "Train with `tensorboard = TRUE`."
-        ),
+        "This training wrote nothing for TensorBoard.",
+        i = "Train with `callbacks = track_tensorboard()`.",
         call = call
       )
     }
@@ -55,13 +53,20 @@ board_folder <- function(x, call = caller_env()) {
   if (!is.null(x)) expand_path(x)
 }
 
-# TRUE, or the folder or URI to write to.
-check_tensorboard <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x) || rlang::is_bool(x)) {
-    return(invisible(x))
-  }
-  if (!rlang::is_string(x) || !nzchar(x)) {
-    abort_expected(x, "`NULL`, `TRUE`, a folder or a URI", FALSE, arg, call)
-  }
-  absolute_path(x)
-}
+#' Write event files for TensorBoard
+#'
+#' Pass the result in the `callbacks` argument of [barrier_train()]. The files contain the metrics
+#' of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
+#' cluster, the first worker sends them to this session at the end of each epoch and every 10
+#' seconds. See [view_tensorboard()] and the `tensorboard` element of the fit. For a profile, pass a
+#' `keras3::callback_tensorboard()` instead.
+#'
+#' @param folder Folder on this machine, or a URI that TensorFlow can write to: then the worker
+#'   writes there directly. `NULL` (default): a new folder in `logs` for each training run. Each
+#'   trial of [train_many()] has a folder in it: `trial-1` and so on.
+#'
+#' @return An object for `callbacks`.
+#' @export
+#' @examples
+#' track_tensorboard("logs/run1")
+track_tensorboard <- new_maker("track_tensorboard", "tracker")

@@ -51,27 +51,22 @@ augment.tfdist_fit <- function(x, new_data, ...) {
   }
   check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
   if (!is.data.frame(new_data)) {
-    abort_expected(
-      new_data,
-      "a data frame or a Spark table",
-      FALSE,
-      "new_data",
-      rlang::current_env()
-    )
+    expected <- "a data frame or a Spark table"
+    abort_expected(new_data, expected, FALSE, "new_data", rlang::current_env())
   }
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {
-    abort_input(c(
+    abort_input(
       "`type = \"raw\"` gives an array, not columns.",
       i = "Leave `type` out, or use \"class\" or \"prob\"."
-    ))
+    )
   }
   taken <- intersect(names(predicted), names(new_data))
   if (length(taken)) {
-    abort_input(c(
+    abort_input(
       sprintf("`new_data` has a column \"%s\" already.", taken[[1L]]),
       i = "Rename or remove it."
-    ))
+    )
   }
   as_rows(c(as.list(new_data), as.list(predicted)), nrow(predicted))
 }

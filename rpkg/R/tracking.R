@@ -27,13 +27,14 @@
 #'
 #' @param experiment Name of the experiment, which is created if necessary. `NULL` (default): the
 #'   active one.
+#' @param ... Must be empty: the arguments that follow must be named.
 #' @param run_name Name of the run. `NULL` (default): a random name.
 #' @param tags For MLflow, a named list of text; for wandb, a character vector.
 #' @param nested `TRUE`: if a run is active, this run is its child, as those of [train_many()] are.
 #' @param tracking_uri URI of MLflow's tracking server for this session. `NULL` (default): the
 #'   environment variable `MLFLOW_TRACKING_URI` at the time when Python starts.
 #' @param steps `FALSE` records no metrics within epochs.
-#' @param log_model `FALSE` does not record the model. If the training has a `model_uri`, only the
+#' @param log_model `FALSE` does not record the model. If [model_options()] has a `uri`, only the
 #'   URI is recorded in any case.
 #' @param project Name of the project. `NULL` (default): the environment variable `WANDB_PROJECT`.
 #' @param group Group of the run, such as the trials of a search.
@@ -47,59 +48,8 @@
 #' tracker <- track_mlflow("digits", tracking_uri = "http://127.0.0.1:5000")
 #' fit <- train_mnist("local", callbacks = list(tracker))
 #' }
-track_mlflow <- function(
-  experiment = NULL,
-  run_name = NULL,
-  tags = NULL,
-  nested = FALSE,
-  tracking_uri = NULL,
-  steps = TRUE,
-  log_model = TRUE
-) {
-  check_string(experiment, allow_null = TRUE)
-  check_string(run_name, allow_null = TRUE)
-  if (!is.null(tags) && !rlang::is_named(tags)) {
-    abort_expected(tags, "a named list of text", TRUE, "tags", rlang::current_env())
-  }
-  check_flag(nested)
-  check_string(tracking_uri, allow_null = TRUE)
-  check_flag(steps)
-  check_flag(log_model)
-  fields <- list(
-    experiment = experiment,
-    run_name = run_name,
-    tags = if (length(tags)) as.list(tags),
-    nested = nested,
-    tracking_uri = tracking_uri,
-    steps = steps,
-    log_model = log_model
-  )
-  new_options(fields, c("tfdist_track_mlflow", "tfdist_tracker"))
-}
+track_mlflow <- new_maker("track_mlflow", "tracker")
 
 #' @rdname track_mlflow
 #' @export
-track_wandb <- function(
-  project = NULL,
-  run_name = NULL,
-  tags = NULL,
-  group = NULL,
-  steps = TRUE,
-  log_model = TRUE
-) {
-  check_string(project, allow_null = TRUE)
-  check_string(run_name, allow_null = TRUE)
-  check_strings(tags, allow_null = TRUE)
-  check_string(group, allow_null = TRUE)
-  check_flag(steps)
-  check_flag(log_model)
-  fields <- list(
-    project = project,
-    run_name = run_name,
-    tags = as.list(tags),
-    group = group,
-    steps = steps,
-    log_model = log_model
-  )
-  new_options(fields, c("tfdist_track_wandb", "tfdist_tracker"))
-}
+track_wandb <- new_maker("track_wandb", "tracker")

@@ -6,10 +6,8 @@ check_validation_split <- function(split, data, validation, call = caller_env())
   }
   if (!is.null(validation)) {
     abort_input(
-      c(
-        "`validation_split` and `validation_data` cannot be used together.",
-        i = "Use one of them."
-      ),
+      "`validation_split` and `validation_data` cannot be used together.",
+      i = "Use one of them.",
       call = call
     )
   }
@@ -21,10 +19,8 @@ check_validation_split <- function(split, data, validation, call = caller_env())
       "Pass the rows to validate on as `validation_data`."
     }
     abort_input(
-      c(
-        sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
-        i = advice
-      ),
+      sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
+      i = advice,
       call = call
     )
   }
@@ -36,19 +32,15 @@ check_shuffled <- function(data, shuffle, call = caller_env()) {
   }
   if (data$kind == "function") {
     abort_input(
-      c(
-        "`shuffle = \"global\"` cannot reorder the batches of the `data` function.",
-        i = "Shuffle in the function, with `dataset$shuffle()`."
-      ),
+      "`shuffle = \"global\"` cannot reorder the batches of the `data` function.",
+      i = "Shuffle in the function, with `dataset$shuffle()`.",
       call = call
     )
   }
   if (data$kind == "table") {
     abort_input(
-      c(
-        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
-        i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway."
-      ),
+      "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
+      i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway.",
       call = call
     )
   }

@@ -17,7 +17,7 @@
 #' @param grid What to try: a data frame, such as the result of `expand.grid()`, with one trial per
 #'   row; a named list of vectors, for all combinations of their values; or a list with a named list
 #'   for each trial. The names are arguments of the function, or `batch_size`, `epochs`, `exchange`,
-#'   `scale_lr`, `seed` or `steps_per_epoch`.
+#'   `seed` or `steps_per_epoch`.
 #' @param workers_per_trial Number of workers of each trial.
 #' @param parallelism Number of trials that run at once. `NULL` (default): as many as there are free
 #'   cores and GPUs on this machine, or slots on the cluster.
@@ -26,9 +26,10 @@
 #' @param mode `"min"` or `"max"`: which values of the metric are better. `NULL` (default): `"max"`
 #'   if its name ends with accuracy, acc, auc, precision, recall, f1_score, r2_score or iou, else
 #'   `"min"`.
-#' @param prune [median_pruning()] or [successive_halving()]: stops trials whose metric is worse
-#'   than that of others after the same epoch. Which ones depends on the order in which trials end
-#'   their epochs. `NULL` (default): all trials run all epochs.
+#' @param prune Rule that stops trials whose metric is worse than that of others after the same
+#'   epoch: `"median"`, `"halving"`, or a list of one of these and its settings; see the section on
+#'   pruning. Which trials it stops depends on the order in which they end their epochs. `NULL`
+#'   (default): all trials run all epochs.
 #' @param on_trial Function of one argument that is called in this session when a trial ends. The
 #'   argument is a list with the elements `number`, `arguments`, `status`, `metrics`,
 #'   `trained_epochs`, `seconds`, `seed` and `error`. `NULL` (default): no function is called.
@@ -36,8 +37,10 @@
 #'   all trials.
 #' @param seed Seed of every trial. `NULL` (default): drawn at random, using R's random number
 #'   generator if `set.seed()` was called.
-#' @param tensorboard Folder for TensorBoard's event files, with a folder for each trial: `trial-1`
-#'   and so on.
+#' @param resources [resources()] of each worker. `NULL` (default): all trials that run at once on
+#'   this machine divide its cores and GPUs.
+#' @param recovery As in [barrier_train()], for each trial, but without a folder.
+#' @param model_options As in [barrier_train()], but without a `uri`.
 #' @param verbose 0 shows nothing, 1 a line for each trial, and 2 also a line for each epoch of a
 #'   trial.
 #'
@@ -46,7 +49,17 @@
 #'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
 #'   becomes `metric.<name>`. `best()` returns the fits, whose models are on this machine's disk, in
 #'   a temporary file without a name.
-#' @seealso [best()], [median_pruning()], [bench_scale()].
+#' @section Pruning:
+#' `"median"` stops a trial whose best value so far is worse than the median of the best values that
+#' the other trials had after the same epoch (Golovin et al., 2017). Its settings are
+#' `warmup_epochs`, the number of epochs that every trial runs (default 1), and `warmup_trials`, the
+#' number of other trials that must have reached the epoch (4): `list("median", warmup_epochs = 2)`.
+#'
+#' `"halving"` stops all but the best trials after `first` epochs (default 1), after `factor` times
+#' as many (3), and so on. At each of these epochs, a trial continues if it is among the best
+#' `1 / factor` of the trials that have reached the epoch so far. No trial waits for others (ASHA,
+#' Li et al., 2020).
+#' @seealso [best()], [bench_scale()].
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
 #' library(keras3)
@@ -68,84 +81,53 @@
 #' )
 #' trials
 #' fit <- best(trials)
-train_many <- function(
-  sc,
-  model = NULL,
-  data = NULL,
-  formula = NULL,
-  ...,
-  grid,
-  model_fn = NULL,
-  workers_per_trial = 1L,
-  parallelism = NULL,
-  metric = NULL,
-  mode = NULL,
-  prune = NULL,
-  on_trial = NULL,
-  label = "label",
-  features = NULL,
-  weight = NULL,
-  data_options = NULL,
-  epochs = 1L,
-  batch_size = 32L,
-  steps_per_epoch = NULL,
-  validation_data = NULL,
-  validation_split = 0,
-  validation_freq = 1L,
-  callbacks = NULL,
-  class_weight = NULL,
-  seed = NULL,
-  shuffle = TRUE,
-  exchange = NULL,
-  scale_lr = NULL,
-  resources = NULL,
-  restarts = 0,
-  tensorboard = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 1),
-  timeout = 300
-) {
-  check_dots_empty(...)
-  call <- rlang::current_env()
-  build <- check_trial_model(model, model_fn)
-  is_sent <- !is.null(model_fn)
-  search <- list(
-    grid = check_grid(grid, call),
-    workers_per_trial = check_count(workers_per_trial),
-    parallelism = check_count(parallelism, allow_null = TRUE),
-    metric = check_string(metric, allow_null = TRUE),
-    mode = mode,
-    prune = check_options(prune, c("median_pruning", "successive_halving")),
-    on_trial = as_python_noting(on_trial)
-  )
-  # The other arguments of barrier_train(), for its checks.
-  workers <- search$workers_per_trial
-  initial_epoch <- 0L
-  model_uri <- NULL
-  checkpoint <- NULL
-  detach <- FALSE
-  model <- if (!is_sent) function() NULL
-  model_fn <- if (is_sent) function() NULL
-  training <- prepare_training()
-  settings <- training$settings
-  fixed <- c("workers", "initial_epoch", "model_uri", "checkpoint", "detach")
-  training$settings <- c(settings[setdiff(names(settings), fixed)], search)
-  training$trial_models <- function(data) {
-    trial_models(build, is_sent, data, call)
+train_many <- take_options(
+  function(
+    sc,
+    model = NULL,
+    data = NULL,
+    formula = NULL,
+    ...,
+    grid,
+    model_fn = NULL,
+    workers_per_trial = 1,
+    parallelism = NULL,
+    metric = NULL,
+    mode = NULL,
+    prune = NULL,
+    on_trial = NULL
+  ) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    build <- check_trial_model(model, model_fn)
+    is_sent <- !is.null(model_fn)
+    search <- list(
+      grid = check_grid(grid, call),
+      metric = check_string(metric, allow_null = TRUE),
+      mode = mode,
+      on_trial = as_python_noting(on_trial)
+    )
+    search <- c(search, check_arguments(c("workers_per_trial", "parallelism")))
+    # Each trial has a model of its own.
+    model <- if (!is_sent) function() NULL
+    model_fn <- if (is_sent) function() NULL
+    training <- prepare_training(train_many_options)
+    training$trial_models <- function(data) trial_models(build, is_sent, data, call)
+    search["prune"] <- list(as_python_pruning(prune, call))
+    result <- do.call(run_training, c(list(training, pybackend(call)$train_many), search))
+    own <- describe_training(training, match.call(), if (is_sent) build)
+    new_trials(result, c(list(result = result), own), call)
+  },
+  train_many_options
+)
+
+as_python_pruning <- function(prune, call) {
+  classes <- c(median = "MedianPruning", halving = "SuccessiveHalving")
+  rule <- if (rlang::is_bare_list(prune)) prune else list(prune)
+  if (!length(rule) || !rlang::is_string(rule[[1L]], names(classes))) {
+    return(prune)
   }
-  result <- run_training(training, pybackend(call)$train_many)
-  columns <- training$columns
-  columns$feature_names <- training$data$feature_names
-  columns$encode_of_data <- training$data$encode
-  run <- list(
-    result = result,
-    columns = columns,
-    settings = c(settings, list(exchange = exchange)),
-    call = match.call(),
-    build = if (is_sent) build
-  )
-  new_trials(result, run, call)
+  as_python_rule(rule[-1L], classes[[rule[[1L]]]], call)
 }
 
 check_trial_model <- function(model, model_fn, call = caller_env()) {
@@ -198,13 +180,7 @@ trial_models <- function(f, is_sent, data, call) {
     check_label_levels(built, data$y, call)
     built
   }
-  # On its way through Python an error would lose its class.
-  building <- function(arguments, seed) {
-    withCallingHandlers(
-      keep_conditions(build(as.list(arguments), seed)),
-      error = function(error) the$observer_error <- error
-    )
-  }
+  building <- function(arguments, seed) within_python(build(as.list(arguments), seed))
   names <- names(formals(args(f)))
   known <- setdiff(names, "...")
   needed <- required_arguments(f)
@@ -224,10 +200,7 @@ as_python_noting <- function(f, call = caller_env()) {
     abort_expected(f, "an R function of a trial", TRUE, "on_trial", call)
   }
   function(trial) {
-    withCallingHandlers(
-      keep_conditions(f(pybackend()$bridge$describe_trial(trial))),
-      error = function(error) the$observer_error <- error
-    )
+    within_python(f(pybackend()$bridge$describe_trial(trial)))
     NULL
   }
 }
@@ -289,31 +262,24 @@ best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL)
   run <- attr(x, "run")
   if (is.null(run) || reticulate::py_is_null_xptr(run$result)) {
     abort_input(
-      c(
-        "The models of these trials do not exist any more.",
-        i = "They end with the session that trained them, and a part of the table has none."
-      ),
+      "The models of these trials do not exist any more.",
+      i = "They end with the session that trained them, and a part of the table has none.",
       call = call
     )
   }
   find <- pybackend(call)$bridge$find_trial
   found <- call_python(find, run$result, trial, metric, mode, call = call)
-  kept <- if (!is.null(run$build)) {
-    build <- run$build
+  kept <- if (!is.null(run$kept)) {
+    build <- run$kept
     arguments <- found$arguments
     keep_builder(NULL, function() do.call(build, arguments), call)
   }
   settings <- run$settings
   own <- intersect(names(found$arguments), names(settings))
   settings[own] <- found$arguments[own]
-  new_fit(
+  make_fit(
     found$result,
-    run$columns,
-    settings$custom_objects,
-    settings$safe_mode,
-    settings,
-    run$call,
-    kept
+    list(columns = run$columns, settings = settings, call = run$call, kept = kept)
   )
 }
 

@@ -5,6 +5,7 @@
 #' have the same weights as one process that trains on the same global batches of
 #' `workers * batch_size` rows. The trained model and its history are returned to this session.
 #'
+#' @inheritParams call_options
 #' @param sc Where the workers run:
 #'   * `"local"` or `"local[N]"`: processes on this machine, without Spark;
 #'   * [hosts()], [slurm()] or [kubernetes()]: machines over ssh, a Slurm job, or pods;
@@ -41,31 +42,13 @@
 #'   `list(left = c(a, b), right = image)`. In a table or files, a text column that is the only
 #'   column of an input is passed to the model as strings, unless `data_options` has `encode`. A
 #'   variable that holds strings is used if no column has its name; `all_of()` makes this explicit.
-#' @param weight Column with the weight of each row in the loss. `NULL` (default): all rows have the
-#'   same weight.
-#' @param data_options Options for reading columns and storing rows, created by [data_options()].
-#'   `NULL`: its defaults.
-#' @param workers Number of workers. `NULL`: 2, or the number of sessions that join (see
-#'   [join_workers()]). You can set the default as an option; see [tfdist_options]. With
-#'   [elastic()], training continues without lost workers, and new ones may join. If `workers` is a
-#'   number, losing a worker ends training.
-#' @param epochs Number of the epoch to train up to. This is the number of passes over the rows,
-#'   unless `initial_epoch` skips some.
-#' @param initial_epoch Number of epochs that count as completed, for schedules and callbacks.
 #' @param batch_size Maximum rows per step on each worker. All workers together take the batches of
 #'   `fit()` with `batch_size = workers * batch_size`. If their shares differ in size, as partitions
 #'   of a Spark table do, rows are spread evenly over the steps.
-#' @param steps_per_epoch Number of steps in an epoch. `NULL` (default): as many as needed to cover
-#'   all rows.
-#' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`
-#'   accepts.
-#' @param validation_split Fraction of the rows to use for validation, at least 0 and less than 1.
-#'   The last rows of the arrays or the data frame, before shuffling, are used.
-#' @param validation_freq Number of epochs between validations; or a vector of the epochs to
-#'   validate after.
 #' @param callbacks List of Keras callbacks, observers and trackers. Keras callbacks (Python
 #'   objects) run on the workers. Observers, created by [observer()], consist of R functions that
-#'   run in this session and may stop training. [track_mlflow()] and [track_wandb()] record the run.
+#'   run in this session and may stop training. [track_mlflow()], [track_wandb()] and
+#'   [track_tensorboard()] record the run.
 #'   Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0 runs. On
 #'   this machine, that is the working directory. On a cluster, use a full path that all machines
 #'   share.
@@ -76,56 +59,12 @@
 #' @param seed A whole number that makes initial weights, shuffling and dropout repeatable. `NULL`
 #'   (default): drawn at random, using R's random number generator if `set.seed()` was called.
 #'   `fit$seed` is the seed that was used.
-#' @param shuffle `TRUE` (default) or `"shard"`: each worker shuffles its own rows in each epoch.
-#'   `"global"`, for arrays, data frames and files: all rows are shuffled and redistributed in each
-#'   epoch, so every worker stores all rows. `FALSE`: rows keep their order.
-#' @param exchange Options for the data exchange between workers, created by [exchange()],
-#'   [local_steps()] or [parameter_server()]. `NULL`: the defaults of `exchange()`.
-#' @param scale_lr `"linear"` or `"sqrt"`: multiplies the learning rate by the number of workers or
-#'   by its square root, because a step covers the rows of all workers. [scale_learning_rate()] adds
-#'   warm-up and decay. The history records the rate of each epoch's last step as `learning_rate`.
-#'   `NULL` (default): the optimizer's rate.
-#' @param resources Cores, memory and GPUs for each worker: an object created by [resources()].
-#'   `NULL` (default): the machine's cores and GPUs are divided among its workers.
-#' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
-#'   sending it through this session: a path that all machines share, or a URI. The fit reads the
-#'   model from there. Needed for models of a gigabyte or more.
-#' @param checkpoint Where and how often to save the training state: an object created by
-#'   [checkpoint()], or just a folder. `NULL` (default): nothing is saved. To resume, pass
-#'   `checkpoint(folder, resume = TRUE)`.
-#' @param restarts Maximum number of times to restart the workers after one of them is lost, is
-#'   killed or stopped, or runs out of memory. Training resumes from the newest checkpoint or, if
-#'   there is none, starts again from the beginning. With `checkpoint`, workers are also restarted
-#'   after a preemption (SIGTERM, an eviction) and after a job reaches its time limit. Errors raised
-#'   by the model, the data or a callback do not cause a restart.
-#' @param tensorboard Folder on this machine for TensorBoard event files. They contain the metrics
-#'   of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
-#'   cluster, the first worker sends them to this session at the end of each epoch and every 10
-#'   seconds. `TRUE`: a new folder in `logs`. If `tensorboard` is a URI that TensorFlow can write
-#'   to, the worker writes there directly. See [view_tensorboard()] and the `tensorboard` element of
-#'   the fit. For a profile, pass a `keras3::callback_tensorboard()` in `callbacks`. `NULL`
-#'   (default): nothing is written.
-#' @param custom_objects Named list of Python classes and functions that the model needs in addition
-#'   to Keras's own.
-#' @param safe_mode `FALSE`: a model that `model_fn` builds may be returned as a complete file even
-#'   if it contains Python code (a lambda layer). `TRUE` (default): only its weights are returned,
-#'   and a copy of `model_fn` rebuilds the model in this session. A model that you pass as `model`
-#'   does not need this permission.
 #' @param verbose 0 shows nothing, 1 shows progress, and 2 also shows what the workers print. In an
 #'   interactive console, progress is a bar with the loss, rows per second and the remaining time;
 #'   elsewhere it is a line for each epoch. `suppressMessages()` also hides it. See
 #'   [tfdist_options].
-#' @param timeout Seconds that workers wait for each other to start. A worker that is stopped, or
-#'   whose machine does not answer, is considered lost after the same number of seconds. If a worker
-#'   is only slow, the others wait up to six hours for it, and a message names it once a minute.
-#' @param detach `TRUE`: a process of its own drives the training, and the call returns a job as
-#'   soon as it has handed over the model and the rows. This session may then end. [attach_job()]
-#'   returns the job in any other session. Its files are in the folder that `detach` or the
-#'   environment variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). If that is a
-#'   URI, sessions on other machines find a copy there. On Spark, this needs Spark Connect 4.1, and
-#'   its URL in the environment variable `SPARK_REMOTE`.
 #'
-#' @return A [tfdist_fit] object; with `detach`, a job, see [attach_job()].
+#' @return A [tfdist_fit] object.
 #'
 #' @section Data:
 #' `data` is one of
@@ -162,7 +101,7 @@
 #' exactly once. The result is the same as that of one process that trains on the same global
 #' batches, whose size depends on the number of workers (see `generations` in the fit). For some
 #' models, such as those with their own `train_step`, the whole epoch is repeated; a note gives the
-#' reason. Every worker stores all rows. `checkpoint` is for the case that fewer than `min` workers
+#' reason. Every worker stores all rows. [recovery()] is for the case that fewer than `min` workers
 #' are left or that your session dies. Training then resumes at any step, with any number of
 #' workers, and `generations` lists the worker groups from the beginning.
 #'
@@ -247,75 +186,65 @@
 #' }
 #' fit <- barrier_train(sc, new_model, batches, workers = 8, exchange = local_steps(20))
 #' }
-barrier_train <- function(
-  sc,
-  model = NULL,
-  data = NULL,
-  formula = NULL,
-  ...,
-  model_fn = NULL,
-  label = "label",
-  features = NULL,
-  weight = NULL,
-  data_options = NULL,
-  workers = getOption("tfdist.workers"),
-  epochs = 1L,
-  initial_epoch = 0L,
-  batch_size = 32L,
-  steps_per_epoch = NULL,
-  validation_data = NULL,
-  validation_split = 0,
-  validation_freq = 1L,
-  callbacks = NULL,
-  class_weight = NULL,
-  seed = NULL,
-  shuffle = TRUE,
-  exchange = NULL,
-  scale_lr = NULL,
-  resources = NULL,
-  model_uri = NULL,
-  checkpoint = NULL,
-  restarts = 0,
-  tensorboard = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 1),
-  timeout = 300,
-  detach = FALSE
-) {
-  check_dots_empty(...)
-  training <- prepare_training()
-  kept <- keep_builder(model, model_fn)
-  columns <- training$columns
-  settings <- training$settings
-  informs <- settings$verbose > 0L && !inherits(model, "tfdist_fit")
-  informs <- informs && is.null(label_values(columns))
-  if (informs) {
-    inform_levels(columns$levels)
-  }
+barrier_train <- take_options(
+  function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    training <- prepare_training(barrier_train_options)
+    settings <- training$settings
+    # Levels of text in a table or in files are known only to the workers.
+    informs <- settings$verbose > 0 && !inherits(model, "tfdist_fit")
+    informs <- informs && is.null(label_values(training$columns))
+    levels <- training$columns$levels
+    if (informs) {
+      inform_levels(levels)
+    }
+    kept <- keep_builder(model, model_fn)
+    result <- run_training(training, pybackend(call)$barrier_train)
+    fit <- make_fit(result, describe_training(training, match.call(), kept))
+    if (informs && is.null(levels)) {
+      inform_levels(fit$levels)
+    }
+    record_training(fit)
+    fit
+  },
+  barrier_train_options
+)
 
-  result <- run_training(training, pybackend(rlang::current_env())$barrier_train)
-  columns$feature_names <- training$data$feature_names
-  columns$encode_of_data <- training$data$encode
-  own <- list(
-    columns = columns,
-    custom_objects = settings$custom_objects,
-    safe_mode = settings$safe_mode,
-    settings = c(settings[names(settings) != "detach"], list(exchange = exchange)),
-    call = match.call(),
-    kept = kept
-  )
-  if (!isFALSE(settings$detach)) {
-    return(new_job(result, own))
-  }
-  fit <- do.call(new_fit, c(list(result), own), quote = TRUE)
-  if (informs && is.null(columns$levels)) {
-    # Text in a table or in files, whose values only the workers see.
-    inform_levels(fit$levels)
-  }
-  record_training(fit)
-  fit
-}
+#' Train in a process of its own
+#'
+#' `submit_training()` hands a training over to a process of its own, and returns a job as soon as
+#' it has handed over the model and the rows. You may then restart R, log out of the machine or
+#' close RStudio. [attach_job()] returns the job in any other session. On Spark, this needs Spark
+#' Connect 4.1, and its URL in the environment variable `SPARK_REMOTE`.
+#'
+#' @inheritParams barrier_train
+#' @param sc Where the workers run, as in [barrier_train()], but not sessions that join.
+#' @param folder Folder for the files of all jobs. If it is a URI, sessions on other machines find a
+#'   copy there. `NULL` (default): the environment variable `TFDIST_JOBS`, or
+#'   `~/.local/state/tfdist/jobs`.
+#'
+#' @return A job. Its methods are described in [attach_job()].
+#' @inheritSection barrier_train Errors
+#' @export
+#' @examples
+#' \dontrun{
+#' job <- submit_training("local", model, iris, Species ~ ., epochs = 50)
+#' job
+#' fit <- job$result()
+#' }
+submit_training <- take_options(
+  function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, folder = NULL) {
+    check_dots_empty(...)
+    call <- rlang::current_env()
+    training <- prepare_training(barrier_train_options)
+    kept <- keep_builder(model, model_fn)
+    share_address()
+    job <- run_training(training, pybackend(call)$submit_training, folder = jobs_folder(folder))
+    new_job(job, describe_training(training, match.call(), kept))
+  },
+  barrier_train_options
+)
 
 #' Show what a training run would start
 #'
@@ -323,12 +252,14 @@ barrier_train <- function(
 #' the jobs that collect the distinct values of text columns.
 #'
 #' @inheritParams barrier_train
+#' @param submit `TRUE`, or the `folder` of [submit_training()]: plan a training that is handed
+#'   over.
 #'
 #' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
 #'   submitted to Kubernetes or Slurm), `later` (what is known only after training has started), and
-#'   `driver` (where the process runs that would drive the training, with `detach`).
+#'   `driver` (where the process runs that would drive the training, with `submit`).
 #' @section Errors:
 #' The errors that [barrier_train()] raises before it starts anything.
 #' @section With the package future:
@@ -344,53 +275,47 @@ barrier_train <- function(
 #'     keras3::compile("adam", "sparse_categorical_crossentropy")
 #' }
 #' tfdist::plan("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
-plan <- rlang::new_function(
-  formals(barrier_train),
-  quote({
+plan <- take_options(
+  function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, submit = FALSE) {
     if (!missing(sc)) {
       check_no_strategy(sc)
     }
     check_dots_empty(...)
-    training <- prepare_training()
-    new_plan(run_training(training, pybackend(rlang::current_env())$plan))
-  }),
-  environment(barrier_train)
+    training <- prepare_training(barrier_train_options)
+    if (!isFALSE(submit)) {
+      share_address()
+    }
+    submit <- if (isTRUE(submit)) jobs_folder() %||% TRUE else submit
+    new_plan(run_training(training, pybackend(rlang::current_env())$plan, submit = submit))
+  },
+  barrier_train_options
 )
 
-# The arguments of a training run, in the frame of its call, checked.
-prepare_training <- function(frame = caller_env()) {
-  names <- c("sc", "model", "model_fn", "data", "formula", "data_options", "validation_data")
-  args <- mget(c(names, "exchange", "shuffle", "class_weight"), envir = frame)
+# The arguments of a training run, in the frame of its call, checked. `options` are the names of
+# those that it has in Python.
+prepare_training <- function(options, frame = caller_env()) {
+  args <- mget(c("sc", "model", "model_fn", "data", "formula", "validation_data"), envir = frame)
   model <- args$model
   route <- check_sc(args$sc, arg = "sc", call = frame)
   check_one_model(model, args$model_fn, call = frame)
-  check_options(
-    args$exchange,
-    c("exchange", "local_steps", "parameter_server"),
-    arg = "exchange",
-    call = frame
-  )
   is_fit <- inherits(model, "tfdist_fit")
   check_no_formula(args$formula, is_fit, call = frame)
+  of_columns <- c("label", "features", "weight", "data_options", "validation_data")
+  settings <- check_arguments(c("data_options", setdiff(options, of_columns)), frame)
   named <- named_columns(frame)
   if (is.null(named$label) && is_fit) {
     named$label <- scored_label(model, args$data)
   }
-  given <- choose_columns(
-    named,
-    args$formula,
-    args$data_options,
-    args$data,
-    call = frame
-  )
+  given <- choose_columns(named, args$formula, settings$data_options, args$data, call = frame)
+  settings$data_options <- NULL
   columns <- complete_columns(given, model, call = frame)
   # A recipe has its own weights, also in a fit whose training continues.
   columns$weight <- columns$weight %||% columns$preparation$weight
-  settings <- complete_settings(check_arguments(training_settings, frame), model)
+  settings <- complete_settings(settings, model)
   settings["seed"] <- list(settings$seed %||% draw_seed(route))
   check_can_prepare(columns$preparation, args$data, "data", frame)
   data <- check_data(args$data, columns, route, arg = "data", call = frame)
-  check_shuffled(data, args$shuffle, call = frame)
+  check_shuffled(data, settings$shuffle, call = frame)
   if (!is.null(columns$levels)) {
     data <- match_levels(data, columns$levels, call = frame)
   }
@@ -413,9 +338,8 @@ prepare_training <- function(frame = caller_env()) {
     data = data,
     validation = validation,
     columns = columns,
-    exchange = args$exchange,
     settings = settings,
-    class_weight = class_weight_codes(args$class_weight, data, call = frame),
+    class_weight = class_weight_codes(settings$class_weight, data, call = frame),
     call = frame
   )
 }
@@ -428,16 +352,18 @@ draw_seed <- function(route) {
   }
 }
 
-# Arguments of barrier_train() that have the same names in Python.
-training_settings <- c(
-  c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
-  c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "tensorboard"),
-  c("custom_objects", "safe_mode", "verbose", "timeout", "detach")
-)
+# What R adds to the result of a training: the other arguments of new_fit().
+describe_training <- function(training, call, kept) {
+  columns <- training$columns
+  columns$feature_names <- training$data$feature_names
+  columns$encode_of_data <- training$data$encode
+  list(columns = columns, settings = training$settings, call = call, kept = kept)
+}
 
-# `fn` is Python's barrier_train() or plan().
-run_training <- function(training, fn) {
+make_fit <- function(result, own) do.call(new_fit, c(list(result), own), quote = TRUE)
+
+# `fn` is Python's barrier_train() or another function of the same arguments, and of `...`.
+run_training <- function(training, fn, ...) {
   call <- training$call
   route <- training$route
   model <- training$model
@@ -445,9 +371,6 @@ run_training <- function(training, fn) {
   validation <- training$validation
   settings <- replace(training$settings, "class_weight", list(training$class_weight))
   session <- open_session(route, call)
-  if (!isFALSE(settings$detach %||% FALSE)) {
-    share_address()
-  }
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   builds <- training$trial_models
@@ -465,16 +388,15 @@ run_training <- function(training, fn) {
     check_label_levels(model, data$y, call)
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
-  settings$exchange <- training$exchange
-  settings <- lapply(settings, as_python_setting, call = call)
-  settings$callbacks <- as_python_callbacks(settings$callbacks, call)
+  settings <- as_python_settings(settings, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(training$columns, validation, validation_rows)
     arguments <- c(
       list(fn, launcher, model, rows, call = call),
       list(validation_data = validation_rows),
       settings,
-      as_python_columns(columns, data, validation, call)
+      as_python_columns(columns, data, validation, call),
+      list(...)
     )
     do.call(call_python, arguments)
   }
@@ -498,10 +420,8 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
   }
   if (!is.null(model)) {
     abort_input(
-      c(
-        "`model` and `model_fn` cannot be used together.",
-        i = "Use `model` to send a model, or `model_fn` to have each worker build it."
-      ),
+      "`model` and `model_fn` cannot be used together.",
+      i = "Use `model` to send a model, or `model_fn` to have each worker build it.",
       call = call
     )
   }

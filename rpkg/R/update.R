@@ -10,10 +10,10 @@
 #' @param object A [tfdist_fit].
 #' @param ... Named arguments of [barrier_train()] that differ from those of the original call, such
 #'   as different `data` or a different `sc`. Pass `data` again for a fit from [train_mnist()], or
-#'   if `data` was a value and not the name of a variable. A fit does not store `checkpoint` or
-#'   `model_uri` either, because they belong to a single training run. A formula or a recipe is part
-#'   of the fit. A fit from a `.json` file has no arguments: pass it to [barrier_train()] as the
-#'   model.
+#'   if `data` was a value and not the name of a variable. A fit does not store `recovery` or
+#'   `model_options` either, because they belong to a single training run. A formula or a recipe is
+#'   part of the fit. A fit from a `.json` file has no arguments: pass it to [barrier_train()] as
+#'   the model.
 #' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
 #'   same number as before.
 #'
@@ -33,19 +33,14 @@ update.tfdist_fit <- function(object, ..., epochs = NULL) {
 }
 
 #' @exportS3Method generics::fit
-fit.tfdist_fit <- function(object, ..., epochs = NULL) {
-  given <- as.list(match.call(expand.dots = FALSE)$...)
-  train_on(object, given, epochs, parent.frame(), rlang::current_env())
-}
+fit.tfdist_fit <- update.tfdist_fit
 
 train_on <- function(fit, given, epochs, frame, call) {
   # As in `update(fit, . ~ . - x)` of other models.
   if (any(vapply(given[!nzchar(rlang::names2(given))], rlang::is_call, NA, "~"))) {
     abort_input(
-      c(
-        sprintf("%s trains the model further, and keeps its columns.", name_called(call)),
-        i = "Train a new model, whose inputs fit another formula, with `barrier_train()`."
-      ),
+      sprintf("%s trains the model further, and keeps its columns.", name_called(call)),
+      i = "Train a new model, whose inputs fit another formula, with `barrier_train()`.",
       call = call
     )
   }
@@ -61,11 +56,9 @@ train_on <- function(fit, given, epochs, frame, call) {
   check_update_known(known, given, frame, call)
   if (!length(fit$settings) && !length(fit$call)) {
     abort_input(
-      c(
-        "This fit has no arguments of its training: it was read from a .json file, or is Python's.",
-        i = "Pass it as the model, with all arguments: `barrier_train(sc, fit, data, ...)`.",
-        i = "A fit that `saveRDS()` saved has them."
-      ),
+      "This fit has no arguments of its training: it was read from a .json file, or is Python's.",
+      i = "Pass it as the model, with all arguments: `barrier_train(sc, fit, data, ...)`.",
+      i = "A fit that `saveRDS()` saved has them.",
       call = call
     )
   }
@@ -90,10 +83,10 @@ check_update_names <- function(names, call) {
       sprintf("The arguments of %s must be named.", name_called(call))
     }
     is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
-    near <- if (!is_other) name_near(unknown[[1L]], takes)
+    near <- if (!is_other) find_instead(unknown[[1L]], takes, NULL)
     called <- sub("()`", "", name_called(call), fixed = TRUE)
     example <- sprintf("For example %1$s(fit, epochs = 10)` or %1$s(fit, data = rows)`.", called)
-    abort_input(c(what, i = near %||% example), call = call)
+    abort_input(what, i = near %||% example, call = call)
   }
 }
 
@@ -103,10 +96,8 @@ check_update_known <- function(known, given, frame, call) {
   if (length(unknown)) {
     named <- paste0("`", unknown, "`", collapse = " and ")
     abort_input(
-      c(
-        sprintf("This fit does not store the %s of its training.", named),
-        i = sprintf("Pass %s.", named)
-      ),
+      sprintf("This fit does not store the %s of its training.", named),
+      i = sprintf("Pass %s.", named),
       call = call
     )
   }
@@ -114,10 +105,8 @@ check_update_known <- function(known, given, frame, call) {
     value <- known[[name]]
     if (is.symbol(value) && !is_variable(as.character(value), frame)) {
       abort_input(
-        c(
-          sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
-          i = sprintf("Pass `%s`.", name)
-        ),
+        sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
+        i = sprintf("Pass `%s`.", name),
         call = call
       )
     }
@@ -134,12 +123,10 @@ is_variable <- function(name, frame) {
 }
 
 # Arguments of barrier_train() that are values, not names of columns.
-evaluated_names <- c("sc", "data", "validation_data", "callbacks", "custom_objects", "data_options")
+evaluated_names <- c("sc", "data", "validation_data", "callbacks", "model_options", "data_options")
 
 # Settings that belong to one training only.
-passing_settings <- c(
-  c("callbacks", "custom_objects", "safe_mode", "model_uri", "checkpoint", "restarts")
-)
+passing_settings <- c("callbacks", "model_options", "recovery")
 
 # The settings of a training run as plain values of R, without those that were left out.
 plain_settings <- function(settings) {
@@ -152,8 +139,9 @@ plain_settings <- function(settings) {
 plain_call <- function(call) {
   # A job stores them as a list.
   arguments <- if (is.call(call)) as.list(call)[-1L] else as.list(call)
-  left_out <- c("model", "model_fn", "formula", "exchange")
-  left_out <- c(left_out, setdiff(training_settings, evaluated_names))
+  columns <- c("label", "features", "weight")
+  left_out <- c("model", "model_fn", "formula", "folder")
+  left_out <- c(left_out, setdiff(barrier_train_options, c(columns, evaluated_names)))
   arguments <- arguments[setdiff(names(arguments), left_out)]
   is_name <- function(argument) {
     is_one <- is.atomic(argument) && length(argument) == 1L

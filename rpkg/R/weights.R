@@ -1,50 +1,19 @@
-# `class_weight` in two steps: check it on its own, then turn its names into codes of the label.
-
-check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x) || inherits(x, "python.builtin.dict")) {
-    return(invisible(x))
-  }
-  is_numbers <- is.numeric(x) || (is.list(x) && all(vapply(x, is_number, NA)))
-  if (is_python(x) || length(x) == 0L || !is_numbers || !rlang::is_named(x)) {
-    expected <- "a named vector of numbers such as `c(\"0\" = 1, \"1\" = 5)`"
-    abort_expected(x, expected, TRUE, arg, call)
-  }
-  weights <- unlist(x)
-  bad <- which(!is.finite(weights) | weights < 0)
-  if (length(bad)) {
-    abort_input(
-      sprintf(
-        "`%s` must contain finite numbers of at least 0; that of the class \"%s\" is %s.",
-        arg,
-        names(x)[[bad[[1L]]]],
-        format(weights[[bad[[1L]]]], decimal.mark = ".")
-      ),
-      call = call
-    )
-  }
-  invisible(x)
-}
-
-# A list for Python, named by the codes of the classes, or by the classes if Python reads the label.
+# `class_weight` with codes of the label as names.
 class_weight_codes <- function(weights, data, call = caller_env()) {
   if (is.null(weights)) {
     return(NULL)
   }
   if (identical(data$kind, "function")) {
     abort_input(
-      c(
-        "`class_weight` needs labels that are known in advance, but `data` is a function.",
-        i = "Return batches of `(x, y, sample_weight)` from it instead."
-      ),
+      "`class_weight` needs labels that are known in advance, but `data` is a function.",
+      i = "Return batches of `(x, y, sample_weight)` from it instead.",
       call = call
     )
   }
   if (!is.null(data$sample_weight) || !is.null(data$weight)) {
     abort_input(
-      c(
-        "`class_weight` cannot be used together with row weights in `data`.",
-        i = "Multiply the two into one weight for each row."
-      ),
+      "`class_weight` cannot be used together with row weights in `data`.",
+      i = "Multiply the two into one weight for each row.",
       call = call
     )
   }
@@ -76,10 +45,8 @@ class_codes <- function(classes, levels, call) {
   if (anyDuplicated(codes)) {
     twice <- classes[[anyDuplicated(codes)]]
     abort_input(
-      c(
-        sprintf("`class_weight` has the class \"%s\" twice.", twice),
-        i = "Give each class one weight."
-      ),
+      sprintf("`class_weight` has the class \"%s\" twice.", twice),
+      i = "Give each class one weight.",
       call = call
     )
   }
@@ -93,10 +60,8 @@ abort_class <- function(class, levels, call) {
     sprintf("The levels of the label are %s.", list_names(levels))
   }
   abort_input(
-    c(
-      sprintf("`class_weight` has \"%s\", which is not a class of the label.", class),
-      i = expected
-    ),
+    sprintf("`class_weight` has \"%s\", which is not a class of the label.", class),
+    i = expected,
     call = call
   )
 }

@@ -139,6 +139,7 @@ CROSS_CUTTING = {
     "recovery": "checkpoints and restarts",
     "readme": "the blocks of the README and of docs/*.md, run",
     "routes": "one job by each route",
+    "r_options": "scripts/r_options.py and its file",
     "rpkg_sources": "rpkg installed from a checkout",
     "run_hosts": "tfdist run on other hosts",
     "site": "the sources of the documents' site, and what checks it",

@@ -391,7 +391,7 @@ train <- function(...) {
     ...
   )
 }
-again <- train(checkpoint = tfdist::checkpoint("kept", every = 1), restarts = 1)
+again <- train(recovery = tfdist::recovery("kept", every = 1, restarts = 1))
 stopifnot(file.exists(mark))
 fit <- train()
 weights <- lapply(list(fit, again), function(one) one$model$get_weights())

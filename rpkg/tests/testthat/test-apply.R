@@ -1,4 +1,5 @@
 test_that("wrong arguments are errors before anything is started", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     barrier_apply(4, function(ctx) 1)
     barrier_apply("local", "f")

@@ -40,7 +40,7 @@ test_that("columns that do not name columns are rejected", {
     columns_of(features = list("left/eye" = "a"))
     columns_of(features = list(left = character()))
     columns_of(weight = c("a", "b"))
-    column_spec("label", NULL, NULL, list(in_memory = TRUE), NULL)
+    choose_columns(list(), NULL, list(in_memory = TRUE), iris, NULL)
   })
 })
 

@@ -8,13 +8,13 @@ test_that("shapes and values are sent in Python's form", {
     categories = list(color = factor(c("red", "blue")), size = c(1, 5), kind = "one"),
     tfrecord_spec = c(a = "float32", words = "int64[]")
   )
-  fields <- as_python_data_options(unclass(options))
+  fields <- lapply(as_python_data_options(unclass(options)), as_python_setting, call = NULL)
   expect_identical(
     fields$tensors,
     list(
-      image = list("uint8", list(28L, 28L)),
+      image = list("uint8", list(28, 28)),
       words = list("int32", list(NULL)),
-      tracks = list("float32", list(NULL, 3L))
+      tracks = list("float32", list(NULL, 3))
     )
   )
   expect_identical(
@@ -23,7 +23,8 @@ test_that("shapes and values are sent in Python's form", {
   )
   expect_identical(fields$tfrecord_spec, list(a = "float32", words = "int64[]"))
   expect_true(fields$repartition)
-  expect_null(as_python_data_options(unclass(data_options()))$tensors)
+  none <- as_python_data_options(unclass(data_options()))
+  expect_null(as_python_setting(none$tensors, NULL))
 })
 
 test_that("bad data options are errors", {

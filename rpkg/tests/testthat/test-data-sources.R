@@ -225,7 +225,7 @@ test_full("a model written to a URI is read from there", {
     "local",
     dense_model(),
     iris_arrays(),
-    model_uri = "model.h5",
+    model_options = model_options("model.h5"),
     seed = 1,
     verbose = 0
   )

@@ -1,4 +1,5 @@
 test_that("arguments of keras3's that have another form here say what to pass", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     barrier_train("local", model, x = x, y = y)
     barrier_train("local", model, rows, sample_weight = weights)
@@ -12,6 +13,7 @@ test_that("arguments of keras3's that have another form here say what to pass", 
 })
 
 test_that("misspelt arguments, those of option objects, others and values without a name are told", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     barrier_train("local", model, rows, batchsize = 64)
     barrier_train("local", model, rows, validation = rows)
@@ -36,7 +38,6 @@ test_that("arguments without a default are asked for by name", {
     augment_sql()
     read_tfrecords(path = "a")
     write_model(fit)
-    job_result()
     generics::augment(fit)
   })
 })

@@ -211,8 +211,14 @@ test_full("a training, a search and a detached job are jobs of the pane", {
   expect_identical(job$state, "succeeded")
   expect_identical(job$status, "2 of 2 trials completed")
   withr::local_envvar(TFDIST_JOBS = withr::local_tempdir())
-  detached <- train(detach = TRUE, verbose = 0)
+  detached <- submit_training(
+    "local",
+    dense_model(),
+    iris_arrays(),
+    workers = 1,
+    verbose = 0
+  )
   expect_length(ide$jobs, 0L)
-  capture.output(invisible(job_result(detached, verbose = 1)))
+  capture.output(invisible(detached$result(verbose = 1)))
   expect_identical(ended()$state, "succeeded")
 })

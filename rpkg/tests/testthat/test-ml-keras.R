@@ -6,13 +6,14 @@ flower_table <- function(sc) {
 }
 
 test_that("what is no part of a pipeline is rejected", {
+  skip_if_no_pybackend()
   skip_if_not_installed("sparklyr")
   expect_snapshot(error = TRUE, {
     ml_keras("local", dense_model)
     ml_keras(iris, dense_model)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, epoch = 3)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, features_col = 3)
-    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, restarts = -1)
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, epochs = 0)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, callbacks = "stop")
   })
 })
@@ -20,19 +21,24 @@ test_that("what is no part of a pipeline is rejected", {
 test_that("a model is a stage of sparklyr's pipelines, and is saved with them", {
   sc <- file_connection("local[2]")
   table <- flower_table(sc)
+  scaled <- exchange(scale_lr = "linear")
   make_pipeline <- function(...) {
     sparklyr::ml_pipeline(sc) |>
       sparklyr::ft_string_indexer("kind", "label") |>
       sparklyr::ft_vector_assembler(c("a", "b", "c", "d"), "features") |>
-      ml_keras(dense_model(), workers = 2, epochs = 3, seed = 1, scale_lr = "linear", ...) |>
-      ml_add(sparklyr::ft_index_to_string(sc, "prediction", "said"))
+      ml_keras(dense_model(), workers = 2, epochs = 3, seed = 1, exchange = scaled, ...) |>
+      c(sparklyr::ft_index_to_string(sc, "prediction", "said"))
   }
   seen <- c()
   watch <- observer(on_epoch_end = function(epoch, logs) {
     seen <<- c(seen, epoch)
     epoch == 2
   })
-  pipeline <- make_pipeline(class_weight = c("2" = 0), callbacks = watch, restarts = 1)
+  pipeline <- make_pipeline(
+    class_weight = c("2" = 0),
+    callbacks = watch,
+    recovery = recovery(restarts = 1)
+  )
   expect_output(print(pipeline), "<Pipeline with Keras>\n  pipeline_.*\n  KerasEstimator_")
 
   fitted <- sparklyr::ml_fit(pipeline, table)

@@ -9,7 +9,7 @@ test_that("a fit is written as a whole, and read in R and in Python", {
     expect_equal(again[[name]], fit[[name]], info = name)
   }
   expect_equal(predict(again, iris), predict(fit, iris))
-  in_python <- pybackend()$TrainResult$load(path)
+  in_python <- reticulate::import("pybackend.types")$TrainResult$load(path)
   expect_identical(as.character(in_python$levels), levels(iris$Species))
   other <- withr::local_tempfile(fileext = ".json")
   in_python$save(other)

@@ -33,7 +33,10 @@ test_that("tfdist is an engine of parsnip's mlp()", {
     parsnip::fit(parsnip::set_args(spec, activation = "foo"), Sepal.Length ~ Sepal.Width, rows),
     "Keras has no activation \"foo\""
   )
-  expect_equal(found$.pred, score_mlp(numbers$fit, rows[1:5, c("Sepal.Width", "place")])[, 1])
+  expect_equal(
+    found$.pred,
+    predict(numbers$fit, rows[1:5, c("Sepal.Width", "place")], type = "raw")[, 1]
+  )
 })
 
 test_that("an argument that the engine does not have is named as the engine's", {

@@ -26,7 +26,9 @@ test_that("a strategy of futures is for the plan() of that package", {
 })
 
 test_that("a plan makes the checks of a training", {
-  expect_identical(formals(plan), formals(barrier_train))
+  skip_if_no_pybackend()
+  own <- names(formals(plan)) != "submit"
+  expect_identical(as.list(formals(plan)[own]), as.list(formals(barrier_train)))
   expect_snapshot(error = TRUE, {
     plan("local", function() NULL, iris, Species ~ ., wokers = 3)
     plan("local", function() NULL, iris, label = Sepcies)

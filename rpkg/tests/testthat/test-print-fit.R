@@ -52,10 +52,9 @@ test_that("settings that are not the defaults are shown, and how even the work w
     shuffle = TRUE,
     validation_freq = c(2L, 5L),
     class_weight = c("0" = 1, "1" = 2.5),
-    scale_lr = "linear",
     exchange = local_steps(20),
     verbose = 0L,
-    checkpoint = checkpoint("run-1")
+    recovery = recovery("run-1")
   ))
   fit$workers$rows <- c(50L, 49L)
   expect_snapshot(fit)

@@ -157,7 +157,7 @@ test_that("the layer, the callback or the argument with an R function is named",
     train(new_model(), callbacks = keras3::callback_learning_rate_scheduler(halve))
     train(new_model(), callbacks = list(new_callback()))
     train(new_model(), callbacks = list(halve))
-    train(new_model(), custom_objects = list(halve = halve))
+    train(new_model(), model_options = model_options(custom_objects = list(halve = halve)))
     barrier_evaluate("local", new_model(loss = error), list(x, x[, 1]))
     barrier_predict("local", new_model(activation = function(x) x), x)
   })

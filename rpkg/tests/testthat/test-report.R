@@ -22,18 +22,6 @@ test_that("the page of a fit has its numbers, also after readRDS()", {
   kept$decoded <- new.env(parent = emptyenv())
   report(kept, file.path(folder, "kept.html"), title = "Flowers")
   expect_identical(read_run(file.path(folder, "kept.html")), run)
-
-  # Without the record the page is made from the other fields.
-  kept$record <- NULL
-  report(kept, file.path(folder, "less.html"))
-  less <- read_run(file.path(folder, "less.html"))
-  expect_equal(less$history, run$history)
-  expect_identical(less$workers[[1L]]$rows, run$workers[[1L]]$rows)
-  expect_null(less$workers[[1L]]$step_times)
-  expect_match(
-    paste(readLines(file.path(folder, "less.html")), collapse = " "),
-    "This result does not include: restarts, step times"
-  )
 })
 
 test_that("a failure has a page", {

@@ -1,4 +1,5 @@
-test_that("bad arguments are errors before Python is used", {
+test_that("bad arguments are errors before anything is started", {
+  skip_if_no_pybackend()
   fit <- example_fit(levels = levels(iris$Species))
   x <- as.matrix(iris[1:4])
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
@@ -12,8 +13,8 @@ test_that("bad arguments are errors before Python is used", {
     barrier_evaluate("local", fit, list(x, factor(iris$Species == "setosa")))
     barrier_evaluate("local", fit, iris, label = "Species", workers = 0)
     barrier_evaluate("local", fit, iris, label = "Species", batch_size = 0)
-    barrier_evaluate("local", fit, iris, label = "Species", custom_objects = "mine")
-    barrier_evaluate("local", fit, iris, label = "Species", safe_mode = NA)
+    barrier_evaluate("local", fit, iris, label = "Species", model_options = "mine")
+    barrier_evaluate("local", fit, iris, label = "Species", safe_mode = FALSE)
     barrier_evaluate("local", fit, iris, label = "Species", verbose = 3)
     barrier_evaluate("local", fit, iris, label = "Species", timeout = -1)
     barrier_evaluate("local", fit, iris, label = "Species", epochs = 2)
@@ -63,8 +64,7 @@ test_that("a fit provides what its model needs", {
     workers = 2,
     batch_size = 32,
     resources = NULL,
-    custom_objects = NULL,
-    safe_mode = TRUE,
+    model_options = NULL,
     verbose = TRUE,
     timeout = 60
   ) {
@@ -73,11 +73,11 @@ test_that("a fit provides what its model needs", {
   fit <- example_fit()
   fit$custom_objects <- list(mine = mean)
   fit$safe_mode <- FALSE
-  expect_identical(settings(fit)$custom_objects, list(mine = mean))
-  expect_false(settings(fit)$safe_mode)
-  expect_identical(settings(fit)$verbose, 1L)
-  expect_named(settings(fit, custom_objects = list(other = sum))$custom_objects, "other")
-  expect_null(settings(mean)$custom_objects)
+  expect_identical(settings(fit)$model_options$custom_objects, list(mine = mean))
+  expect_false(settings(fit)$model_options$safe_mode)
+  others <- model_options(custom_objects = list(other = mean))
+  expect_named(settings(fit, model_options = others)$model_options$custom_objects, "other")
+  expect_null(settings(mean)$model_options)
 })
 
 test_that("a label that is left out is that of the training, if the data have it", {

@@ -1,20 +1,18 @@
 test_that("options are the defaults of workers and verbose", {
   call <- function(
     workers = getOption("tfdist.workers"),
-    roles = NULL,
     verbose = getOption("tfdist.verbose", 1)
   ) {
-    check_arguments(c("workers", "roles", "verbose"))
+    check_arguments(c("workers", "verbose"))
   }
-  expect_identical(call(), list(workers = NULL, roles = NULL, verbose = 1L))
+  expect_identical(call(), list(workers = NULL, verbose = 1))
   withr::local_options(tfdist.workers = 4, tfdist.verbose = 0)
-  expect_identical(call(), list(workers = 4L, roles = NULL, verbose = 0L))
-  expect_identical(call(workers = 2, verbose = 2)[c(1, 3)], list(workers = 2L, verbose = 2L))
-  # Roles set the number of workers.
-  expect_null(call(roles = c(chief = 1, worker = 2))$workers)
+  expect_identical(call(), list(workers = 4, verbose = 0))
+  expect_identical(call(workers = 2, verbose = 2), list(workers = 2, verbose = 2))
 })
 
 test_that("errors name the option, unless the argument is given", {
+  skip_if_no_pybackend()
   withr::local_options(
     tfdist.workers = "four",
     tfdist.verbose = 7,

@@ -1,7 +1,7 @@
 test_full("a training writes for TensorBoard, which opens and ends", {
   skip_if_no_pybackend()
   folder <- file.path(withr::local_tempdir(), "run")
-  fit <- train_flowers(iris, epochs = 2, tensorboard = folder)
+  fit <- train_flowers(iris, epochs = 2, callbacks = track_tensorboard(folder))
   expect_identical(fit$tensorboard, normalizePath(folder))
   expect_length(list.files(file.path(folder, "train"), "tfevents"), 1L)
 
@@ -14,10 +14,12 @@ test_full("a training writes for TensorBoard, which opens and ends", {
 })
 
 test_that("there must be something to show", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     view_tensorboard(example_fit())
     view_tensorboard(7)
-    train_mnist("local", tensorboard = 7)
-    train_mnist("local", tensorboard = "")
+    track_tensorboard(7)
+    track_tensorboard("")
+    train_mnist("local", tensorboard = TRUE)
   })
 })

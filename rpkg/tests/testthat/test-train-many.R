@@ -22,18 +22,22 @@ test_that("wrong arguments of a search are refused by name", {
   expect_error(train(3, grid = list(units = 1)), "`model` must be an R function")
   expect_error(train(build, grid = 3), "`grid` must be a data frame", class = "tfdist_error_input")
   expect_error(train(build, grid = list(3)), "`grid` must be a data frame")
-  expect_error(train(build, grid = list(units = 1), prune = "median"), "made by `median_pruning")
+  skip_if_no_pybackend()
+  expect_error(
+    train(build, grid = list(units = 1), prune = "best"),
+    "`prune` must be NULL, \"median\""
+  )
   expect_error(train(build, grid = list(units = 1), workers_per_trial = 0), "`workers_per_trial`")
   expect_error(train(build, grid = list(units = 1), on_trial = 3), "`on_trial` must be")
-  skip_if_no_pybackend()
   expect_error(
     train(build, grid = list(size = 1)),
     "`grid` has `size`",
     class = "tfdist_error_input"
   )
   expect_error(train(build, grid = list(batch_size = 0)), "`batch_size` must be at least 1")
-  expect_error(median_pruning(0), "`warmup_epochs` must be at least 1")
-  expect_error(successive_halving(factor = 1), "`factor` must be at least 2")
+  pruned <- function(...) train(build, grid = list(units = 1), prune = list(...))
+  expect_error(pruned("median", warmup_epochs = 0), "`warmup_epochs` must be at least 1")
+  expect_error(pruned("halving", factor = 1), "`factor` must be at least 2")
 })
 
 test_that("a grid is a data frame, lists of values or rows", {
@@ -48,8 +52,6 @@ test_that("a grid is a data frame, lists of values or rows", {
 
 test_that("arguments have the names and defaults of Python's", {
   skip_if_no_pybackend()
-  expect_same_arguments("median_pruning", "MedianPruning")
-  expect_same_arguments("successive_halving", "SuccessiveHalving")
   except <- c("sc", "spark", "model", "data", "formula", "model_fn", "study", "trials")
   expect_same_arguments("train_many", "train_many", except)
 })
@@ -112,7 +114,7 @@ test_full("workers build the models of trials, and poor ones end early", {
     data = iris_arrays(),
     grid = data.frame(rate = c(0.1, 0)),
     parallelism = 1,
-    prune = successive_halving(factor = 2),
+    prune = list("halving", factor = 2),
     epochs = 4,
     seed = 3,
     verbose = 0

@@ -6,7 +6,8 @@ test_that("set.seed() decides the seed", {
   withr::with_seed(3, expect_null(draw_seed(list(kind = "local", sc = NULL))))
 })
 
-test_that("bad arguments are errors before Python is used", {
+test_that("bad arguments are errors before the model is built", {
+  skip_if_no_pybackend()
   made <- function() stop("must not be called")
   expect_snapshot(error = TRUE, {
     barrier_train("local", made, iris, label = "Species", workers = "two")

@@ -27,7 +27,7 @@ test_that("what a fit cannot know is asked for by name", {
 test_that("a fit keeps names of data, not data, and plain settings", {
   call <- as.call(list(quote(barrier_train), sc = "local", data = iris, label = quote(Species)))
   expect_named(plain_call(call), c("sc", "label"))
-  settings <- list(batch_size = 8L, seed = NULL, checkpoint = checkpoint("run-1"), shuffle = FALSE)
+  settings <- list(batch_size = 8L, seed = NULL, recovery = recovery("run-1"), shuffle = FALSE)
   expect_named(plain_settings(settings), c("batch_size", "shuffle"))
 })
 

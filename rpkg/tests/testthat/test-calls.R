@@ -1,27 +1,45 @@
-test_that("the arguments of a call are checked by their names", {
-  call <- function(workers = 2, seed = NULL, verbose = TRUE) {
-    check_arguments(c("workers", "seed", "verbose"))
+test_that("the options of a call are checked by their names, with the words of R", {
+  skip_if_no_pybackend()
+  call <- function(
+    workers = 2,
+    seed = NULL,
+    verbose = TRUE,
+    shuffle = TRUE,
+    validation_freq = 1,
+    timeout = 300,
+    exchange = NULL,
+    resources = NULL,
+    recovery = NULL,
+    class_weight = NULL
+  ) {
+    check_arguments(names(formals()))
   }
-  expect_identical(call(), list(workers = 2L, seed = NULL, verbose = 1L))
+  expect_identical(call()[1:3], list(workers = 2, seed = NULL, verbose = TRUE))
+  expect_no_error(call(verbose = 2L, shuffle = "global", validation_freq = c(1, 5)))
+  expect_no_error(call(recovery = "run", class_weight = table(c(0, 0, 1))))
   expect_snapshot(error = TRUE, {
     call(workers = "two")
+    call(workers = c(1, 2))
+    call(workers = elastic(2))
     call(seed = -1)
+    call(shuffle = NA)
+    call(shuffle = "rows")
+    call(verbose = "loud")
+    call(validation_freq = 0)
+    call(validation_freq = "all")
+    call(timeout = 0)
+    call(exchange = resources())
+    call(resources = list(cpus = 2))
+    call(recovery = 3)
+    call(class_weight = c(1, 5))
+    call(class_weight = "balanced")
+    call(class_weight = list("0" = 1:2))
+    call(class_weight = c("0" = 1, 2))
+    call(class_weight = c("0" = -1))
+    call(class_weight = c("0" = 1, "1" = NA))
+    call(class_weight = c("0" = 1, "1" = Inf))
+    call(class_weight = c("0" = 1, "0" = 2))
   })
-})
-
-test_that("shuffling, verbosity and validation epochs say what they expect", {
-  expect_snapshot(error = TRUE, {
-    check_shuffle(NA, arg = "shuffle")
-    check_shuffle("rows", arg = "shuffle")
-    check_verbose("loud", arg = "verbose")
-    check_validation_freq(0, arg = "validation_freq")
-    check_validation_freq("all", arg = "validation_freq")
-  })
-  expect_identical(check_shuffle("global"), "global")
-  expect_identical(check_verbose(TRUE), 1L)
-  expect_identical(check_validation_freq(2), 2L)
-  expect_identical(check_validation_freq(c(1, 5)), list(1L, 5L))
-  expect_identical(check_validation_freq(list(1L, 5L)), list(1L, 5L))
 })
 
 test_that("callbacks and custom objects must come from Python", {
@@ -36,7 +54,7 @@ test_that("callbacks and custom objects must come from Python", {
 
 # Calls that fail before anything is started, with their whole-number arguments.
 build <- function() stop("the model is built")
-of_training <- c("workers", "epochs", "batch_size", "seed", "restarts", "verbose")
+of_training <- c("workers", "epochs", "batch_size", "seed", "verbose")
 of_scoring <- c("workers", "batch_size", "verbose")
 of_barrier_train <- c(
   of_training,
@@ -50,7 +68,7 @@ counted_calls <- list(
   barrier_predict = list(quote(barrier_predict("local", build, as.matrix(iris[1:4]))), of_scoring),
   barrier_apply = list(quote(barrier_apply("local", function(ctx) 1)), c("workers", "verbose")),
   bench_scale = list(quote(bench_scale(function(...) 1)), c("workers", "steps", "repeats")),
-  checkpoint = list(quote(checkpoint("folder")), c("every", "keep")),
+  recovery = list(quote(recovery("folder")), c("every", "keep", "restarts")),
   elastic = list(quote(elastic()), c("workers", "min", "max")),
   parameter_server = list(quote(parameter_server()), "servers"),
   local_steps = list(quote(local_steps()), "steps"),
@@ -63,24 +81,20 @@ counted_calls <- list(
   undeploy_model = list(quote(undeploy_model(NULL, "name")), "version")
 )
 
-# Python checks these, without a maximum.
-options <- c("checkpoint", "elastic", "parameter_server", "local_steps")
+# Python checks these when the object is made.
+options <- c("recovery", "elastic", "parameter_server", "local_steps")
 options <- c(options, "kubernetes", "resources", "slurm")
 
 for (name in names(counted_calls)) {
   test_that(sprintf("whole numbers of %s() are doubles or integers, and nothing else", name), {
-    if (name %in% options) {
-      skip_if_no_pybackend()
-    }
+    skip_if_no_pybackend()
     for (arg in counted_calls[[name]][[2L]]) {
       call_with <- function(value) {
         call <- as.list(counted_calls[[name]][[1L]])
         call[[arg]] <- value
         suppressMessages(eval(as.call(call)))
       }
-      texts <- if (!arg %in% c("verbose", "index")) "1"
-      huge <- if (!name %in% c("bench_scale", options)) 1e10
-      for (bad in c(list(1.5, NA, -1, NaN, factor(3)), huge, texts)) {
+      for (bad in list(1.5, NA, -1, NaN, factor(3), "two")) {
         expect_error(call_with(bad), sprintf("`%s`", arg), class = "tfdist_error_input")
       }
     }
@@ -103,4 +117,32 @@ test_full("a whole number may be a double or an integer", {
       suppressMessages(expect_error(eval(as.call(call)), "the model is built"))
     }
   }
+})
+
+test_that("options print their fields", {
+  expect_snapshot({
+    exchange(compression = "bf16", bucket_mb = Inf)
+    local_steps(100, learning_rate = 0.7, momentum = 0.9)
+    data_options(categories = list(color = c("blue", "red")))
+  })
+})
+
+test_that("options have the same names and defaults in R and Python", {
+  skip_if_no_pybackend()
+  expect_same_arguments("exchange", "Exchange")
+  expect_same_arguments("local_steps", "LocalSteps")
+  expect_same_arguments("data_options", "DataOptions")
+  expect_same_arguments("model_options", "ModelOptions")
+})
+
+test_that("options become Python's objects", {
+  skip_if_no_pybackend()
+  expect_null(as_python_options(NULL, NULL))
+  python <- as_python_options(local_steps(8, momentum = 0.9, compression = "fp16"), NULL)
+  expect_s3_class(python, "pybackend.job.options.LocalSteps")
+  expect_identical(python$steps, 8L)
+  expect_identical(python$momentum, 0.9)
+  expect_identical(as_python_options(exchange(bucket_mb = Inf), NULL)$bucket_mb, Inf)
+  options <- data_options(tensors = list(words = list("int32", NA)), repartition = FALSE)
+  expect_identical(as_python_options(options, NULL)$repartition, FALSE)
 })

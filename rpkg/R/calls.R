@@ -1,0 +1,164 @@
+# Calls of Python's functions: their options, and the values that R's functions make for them.
+
+# A function with the arguments of `f` and, after these, options of a call.
+take_options <- function(f, options) {
+  options <- setdiff(options, names(formals(f)))
+  rlang::new_function(c(formals(f), option_defaults[options]), body(f), environment(f))
+}
+
+# A function that returns a value for an argument: a classed list. Python checks it: now if it is
+# already running, otherwise at its first use. `kind` is another class of the value.
+new_maker <- function(name, kind = NULL) {
+  arguments <- maker_arguments[[name]]
+  own <- setdiff(names(arguments), "...")
+  class <- paste0("tfdist_", c(name, kind))
+  check <- if ("..." %in% names(arguments)) quote(check_dots_empty(...)) else quote(check_given())
+  body <- bquote({
+    .(check)
+    new_options(mget(.(own)), .(class))
+  })
+  rlang::new_function(arguments, body, environment(new_options))
+}
+
+new_options <- function(fields, class, call = caller_env()) {
+  check_values(fields, call)
+  made <- structure(fields, class = c(class, "tfdist_options"))
+  # Observers hold R functions, which Python gets when the training starts.
+  if (!is.null(the$pybackend) && !inherits(made, "tfdist_observer")) {
+    as_python_options(made, call)
+  }
+  made
+}
+
+# Python has neither missing values, except NA in `tensors` for any length, nor a name twice. The
+# first value of a rule has no name.
+check_values <- function(values, call, shown = names(values)) {
+  for (i in which(!names(values) %in% c("tensors", "scale_lr"))) {
+    value <- values[[i]]
+    if ((is.atomic(value) || rlang::is_bare_list(value)) && anyNA(unlist(value))) {
+      abort_input(sprintf("`%s` must not have missing values.", shown[[i]]), call = call)
+    }
+    if (is.vector(value) && !is.null(names(value)) && !has_unique_names(value)) {
+      abort_input(
+        sprintf("`%s` must have a different name for each value.", shown[[i]]),
+        call = call
+      )
+    }
+  }
+}
+
+#' @export
+print.tfdist_options <- function(x, ...) {
+  cat(sprintf("<%s>\n", class(x)[[1L]]))
+  values <- vapply(unclass(x), function(value) paste(deparse(value), collapse = " "), "")
+  cat(sprintf("  %s = %s\n", format(names(values)), shorten_each(values)), sep = "")
+  invisible(x)
+}
+
+shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
+
+# The value of an option as Python takes it. A named vector becomes a dict, as a named list does.
+as_python_setting <- function(value, call) {
+  if (inherits(value, "tfdist_options")) {
+    return(as_python_options(value, call))
+  }
+  if (is.factor(value)) {
+    value <- as.character(value)
+  }
+  if (is.atomic(value) && !is.null(names(value))) {
+    value <- as.list(value)
+  }
+  # Python does not expand `~`.
+  null_if_empty(if (rlang::is_string(value)) path.expand(value) else value)
+}
+
+as_python_settings <- function(settings, call) {
+  plain <- lapply(settings[names(settings) != "callbacks"], as_python_setting, call = call)
+  callbacks <- as_python_callbacks(settings$callbacks, call)
+  c(plain, if (!is.null(callbacks)) list(callbacks = callbacks))
+}
+
+as_python_options <- function(options, call) {
+  if (is.null(options)) {
+    return(NULL)
+  }
+  maker <- sub("^tfdist_", "", class(options)[[1L]])
+  fields <- unclass(options)
+  if (maker == "data_options") {
+    fields <- as_python_data_options(fields)
+  } else if (maker == "exchange") {
+    fields["scale_lr"] <- list(as_python_rule(fields$scale_lr, "ScaleLearningRate", call))
+  }
+  # reticulate converts a vector of length one to a string.
+  for (name in intersect(c("ssh_options", "tags"), names(fields))) {
+    fields[name] <- list(as_list_or_null(fields[[name]]))
+  }
+  fields <- lapply(fields, as_python_setting, call = call)
+  if (inherits(options, "tfdist_launcher")) {
+    fields <- drop_null(fields)
+  }
+  do.call(call_python, c(list(pybackend(call)[[python_makers[[maker]]]], call = call), fields))
+}
+
+# `list("linear", warmup_epochs = 5)` as an object of Python's class.
+as_python_rule <- function(rule, class, call) {
+  if (!rlang::is_bare_list(rule)) {
+    return(rule)
+  }
+  fields <- lapply(rule, as_python_setting, call = call)
+  do.call(call_python, c(list(pybackend(call)[[class]], call = call), fields))
+}
+
+# Values of the options with these names, taken from the calling function and checked by Python.
+# Without Python, the call fails when it needs it.
+check_arguments <- function(names, frame = caller_env()) {
+  values <- mget(names, envir = frame)
+  if ("callbacks" %in% names) {
+    values["callbacks"] <- list(check_callbacks(values$callbacks, "callbacks", frame))
+  }
+  plain <- values[setdiff(names, "callbacks")]
+  shown <- vapply(names(plain), name_argument, "", frame = frame)
+  check_values(plain, frame, shown)
+  if (has_pybackend()) {
+    plain <- lapply(plain, as_python_setting, call = frame)
+    takes_elastic <- exists("validation_data", frame, inherits = FALSE)
+    check <- pybackend(frame)$bridge$check_options
+    call_python(check, plain, as.list(shown), takes_elastic, call = frame)
+  }
+  values
+}
+
+check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
+  is_callback <- function(x) is_python(x) || is_observer(x) || inherits(x, "tfdist_tracker")
+  if (is_callback(x)) {
+    x <- list(x)
+  }
+  if (!is.null(x) && !is.list(x)) {
+    expected <- "a list of Keras callbacks (Python objects), observers and trackers"
+    abort_expected(x, expected, TRUE, arg, call, hint = hint_observer(x))
+  }
+  for (i in seq_along(x)) {
+    if (!is_callback(x[[i]])) {
+      expected <- "a Keras callback (a Python object), an observer or a tracker"
+      element <- sprintf("%s[[%d]]", arg, i)
+      abort_expected(x[[i]], expected, FALSE, element, call, hint = hint_observer(x[[i]]))
+    }
+  }
+  invisible(if (length(x)) unname(x))
+}
+
+hint_observer <- function(x) {
+  if (is.function(x)) {
+    "Pass `observer(on_epoch_end = )`, which calls your function in this session."
+  }
+}
+
+check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) || inherits(x, "python.builtin.dict")) {
+    return(invisible(x))
+  }
+  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
+    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
+  }
+  invisible(x)
+}
