@@ -126,6 +126,7 @@ CROSS_CUTTING = {
     "exact_shards": "the same, however rows are spread",
     "exact_together": "the same, for what workers compute together",
     "exactness": "scripts/exactness.py and its page",
+    "fork_server_spark": "fork servers of Spark's executors",
     "frames": "data frames of pandas, polars, Arrow and DuckDB",
     "examples": "the programs of examples/, run",
     "fuzz": "input that is damaged or hostile",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import wait_for
 
-from pybackend.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.errors import ClusterError, Failure, Moment, WorkerFailedError
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job, TrainingJob
 from pybackend.job.messages import (
@@ -167,7 +167,8 @@ def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
             group.report(rank)
         assert [report.ok for report in group.run().reports] == [True, False, True, True]
         assert group.events == [
-            Note("worker 1 on h1 was lost (killed): training continues without it and its rows")
+            Note("worker 1 on h1 was lost (killed): training continues without it and its rows"),
+            Moment(0.0, "lost", "killed", rank=1, host="h1"),
         ]
     with ExitStack() as stack:
         group = Group(stack, job)

@@ -462,7 +462,7 @@ def test_a_child_passes_a_notice_on_once(caplog: pytest.LogCaptureFixture) -> No
         assert failure is not None
         assert failure.exception_type == "Preempted"
     states = [text.partition(": process ")[2] for text in caplog.messages]
-    assert states[1:] == ["notified", "ended (status -15)", "closed"]
+    assert states[1:] == ["notified", "ended (killed by SIGTERM)", "closed"]
 
 
 def test_the_log_is_printed_with_times() -> None:
