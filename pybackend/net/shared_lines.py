@@ -15,7 +15,7 @@ from pybackend.net.connection_errors import StreamEndError
 # Most bytes of a block: the answers to workers are lines of any length.
 _MOST = 1 << 30
 # Blocks of a worker that nobody has read yet; then the other end waits.
-_MOST_WAITING = 100
+_MOST_WAITING = 8
 
 
 class SharedLines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from pybackend.job.messages import Begun, EpochEnded, Event, Failed, Note, StopT
 from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers import crew as crew_module
-from pybackend.launchers.crew import Crew, find_fatal
+from pybackend.launchers.crew import Crew, find_fatal, take_all
 from pybackend.launchers.spark.barrier_task import fail_task, find_failures
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
@@ -51,6 +52,21 @@ def test_a_worker_knows_more_of_its_failure_than_the_cluster() -> None:
         crew.conclude()
     (stopped,) = caught.value.others
     assert (stopped.rank, stopped.exception_type) == (2, "Stopped")
+
+
+def test_events_that_arrive_without_a_pause_leave_time_to_look() -> None:
+    events, taken = queue.Queue[int](), list[int]()
+    events.put(0)
+    events.put(1)
+
+    def take(event: int) -> None:
+        taken.append(event)
+        events.put(event + 2)
+
+    take_all(events, take, 0.0)
+    assert taken == [0, 1]
+    take_all(events, take, 0.0)
+    assert taken == [0, 1, 2, 3]
 
 
 def test_answers_go_to_the_worker_that_asked() -> None:

@@ -431,6 +431,26 @@ def test_what_a_shell_has_started_before_is_left_alone(write: Any) -> None:
     assert shown.returncode == 0
 
 
+@pytest.mark.parametrize("how", ["a signal", "a failure"])
+def test_what_prints_without_a_pause_can_be_ended(how: str, write: Any, mark: str) -> None:
+    fails = "signal.pause() if RANK == 1 else None\n"
+    if how == "a failure":
+        fails = "if RANK == 1:\n    time.sleep(0.5)\n    sys.exit(3)\n"
+    write(f"print('ready', flush=True)\n{fails}while True:\n    os.write(1, b'more\\n' * 10000)")
+    with started("-w", "2", "script.py") as process:
+        await_lines(process, "[0] ready", "[1] ready")
+        if how == "a signal":
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == (143 if how == "a signal" else 3)
+    assert err.splitlines()[-1].startswith(
+        "tfdist: ended by SIGTERM"
+        if how == "a signal"
+        else "tfdist: rank 1 on this machine ended with exit status 3"
+    )
+    assert marked_processes(mark) == []
+
+
 def test_a_reader_that_leaves_ends_the_group(write: Any, mark: str) -> None:
     write("while True:\n    print('more')")
     with started("-w", "1", "script.py") as process:

@@ -28,7 +28,7 @@ from pybackend.net.meeting import MeetingServer
 
 _LEAST_PYTHON = (3, 11)
 # Blocks of output that wait to be printed; then the ranks wait.
-_MOST_WAITING = 100
+_MOST_WAITING = 8
 # `timeout` signals its child, then its group, which contains the child.
 _SAME_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -77,7 +77,8 @@ class ScriptGroup:
             A host cannot run the script.
         """
         listen = partial(take_all, self._meeting.queue, self._take)
-        with self._meeting as meeting, self._reach() as hosts:
+        # The meeting ends first: then what ranks still print is dropped as it arrives.
+        with self._reach() as hosts, self._meeting as meeting:
             for rank in (rank for rank, host in enumerate(self._hosts) if not host):
                 meeting.join(rank, "")  # other drivers start it
                 self._crew.hear(WorkerReport(rank, "", 0))
