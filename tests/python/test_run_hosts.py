@@ -17,6 +17,13 @@ from conftest import full, python_without_blanks, wait_for
 from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
+from pybackend.errors import ClusterError
+from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.script import group
+from pybackend.launchers.script.group import CaughtSignals, ScriptGroup
+from pybackend.launchers.script.output import ScriptOutput
+from pybackend.launchers.script.plan import HostRanks, ScriptCommand, ScriptRun
+
 pytestmark = [
     pytest.mark.launcher,
     pytest.mark.skipif(bool(no_namespaces()), reason="NO NETWORK NAMESPACES"),
@@ -206,6 +213,21 @@ def test_a_host_that_takes_nothing_in_does_not_hold_up_signals(
         assert process.returncode == 128 + signal.SIGTERM
     finally:
         process.kill()
+
+
+def test_an_agent_that_never_starts_its_ranks_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    ssh, mark = tmp_path / "ssh", tmp_path / "mark"
+    ssh.write_text(DEAF_SSH)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MARK", str(mark))
+    monkeypatch.setattr(group, "_START_SECONDS", 1.0)
+    script = ScriptCommand("python", "script.py", ())
+    site = HostRanks("deaf", (0, 1), None, HostSlots("deaf"))
+    plan = ScriptRun(script, 2, (site,), str(tmp_path), python=sys.executable)
+    said = "^no response from deaf within 1 s: check whether you can log in there"
+    with CaughtSignals() as signals, pytest.raises(ClusterError, match=said):
+        ScriptGroup(plan, 0, ScriptOutput(), signals).run()
 
 
 def test_a_dry_run_shows_ssh_and_reaches_nobody(there: SshHosts, start: Any) -> None:

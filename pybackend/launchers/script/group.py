@@ -29,6 +29,9 @@ from pybackend.net.meeting import MeetingServer
 _LEAST_PYTHON = (3, 11)
 # Blocks of output that wait to be printed; then the ranks wait.
 _MOST_WAITING = 8
+# For all agents to be reached, and to check the script. A host whose disk hangs shows signs of life
+# (test_an_agent_that_never_starts_its_ranks_is_named).
+_START_SECONDS = 180.0
 # `timeout` signals its child, then its group, which contains the child.
 _SAME_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -88,7 +91,9 @@ class ScriptGroup:
                 # Reports of these ranks before they were lost have precedence.
                 listen(0)
                 self._crew.lose(found)
+                self._check_start(began)
 
+            began = time.monotonic()
             try:
                 self._crew.follow(listen, look, self._check)
             finally:
@@ -141,6 +146,15 @@ class ScriptGroup:
             raise ClusterError(f"{failure.host}: {failure.message}")
         self._is_ending = True
         self._meeting.order(Deliver(signal.SIGTERM))
+
+    def _check_start(self, began: float) -> None:
+        missing = self._meeting.missing()[0]
+        if missing and time.monotonic() > began + _START_SECONDS:
+            names = ", ".join(sorted({self._hosts[rank] for rank in missing}))
+            raise ClusterError(
+                f"no response from {names} within {_START_SECONDS:g} s: check whether you can log "
+                "in there manually, and whether the script's folder can be read there"
+            )
 
     @property
     def _has_begun(self) -> bool:
