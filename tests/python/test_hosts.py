@@ -31,6 +31,7 @@ from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 import pybackend
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
+from pybackend.job.job import FunctionJob
 from pybackend.launchers.hosts import launcher
 
 # The tests are not installed on the hosts.
@@ -306,6 +307,19 @@ def test_hosts_without_python_run_workers_in_the_environment_of_the_call(
     nowhere = pybackend.hosts("a,c", ssh_options=there.options)
     with pytest.raises(ClusterError, match="cannot reach c over ssh"):
         pybackend.barrier_run(nowhere, find, resources=resources)
+
+
+def test_ssh_is_asked_for_the_address_of_each_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def address(ssh: Any, host: Any) -> str:
+        asked.append(host.name)
+        return f"{host.name}.net"
+
+    monkeypatch.setattr(launcher.Ssh, "address", address)
+    monkeypatch.setattr(launcher, "run_on_hosts", lambda way, *others: way.task.hosts)
+    found = pybackend.hosts("a:2,b:30,c").launch(FunctionJob(3), {}, {}, print)
+    assert (found, asked) == (("a.net", "a.net", "b.net"), ["a", "b"])
 
 
 @pytest.mark.full

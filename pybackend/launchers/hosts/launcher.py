@@ -107,7 +107,8 @@ class Hosts:
         used = self.hosts if job.is_elastic else [host for host, _ in placed]
         slots = [host for host in used for _ in range(host.slots)]
         interpreters = install_on_hosts(self.ssh, used, job, on_event)
-        addresses = [self.ssh.address(host) for host in slots]
+        asked = {host: self.ssh.address(host) for host in used}
+        addresses = [asked[host] for host in slots]
         loopback, remedy = len(used) == 1, _choose_python()
         member = Member(job, files, None, new_token(), None, loopback, remedy=remedy)
         hosts = tuple(addresses if job.is_elastic else addresses[: job.workers])
