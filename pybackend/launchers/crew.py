@@ -101,6 +101,8 @@ class Crew:
     ----------
     reports
         What is known of the end of each worker, by rank.
+    has_failed
+        True if any worker has failed or was lost.
     latest
         Time, as in `time.monotonic`, at which `follow` stops waiting in any case.
     """
@@ -123,7 +125,7 @@ class Crew:
         self._grace = grace
         self.latest = math.inf
         self.reports: dict[int, WorkerReport] = {}
-        self._has_failed = threading.Event()
+        self.has_failed = False
         self._has_begun = False
         self._announced: set[int] = set()
         self._deadline = math.inf
@@ -134,11 +136,6 @@ class Crew:
         count = 0 if isinstance(self._hosts, str) else len(self._hosts)
         workers = self._job.workers if self._job else count
         return [rank for rank in range(workers) if rank not in self.reports]
-
-    @property
-    def has_failed(self) -> bool:
-        """True if any worker has failed or was lost."""
-        return self._has_failed.is_set()
 
     def hear(self, said: Event | WorkerReport) -> None:
         """Handle a worker's event or report; callable on any thread."""
@@ -157,17 +154,13 @@ class Crew:
         if known is None or report.failure is not None:
             self.reports[report.rank] = report
         if report.failure is not None:
-            self._has_failed.set()
+            self.has_failed = True
 
     def lose(self, failures: Iterable[Failure]) -> None:
         """Add failures of workers of which nothing else is known."""
         for failure in failures:
             if failure.rank not in self.reports:
                 self.add(WorkerReport(failure.rank, failure.host, 0, failure=failure))
-
-    def wait_for_failure(self, seconds: float) -> None:
-        """Wait until another thread has added a failure."""
-        self._has_failed.wait(seconds)
 
     def deadline(self) -> float:
         """Return when to stop waiting for running workers; infinity while the job continues.
