@@ -26,6 +26,8 @@ from pybackend.words import either
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_REASON = 200
+# Moments of a worker in a message. One that was restarted often has hundreds.
+_MOST_SHOWN = 20
 # Control characters except tabs and line breaks; also lone surrogates, as in file names that are
 # not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -271,7 +273,7 @@ class WorkerFailedError(TfdistError):
         self.log = list(root.log)
         self.others = others
         own = [moment for moment in self.timeline if moment.rank == root.rank]
-        super().__init__(_describe(root, others, own))
+        super().__init__(_describe(root, others, own[-_MOST_SHOWN:]))
 
     def is_loss(self, is_kept: bool) -> bool:
         """Return whether workers were lost, and no worker failed because of the code that it ran.

@@ -39,6 +39,7 @@ _STARTING_SECONDS = (10.0, 60.0, 300.0)
 _RECENT_SECONDS = 20.0
 # A worker has about ten; one that is started again and again must not fill the memory.
 _MOST_MOMENTS = 1000
+_OF_A_WORKER = 20
 _NO_NUMBER = (
     "the loss became NaN or infinite: look for missing or infinite values in the features, or "
     "lower the learning rate. {} in `callbacks` stops training when this happens"
@@ -86,7 +87,7 @@ class Timeline:
     """Record of what the workers of a call did and when, with all restarts."""
 
     def __init__(self) -> None:
-        self._moments: deque[Moment] = deque(maxlen=_MOST_MOMENTS)
+        self._moments: deque[Moment] = deque()
 
     def list(self) -> list[Moment]:
         """Return the latest moments by worker and time."""
@@ -96,6 +97,8 @@ class Timeline:
         self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
+        most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
+        self._moments = deque(self._moments, most)
 
         def hear(event: Event) -> object:
             if isinstance(event, Moment):

@@ -113,6 +113,15 @@ def test_a_failure_has_the_timeline_of_its_worker() -> None:
         assert str(again) == str(error)
 
 
+def test_a_message_has_the_latest_moments_of_a_worker_that_was_restarted_often() -> None:
+    timeline = [Moment(float(number), "started", f"PID {number}") for number in range(50)]
+    error = WorkerFailedError([Failure(0, "h", "ProcessDied", "killed")], timeline=timeline)
+    shown = [line for line in str(error).splitlines() if line.endswith(")")]
+    assert len(shown) == 20
+    assert shown[0] == f"  {show_time(30.0)}  started (PID 30)"
+    assert error.timeline == timeline
+
+
 @pytest.mark.parametrize(
     ("kind", "is_loss"),
     [("ProcessDied", True), ("Disrupted", True), ("Deleted", False), ("ProcessLost", False)],

@@ -34,6 +34,7 @@ from pybackend.api.display import (
 )
 from pybackend.api.observer import Observers
 from pybackend.api.progress import describe_start, epoch_line, following, printer
+from pybackend.errors import Moment
 from pybackend.job.codec import encode
 from pybackend.job.job import Job, PredictionJob, TrainingJob
 from pybackend.job.messages import (
@@ -49,6 +50,7 @@ from pybackend.job.messages import (
     read_event,
     sent_by,
 )
+from pybackend.launchers import Outcome
 from pybackend.launchers.local import LocalLauncher
 
 EPOCH = EpochEnded(1, 3, 4.06, {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]})
@@ -425,3 +427,18 @@ def test_a_start_that_lasts_is_shown_until_a_worker_answers(capsys: Any, monkeyp
         timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
         timer.join()
     assert "starting ..." not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(200, 200 * 12), (2, 1000)])
+def test_a_timeline_has_all_workers_but_is_bounded(workers: int, kept: int) -> None:
+    class Crowd(LocalLauncher):
+        def launch(self, job: Job, files: Any, datasets: Any, on_event: Any) -> Outcome:
+            for number in range(200 * 12):
+                on_event(Moment(float(number), "started", rank=number % workers))
+            return Outcome([])
+
+    job = TrainingJob(workers)
+    timeline = progress.Timeline()
+    outcome = timeline.launch(Crowd(), job, {}, {}, lambda event: None)
+    assert len(outcome.timeline) == kept
+    assert outcome.timeline[-1] == Moment(2399.0, "started", rank=workers - 1)
