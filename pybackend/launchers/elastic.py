@@ -228,12 +228,14 @@ class _Training(Crew):
 
     def advance(self) -> None:
         """Form the next generation when no worker is training; else have others join."""
-        if self.missing:
-            if self._generations:
-                self._fill()
-                self._invite()
-        elif not self._group[0].is_done and not self.find_fatal():
-            self._regroup()
+        if self.find_fatal():  # no worker could join any more
+            return
+        if not self.missing:
+            if not self._group[0].is_done:
+                self._regroup()
+        elif self._generations:
+            self._fill()
+            self._invite()
 
     def outcome(self) -> Outcome:
         """Return the reports of the last generation, by rank.

@@ -674,7 +674,9 @@ def test_the_first_cause_ends_it_as_it_ends_other_trainings(
 
     # The other worker trains on; it has this long to report an earlier cause.
     monkeypatch.setattr(crew, "_SHORT_GRACE_SECONDS", 0.2)
-    job, begun = TrainingJob(2, elastic=Elastic()), time.monotonic()
+    job, begun = TrainingJob(2, elastic=Elastic(max=2)), time.monotonic()
+    site = Failing(itertools.count(0.0))
     with pytest.raises(WorkerFailedError, match="worker 1 on here failed: ValueError: no"):
-        elastic.train_elastically(job, {"train": {"x": X}}, print, Failing(itertools.count(0.0)))
+        elastic.train_elastically(job, {"train": {"x": X}}, print, site)
     assert time.monotonic() - begun < 3
+    assert site.starts == []  # no worker replaces one whose failure ends the training
