@@ -212,6 +212,7 @@ def test_an_exception_names_its_worker_and_the_reason(system: System) -> None:
     assert "pybackend" not in frames[0]  # no line of tfdist's before the user's
     assert frames[-1].endswith("in fail")
     assert _timeline(error)["failed"] == "'no such digit'"
+    wait_for(lambda: not system.left(), PATIENCE)
 
 
 def test_a_worker_that_is_killed_is_named_with_the_signal(system: System) -> None:
