@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.data.files import is_remote, local_path, open_folder
+from pybackend.data.files import as_place, open_folder
 from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
@@ -149,8 +149,7 @@ def read_tfrecords(
 def _checked_path(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise InputError(f"`path` must be a path or a URI, not {show(path)}")
-    uri = os.fspath(path)
-    return uri if is_remote(uri) else local_path(uri)
+    return as_place(os.fspath(path))
 
 
 def _kind(value: Any) -> str:

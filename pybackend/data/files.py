@@ -1,4 +1,7 @@
-"""Access to files and folders by path or URI: local ones directly, others through fsspec."""
+"""Access to files and folders by path or URI, with the operations of fsspec.
+
+`find_filesystem` is the one place where local files and others are told apart.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import posixpath
 import re
 import secrets
 import shutil
+import stat
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.words import show
@@ -39,6 +43,11 @@ def hide_password(text: str) -> str:
 def local_path(uri: str) -> str:
     """Return the absolute path of a local file."""
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
+
+
+def as_place(uri: str) -> str:
+    """Return a local path as an absolute one, and a URI as it is."""
+    return uri if is_remote(uri) else local_path(uri)
 
 
 def is_path(data: Any) -> bool:
@@ -69,18 +78,16 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
         for file, count in Counter(found).items():
             if count > 1:
                 raise InputError(f"`{name}` lists the file {show(file)} {count} times")
-        return found
-    if is_pattern(uri):
+    elif is_pattern(uri):
         matches = _match(uri, name)
         if not matches:
             raise InputError(f"`{name}`: no file or folder matches {show(uri)}")
-        return sorted({file for match in matches for file in find_files(match, name)})
-    files = _find_remote_files(uri, name) if is_remote(uri) else _find_local_files(local_path(uri))
-    if files is None:
-        raise InputError(f"`{name}`: there is no file or folder {show(uri)}")
-    if not files:
-        raise InputError(f"`{name}`: the folder {show(uri)} has no files")
-    return files
+        found = sorted({file for match in matches for file in find_files(match, name)})
+    else:
+        found = _list_files(uri, name)
+        if not found:
+            raise InputError(f"`{name}`: the folder {show(uri)} has no files")
+    return found
 
 
 def is_pattern(uri: str) -> bool:
@@ -90,24 +97,43 @@ def is_pattern(uri: str) -> bool:
 
 def find_root(uri: str) -> str:
     """Return the folder before a path's wildcards, in the format that `find_files` uses."""
-    root = _MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri
-    return root if is_remote(root) else local_path(root)
+    return as_place(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
 
 
 def _match(uri: str, name: str) -> list[str]:
     """Return the matches of a pattern, without Spark's metadata."""
-    if is_remote(uri):
-        filesystem, path = find_filesystem(uri, name)
-        found = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
-    else:
-        found = glob.glob(local_path(uri), recursive=True)
+    filesystem, path = find_filesystem(uri, name)
+    found = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
     return [match for match in found if _is_data(posixpath.basename(match.rstrip("/")))]
 
 
+def _list_files(uri: str, name: str) -> list[str]:
+    """Return the file at a path, or the data files in the folder."""
+    filesystem, path = find_filesystem(uri, name)
+    place = as_place(uri)
+    try:
+        if filesystem.isfile(path):
+            return [place]
+        listed = filesystem.find(path) if filesystem.isdir(path) else None
+    except Exception as error:  # each file system has its own errors
+        raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
+    if listed is None:
+        raise InputError(f"`{name}`: there is no file or folder {show(uri)}")
+    root = path.rstrip("/")
+    inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
+    return sorted(
+        posixpath.join(place.rstrip("/") or "/", file)
+        for file in inner
+        if all(_is_data(part) for part in file.split("/"))
+    )
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(("_", "."))
+
+
 def open_file(uri: str, mode: str = "rb") -> Any:
-    """Open a binary file; fsspec opens URIs."""
-    if not is_remote(uri):
-        return open(local_path(uri), mode)
+    """Open a binary file."""
     filesystem, path = find_filesystem(uri)
     return filesystem.open(path, mode)
 
@@ -120,8 +146,6 @@ def read_file(uri: str) -> bytes:
 
 def get_size(uri: str) -> int:
     """Return the size of a file in bytes."""
-    if not is_remote(uri):
-        return os.path.getsize(local_path(uri))
     filesystem, path = find_filesystem(uri)
     return int(filesystem.size(path))
 
@@ -137,15 +161,13 @@ def check_folder(uri: str, argument: str) -> None:
     if is_remote(uri):
         return
     folder = _find_folder(uri)
+    reason = ""
     if not os.path.isdir(folder):
-        raise InputError(
-            f"`{argument}`: {show(uri)} cannot be written: {show(folder)} is not a folder"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(
-            f"`{argument}`: {show(uri)} cannot be written: you do not have permission to write to "
-            f"the folder {show(folder)}"
-        )
+        reason = f"{show(folder)} is not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"you do not have permission to write to the folder {show(folder)}"
+    if reason:
+        raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
 
 
 def _find_folder(uri: str) -> str:
@@ -181,34 +203,30 @@ def check_writable(uri: str, argument: str) -> None:
 
 def write_whole(uri: str, content: bytes) -> None:
     """Write a file under a temporary name, then rename it, so that it is never incomplete."""
-    partial = f"{uri}.partial-{secrets.token_hex(4)}"
+    filesystem, path = find_filesystem(uri)
+    partial_path = f"{path}.partial-{secrets.token_hex(4)}"
     if not is_remote(uri):
-        os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
-        with open_file(partial, "wb" if is_remote(uri) else "xb") as file:
+        with filesystem.open(partial_path, "wb" if is_remote(uri) else "xb") as file:
             file.write(content)
-        if is_remote(uri):
-            filesystem, path = find_filesystem(uri)
-            filesystem.mv(find_filesystem(partial)[1], path)
-        else:
-            os.replace(local_path(partial), local_path(uri))
+        filesystem.mv(partial_path, path)
     except BaseException:
         with suppress(Exception):
-            remove_file(partial)
+            filesystem.rm(partial_path)
         raise
 
 
 def remove_file(uri: str) -> None:
     """Remove a file."""
-    if not is_remote(uri):
-        os.remove(local_path(uri))
-        return
     filesystem, path = find_filesystem(uri)
     filesystem.rm(path)
 
 
 def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
-    """Return the fsspec file system of a URI, and the path in it."""
+    """Return the file system of a path or URI, fsspec's or `_LOCAL`, and the path in it."""
+    if not is_remote(uri):
+        return _LOCAL, local_path(uri)
     try:
         import fsspec
     except ImportError as error:
@@ -224,194 +242,127 @@ def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
     return filesystem, path
 
 
-def _find_local_files(path: str) -> list[str] | None:
-    if os.path.isfile(path):
-        return [path]
-    if not os.path.isdir(path):
-        return None
-    files = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if _is_data(name)]
-        files += [os.path.join(folder, name) for name in names if _is_data(name)]
-    return sorted(files)
+class _LocalFileSystem:
+    """The operations of fsspec's file systems that are used here, for local files.
+
+    fsspec's own class is not used. It is in the extra ``data``, but workers need only Python,
+    TensorFlow and this package's few dependencies to write a checkpoint. Its writes are not atomic,
+    its ``mv`` copies where a rename fails, and it hides the errors of a disk that does not respond.
+    """
+
+    open = staticmethod(open)
+    exists = staticmethod(os.path.lexists)
+    isfile = staticmethod(os.path.isfile)
+    isdir = staticmethod(os.path.isdir)
+    size = staticmethod(os.path.getsize)
+    makedirs = staticmethod(os.makedirs)
+    mv = staticmethod(os.replace)
+    rmdir = staticmethod(os.rmdir)
+    glob = staticmethod(partial(glob.glob, recursive=True))
+    cat_file = staticmethod(read_file)
+    pipe_file = staticmethod(write_whole)
+
+    def invalidate_cache(self) -> None:
+        pass  # nothing is cached
+
+    def unstrip_protocol(self, path: str) -> str:
+        return path
+
+    def info(self, path: str) -> dict[str, Any]:
+        return {"type": "directory" if stat.S_ISDIR(os.stat(path).st_mode) else "file"}
+
+    def ls(self, path: str, detail: bool) -> list[str]:
+        return os.listdir(path)
+
+    def find(self, path: str) -> list[str]:
+        files = []
+        for folder, folders, names in os.walk(path):
+            folders[:] = filter(_is_data, folders)  # snapshots may be as large as the data
+            files += [os.path.join(folder, name) for name in names]
+        return files
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        if recursive and os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.remove(path)
 
 
-def _find_remote_files(uri: str, name: str) -> list[str] | None:
-    filesystem, path = find_filesystem(uri, name)
-    try:
-        if filesystem.isfile(path):
-            return [uri]
-        if not filesystem.isdir(path):
-            return None
-        listed: Sequence[str] = filesystem.find(path)
-    except InputError:
-        raise
-    except Exception as error:  # each file system has its own errors
-        raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
-    root = path.rstrip("/")
-    inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
-    return sorted(
-        posixpath.join(uri.rstrip("/"), file)
-        for file in inner
-        if all(_is_data(part) for part in file.split("/"))
-    )
-
-
-def _is_data(name: str) -> bool:
-    return not name.startswith(("_", "."))
-
-
-class Folder(Protocol):
-    """Operations inside a folder; ``name`` is a file or folder in it."""
-
-    def make(self) -> bool:
-        """Create the folder; return whether it is new."""
-
-    def names(self) -> list[str] | None:
-        """Return the names in it, sorted; None if there is no such folder."""
-
-    def is_file(self) -> bool:
-        """Return whether its path is a file."""
-
-    def path(self, name: str) -> str:
-        """Return the path of a file for the functions of `pybackend.data.files`."""
-
-    def size(self, name: str) -> int | None:
-        """Return the size of a file in bytes; None if it does not exist."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content; None if it does not exist."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write or replace a file atomically."""
-
-    def move(self, name: str, new: str) -> None:
-        """Rename a file within the folder."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, or a folder and its content; do nothing if it does not exist."""
-
-    def remove_itself(self) -> None:
-        """Remove the folder if it is empty."""
+_LOCAL = _LocalFileSystem()
 
 
 def open_folder(uri: str) -> Folder:
     """Return the folder at a path or URI, which need not exist."""
-    if not is_remote(uri):
-        return LocalFolder(local_path(uri))
     find_filesystem(uri, "uri")  # reports errors of the URI early
-    return RemoteFolder(uri)
+    return Folder(as_place(uri))
 
 
 @dataclass(frozen=True)
-class LocalFolder:
-    """Folder on this machine, or mounted on it."""
-
-    root: str
-
-    def make(self) -> bool:
-        is_new = not os.path.isdir(self.root)
-        os.makedirs(self.root, exist_ok=True)
-        return is_new
-
-    def names(self) -> list[str] | None:
-        # Not os.path.isdir: it is also False for a disk that does not respond.
-        try:
-            return sorted(os.listdir(self.root))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def is_file(self) -> bool:
-        return os.path.exists(self.root) and not os.path.isdir(self.root)
-
-    def path(self, name: str) -> str:
-        return os.path.join(self.root, name)
-
-    def size(self, name: str) -> int | None:
-        path = self.path(name)
-        return os.path.getsize(path) if os.path.isfile(path) else None
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            with open(self.path(name), "rb") as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        write_whole(self.path(name), content)
-
-    def move(self, name: str, new: str) -> None:
-        os.replace(self.path(name), self.path(new))
-
-    def remove(self, name: str) -> None:
-        path = self.path(name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
-            os.remove(path)
-
-    def remove_itself(self) -> None:
-        if self.names() == []:
-            os.rmdir(self.root)
-
-
-@dataclass(frozen=True)
-class RemoteFolder:
-    """Folder of a file system that fsspec supports."""
+class Folder:
+    """Operations inside a folder; ``name`` is a file or folder in it."""
 
     uri: str
 
+    def path(self, name: str) -> str:
+        """Return the path of a file for the functions of `pybackend.data.files`."""
+        return posixpath.join(self.uri.rstrip("/") or "/", name)
+
     def make(self) -> bool:
+        """Create the folder; return whether it is new."""
         filesystem, path = find_filesystem(self.uri)
         is_new = not filesystem.isdir(path)
         filesystem.makedirs(path, exist_ok=True)
         return is_new
 
     def names(self) -> list[str] | None:
+        """Return the names in it, sorted; None if there is no such folder."""
         filesystem, path = find_filesystem(self.uri)
         filesystem.invalidate_cache()
-        try:  # isdir and isfile are also False for a store that does not respond
+        try:  # isdir and isfile are also False for a disk or store that does not respond
             if filesystem.info(path)["type"] != "directory":
                 return None
             listed = filesystem.ls(path, detail=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return sorted(posixpath.basename(name.rstrip("/")) for name in listed)
 
     def is_file(self) -> bool:
+        """Return whether its path is a file."""
         filesystem, path = find_filesystem(self.uri)
-        return bool(filesystem.isfile(path))
-
-    def path(self, name: str) -> str:
-        return posixpath.join(self.uri.rstrip("/"), name)
+        return bool(filesystem.exists(path)) and not filesystem.isdir(path)
 
     def size(self, name: str) -> int | None:
+        """Return the size of a file in bytes; None if it does not exist."""
         filesystem, path = find_filesystem(self.path(name))
         return int(filesystem.size(path)) if filesystem.isfile(path) else None
 
     def read(self, name: str) -> bytes | None:
+        """Return a file's content; None if it does not exist."""
         filesystem, path = find_filesystem(self.path(name))
         try:
             return bytes(filesystem.cat_file(path))
-        except (FileNotFoundError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        """Write or replace a file atomically."""
         filesystem, path = find_filesystem(self.path(name))
         filesystem.makedirs(posixpath.dirname(path), exist_ok=True)
         filesystem.pipe_file(path, content)
 
     def move(self, name: str, new: str) -> None:
+        """Rename a file within the folder."""
         filesystem, path = find_filesystem(self.path(name))
         filesystem.mv(path, find_filesystem(self.path(new))[1])
 
     def remove(self, name: str) -> None:
+        """Remove a file, or a folder and its content; do nothing if it does not exist."""
         filesystem, path = find_filesystem(self.path(name))
         if filesystem.exists(path):
             filesystem.rm(path, recursive=True)
 
     def remove_itself(self) -> None:
+        """Remove the folder if it is empty."""
         if self.names() == []:
             filesystem, path = find_filesystem(self.uri)
             filesystem.rmdir(path)

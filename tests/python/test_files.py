@@ -17,6 +17,7 @@ from pybackend.data.files import (
     find_files,
     get_size,
     open_file,
+    open_folder,
     read_file,
     remove_file,
     write_whole,
@@ -130,3 +131,41 @@ def test_a_remote_file_can_be_removed() -> None:
     remove_file("memory://test_files/gone")
     with pytest.raises(InputError):
         find_files("memory://test_files/gone")
+
+
+@pytest.mark.parametrize("root", ["path", "memory://test_files/folder"])
+def test_a_folder_of_any_file_system_works_alike(root: str, tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path / "new") if root == "path" else root)
+    assert (folder.names(), folder.is_file(), folder.read("a"), folder.size("a")) == (
+        *(None, False, None, None),
+    )
+    assert (folder.make(), folder.make()) == (True, False)
+    folder.write("a", b"old")
+    folder.write("a", b"newer")
+    folder.write("inner/b", b"")
+    assert folder.names() == ["a", "inner"]
+    folder.move("a", "c")
+    assert (folder.read("a"), folder.read("c"), folder.size("c")) == (None, b"newer", 5)
+    assert open_folder(folder.path("c")).is_file()
+    assert open_folder(folder.path("c")).names() is None
+    for name in ("a", "inner"):
+        folder.remove(name)
+    folder.remove_itself()
+    assert folder.names() == ["c"]
+    folder.remove("c")
+    folder.remove_itself()
+    assert not folder.names()
+
+
+def test_local_files_need_no_fsspec(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['fsspec'] = None\n"
+        "from pybackend.data.files import check_writable, find_files, open_folder, read_file\n"
+        "folder = open_folder(sys.argv[1])\n"
+        "check_writable(folder.path('a'), 'path')\n"
+        "folder.write('a', b'x')\n"
+        "print(folder.names(), list(map(read_file, find_files(sys.argv[1]))))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "new")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == "['a'] [b'x']\n"

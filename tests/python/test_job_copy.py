@@ -21,7 +21,7 @@ import pybackend.api.submit as submit
 from pybackend import ClusterError, InputError
 from pybackend.api.job_copy import JobCopy, copied, new_copy
 from pybackend.api.job_folder import JobFolder, new_folder
-from pybackend.data.files import LocalFolder, hide_password
+from pybackend.data.files import Folder, hide_password
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import TrainingJob
 from pybackend.launchers.spark import attach
@@ -78,15 +78,15 @@ def test_a_copy_shows_a_job_without_its_uris(folder: JobFolder, tmp_path: Path) 
 def test_a_slow_upload_of_the_result_does_not_look_lost(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, may_end, is_writing = LocalFolder.write, threading.Event(), threading.Event()
+    write, may_end, is_writing = Folder.write, threading.Event(), threading.Event()
 
-    def slow(self: LocalFolder, name: str, content: bytes) -> None:
+    def slow(self: Folder, name: str, content: bytes) -> None:
         if name == "result.json":
             is_writing.set()
             assert may_end.wait(30)
         write(self, name, content)
 
-    monkeypatch.setattr(LocalFolder, "write", slow)
+    monkeypatch.setattr(Folder, "write", slow)
     monkeypatch.setattr(job_copy, "BEAT_SECONDS", 0.05)
     copy = copy_of(folder)
     beat = Path(copy.uri.removeprefix("file://"), "beat")
@@ -163,14 +163,14 @@ def test_waiting_survives_a_store_that_fails_for_a_moment(
 ) -> None:
     with new_copy(folder), copied(folder):
         folder.end("finished")
-    read, failures = LocalFolder.read, [OSError("busy")] * 3
+    read, failures = Folder.read, [OSError("busy")] * 3
 
-    def busy(self: LocalFolder, name: str) -> bytes | None:
+    def busy(self: Folder, name: str) -> bytes | None:
         if name == "ended.json" and failures:
             raise failures.pop()
         return read(self, name)
 
-    monkeypatch.setattr(LocalFolder, "read", busy)
+    monkeypatch.setattr(Folder, "read", busy)
     monkeypatch.setattr(JobCopy, "look_seconds", 0.01)
     job = DetachedJob(copy_of(folder))
     assert job.wait(verbose=0) == "finished"

@@ -87,7 +87,7 @@ def test_what_was_there_stays_when_publishing_fails(
 
     with monkeypatch.context() as patch:
         if failing == "move":
-            patch.setattr(files.LocalFolder, "move", fail)
+            patch.setattr(files.Folder, "move", fail)
         else:
             patch.setattr(folder.json, "dumps", fail)
         with pytest.raises(OSError, match="full"):
