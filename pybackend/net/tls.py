@@ -4,7 +4,9 @@ TLS needs a certificate, and a job has a token. So both ends derive the same key
 private key on the curve P-256, and a self-signed certificate for it. Nothing has to be sent, stored
 or installed for this, and processes without the token have neither the key nor the certificate.
 Only the derivation is implemented here; OpenSSL handles connection keys, encryption and
-verification.
+verification. Python's `ssl` cannot compute the public key of a private one. `cryptography` can, and
+is used where it is installed. tfdist does not depend on it: it is compiled, and hosts of workers
+have only Python, TensorFlow and what Keras needs. Elsewhere, `multiply` does the same.
 
 Each end presents the job's certificate, and accepts no other. So other processes and network
 devices cannot read the data, or alter, repeat or drop a part of it unnoticed. OpenSSL works in
@@ -17,6 +19,7 @@ import base64
 import hashlib
 import hmac
 import os
+import secrets
 import ssl
 import tempfile
 import threading
@@ -28,10 +31,13 @@ from typing import cast
 from pybackend.net.connection_errors import AlteredError, StreamEndError
 
 _Point = tuple[int, int]
+# x / z and y / z.
+_Projective = tuple[int, int, int]
 
-# FIPS 186-4, D.1.2.3: the prime, the order, and the generator; the curve's a is -3.
+# FIPS 186-4, D.1.2.3: the prime, the order, b and the generator; the curve's a is -3.
 _PRIME = 2**256 - 2**224 + 2**192 + 2**96 - 1
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_B = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
 _GENERATOR = (
     0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
     0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
@@ -51,7 +57,7 @@ def make_certificate(token: str) -> tuple[str, str]:
     wrong.
     """
     private = _derive(token, "key")
-    public = b"\x00\x04" + b"".join(map(_to_bytes, multiply(private, _GENERATOR)))
+    public = b"\x00\x04" + b"".join(map(_to_bytes, _find_public(private)))
     name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8, b"tfdist"))))
     times = [_der(_TIME, moment) for moment in (b"19700101000000Z", b"99991231235959Z")]
     algorithm = _der(_SEQUENCE, _ECDSA_WITH_SHA256)
@@ -64,7 +70,9 @@ def make_certificate(token: str) -> tuple[str, str]:
         name,
         _der(_SEQUENCE, _der(_SEQUENCE, _EC_PUBLIC_KEY, _P256), _der(_BITS, public)),
     )
-    signature = _der(_BITS, b"\x00", _sign(private, token, content))
+    # A signature by this key would prove nothing: each end has the whole certificate, and OpenSSL
+    # does not check how a certificate that it trusts is signed. So no secret is computed with.
+    signature = _der(_BITS, b"\x00", _der(_SEQUENCE, _der_integer(1), _der_integer(1)))
     certificate = _der(_SEQUENCE, content, algorithm, signature)
     # RFC 5915.
     key = _der(
@@ -77,35 +85,54 @@ def make_certificate(token: str) -> tuple[str, str]:
     return _pem("CERTIFICATE", certificate), _pem("EC PRIVATE KEY", key)
 
 
+def _find_public(private: int) -> _Point:
+    """Return the public key of a private key."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        return multiply(private, _GENERATOR)
+    found = ec.derive_private_key(private, ec.SECP256R1()).public_key().public_numbers()
+    return found.x, found.y
+
+
 def multiply(factor: int, point: _Point) -> _Point:
-    """Multiply a point of the curve; ``factor`` is at least 1 and below the order."""
-    found: _Point | None = None
-    while factor:
-        if factor & 1:
-            found = point if found is None else _add(found, point)
-        point = _add(point, point)
-        factor >>= 1
-    assert found is not None
-    return found
+    """Multiply a point of the curve; ``factor`` is at least 1 and below the order.
+
+    The steps do not depend on the factor: there are 256, each with the same two additions, and no
+    branch or index is secret. The time of Python's integers depends on their values, so these are
+    made random: a point has as many projective coordinates as there are numbers.
+    """
+    scale = secrets.randbelow(_PRIME - 1) + 1
+    low = (0, scale, 0)  # the neutral element
+    high = (point[0] * scale % _PRIME, point[1] * scale % _PRIME, scale)
+    for place in reversed(range(256)):
+        mask = -(factor >> place & 1)  # all bits, or none
+        low, high = _choose(mask, high, low), _choose(mask, low, high)
+        low, high = _add(low, low), _add(low, high)
+        low, high = _choose(mask, high, low), _choose(mask, low, high)
+    inverse = pow(low[2], _PRIME - 2, _PRIME)
+    return low[0] * inverse % _PRIME, low[1] * inverse % _PRIME
 
 
-def _add(one: _Point, other: _Point) -> _Point:
-    """Return the sum of two points that are not each other's negatives."""
-    if one == other:
-        slope = (3 * one[0] * one[0] - 3) * pow(2 * one[1], -1, _PRIME)
-    else:
-        slope = (other[1] - one[1]) * pow(other[0] - one[0], -1, _PRIME)
-    x = (slope * slope - one[0] - other[0]) % _PRIME
-    return x, (slope * (one[0] - x) - one[1]) % _PRIME
+def _choose(mask: int, one: _Projective, other: _Projective) -> _Projective:
+    """Return the first point if all bits of the mask are set, the other one if none is."""
+    x, y, z = ((a & mask) | (b & ~mask) for a, b in zip(one, other, strict=True))
+    return x, y, z
 
 
-def _sign(private: int, token: str, content: bytes) -> bytes:
-    """Sign with ECDSA; a key signs only one message, so its nonce must be secret but not random."""
-    once = _derive(token, "signature")
-    digest = int.from_bytes(hashlib.sha256(content).digest(), "big")
-    first = multiply(once, _GENERATOR)[0] % _ORDER
-    second = pow(once, -1, _ORDER) * (digest + first * private) % _ORDER
-    return _der(_SEQUENCE, _der_integer(first), _der_integer(second))
+def _add(one: _Projective, other: _Projective) -> _Projective:
+    """Add any two points, also equal ones (Renes, Costello and Batina 2016, equation 1)."""
+    (x1, y1, z1), (x2, y2, z2) = one, other
+    xx, yy, zz = x1 * x2 % _PRIME, y1 * y2 % _PRIME, z1 * z2 % _PRIME
+    xy, xz, yz = x1 * y2 + x2 * y1, (x1 * z2 + x2 * z1) % _PRIME, y1 * z2 + y2 * z1
+    middle = 3 * (_B * zz - xz)
+    line = 3 * (_B * xz - xx - 3 * zz)
+    slope = 3 * (xx - zz)
+    return (
+        (xy * (yy - middle) - yz * line) % _PRIME,
+        (slope * line + (yy + middle) * (yy - middle)) % _PRIME,
+        (yz * (yy + middle) + xy * slope) % _PRIME,
+    )
 
 
 def _derive(token: str, purpose: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +20,7 @@ from threads import Threads
 from pybackend.collective import Compression, Mesh, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.job.messages import PrintedLine
-from pybackend.net import greeting
+from pybackend.net import greeting, tls
 from pybackend.net.connection_errors import AlteredError
 from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.meeting import MeetingServer
@@ -287,6 +288,38 @@ POINTS = {
 @pytest.mark.parametrize("factor", POINTS)
 def test_points_are_the_published_ones(factor: int) -> None:
     assert multiply(factor, _GENERATOR)[0] == POINTS[factor]
+
+
+def test_the_certificate_is_the_same_without_the_package_cryptography(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token, calls = new_token(), []
+    pytest.importorskip("cryptography")
+    made = make_certificate(token)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    monkeypatch.setattr(tls, "multiply", lambda *given: calls.append(1) or multiply(*given))
+    assert make_certificate(token) == made
+    assert calls == [1]
+
+
+def test_the_lines_that_run_do_not_depend_on_the_secret() -> None:
+    runs = []
+    for factor in (1, 2**255, _ORDER - 1):
+        lines: list[int] = []
+
+        def note(frame: Any, event: str, _: Any, lines: list[int] = lines) -> Any:
+            lines.append(frame.f_lineno)
+            return note
+
+        before = sys.gettrace()
+        sys.settrace(note)
+        try:
+            multiply(factor, _GENERATOR)
+        finally:
+            sys.settrace(before)
+        runs.append(lines)
+    assert len(runs[0]) > 256
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_a_token_gives_one_certificate_and_another_token_another() -> None:
