@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from pybackend.api.data_checks import (
     check_takes,
     check_weights,
 )
-from pybackend.api.progress import say
+from pybackend.api.progress import showing
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset, read_batches
@@ -31,9 +29,6 @@ from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.messages import Note
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
 from pybackend.words import either, setting, show, term
-
-# Time of reading a data set before it is shown.
-_QUIET_SECONDS = 2.0
 
 
 def read_training_data(
@@ -120,23 +115,11 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
     epochs = range(job.initial_epoch, job.epochs)
     passes = len(epochs) if name == "data" else sum(map(job.validates, epochs))
     steps = job.steps_per_epoch if name == "data" else None
-    with _showing_reading(name, job.verbose):
+    with showing(f"reading the data set `{name}`", job.verbose):
         batches = read_batches(data, job.floatx, name, passes=passes, steps=steps)
     # The batches define the steps.
     _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
     return batches
-
-
-@contextmanager
-def _showing_reading(name: str, verbose: int) -> Iterator[None]:
-    """Show that a data set is being read, if it takes more than a moment."""
-    timer = threading.Timer(_QUIET_SECONDS, say, (f"reading the data set `{name}` ...", verbose))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:

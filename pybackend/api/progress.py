@@ -134,6 +134,17 @@ def say(text: str, verbose: int) -> None:
     choose_lines(verbose).line(text)
 
 
+@contextmanager
+def showing(phase: str, verbose: int) -> Iterator[None]:
+    """Show what this process does, as a phase of a worker, if it takes more than a moment."""
+    phases = Phases(Narrator(choose_lines(verbose)))
+    phases(Phase(phase))
+    try:
+        yield
+    finally:
+        phases.end()
+
+
 def describe_start(launcher: Any, job: Job) -> str:
     """Describe the start, e.g. ``Starting 3 workers: processes of this machine ...``."""
     where = getattr(launcher, "where", None)

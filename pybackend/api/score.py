@@ -213,12 +213,8 @@ def _interleave(parts: list[Any], rows: int) -> Any:
             _interleave([None if p is None else p[place] for p in parts], rows)
             for place in range(len(known))
         ]
-    widths = {part.shape[1:] for part in parts if part is not None}
-    if len(widths) > 1:
-        raise InputError(
-            f"the outputs differ in shape between workers ({sorted(widths)}): make all rows the "
-            "same length"
-        )
+    with_rows = (part for part in parts if part is not None)
+    arrays.check_row_shapes(with_rows, "the output of the model", "on different workers")
     together = np.empty((rows, *known.shape[1:]), known.dtype)
     for rank, part in enumerate(parts):
         if part is not None:

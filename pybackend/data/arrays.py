@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -115,6 +115,16 @@ def flatten(batch: Any) -> dict[str, Any]:
 def count_rows(columns: Columns) -> int:
     """Number of rows: the common length of all columns; 0 if there are no columns."""
     return len(next(iter(columns.values()), ()))
+
+
+def check_row_shapes(parts: Iterable[Any], what: str, where: str = "in different batches") -> None:
+    """Reject parts of an array whose rows do not have the same shape."""
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise InputError(
+            f"{what} has rows of shapes {show(shapes[0])} and {show(shapes[1])} {where}: pad them "
+            "to the same shape"
+        )
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:

@@ -16,11 +16,11 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from pybackend.data.arrays import Columns, count_rows, flatten, to_array
+from pybackend.data.arrays import Columns, check_row_shapes, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.pickling import Pickler
-from pybackend.words import Code, either, setting, show
+from pybackend.words import Code, either, setting
 
 # This process holds the rows twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
@@ -155,10 +155,12 @@ def read_batches(
         before, state = state, _digest_state(data)
         if state is not None and state == before:
             break
-    together = {key: _join(key, [part[key] for part in parts], name) for key in parts[0]}
-    sizes = tuple(count_rows(dict(part)) for part in parts)
-    columns = {key: to_array(key, value, floatx, name) for key, value in together.items()}
-    return Batches(columns, sizes)
+    columns = {}
+    for key in parts[0]:
+        arrays = [part[key] for part in parts]
+        check_row_shapes(arrays, f"`{key}` of the data set `{name}`")
+        columns[key] = to_array(key, np.concatenate(arrays), floatx, name)
+    return Batches(columns, tuple(count_rows(dict(part)) for part in parts))
 
 
 def _is_tensorflows(data: Any) -> bool:
@@ -294,13 +296,3 @@ def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
             f"rows of the first {'epoch' if trains else 'evaluation'} in all. Leave out .shuffle() "
             f"and other changes, or use {setting(epochs=1)}.{instead}"
         )
-
-
-def _join(key: str, parts: list[Any], name: str) -> Any:
-    shapes = sorted({part.shape[1:] for part in parts})
-    if len(shapes) > 1:
-        raise InputError(
-            f"`{key}` of the data set `{name}` has rows of shapes {show(shapes[0])} and "
-            f"{show(shapes[1])} in different batches: pad them to the same shape"
-        )
-    return np.concatenate(parts)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Alone, Collective
-from pybackend.data.arrays import flatten
+from pybackend.data.arrays import check_row_shapes, flatten
 from pybackend.data.datasets import describe_uneven
 from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.ragged import join_texts
@@ -25,7 +25,6 @@ from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, TrainingJob, argument_of
 from pybackend.job.messages import Order
 from pybackend.tf_config import make_tf_config
-from pybackend.words import show
 
 Counts = dict[str, list[int]]
 
@@ -172,7 +171,7 @@ def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapp
 def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(f"the `{argument}` function returns infinite data: use .take()")
-    widths: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
@@ -184,12 +183,8 @@ def _store_dataset(data: Any, folder: Path, argument: str) -> None:
                 )
             if any(counts.values()):
                 for key, leaf in leaves.items():
-                    if widths.setdefault(key, leaf.shape[1:]) != leaf.shape[1:]:
-                        raise InputError(
-                            f"`{key}` of the data set that the `{argument}` function returned has "
-                            f"rows of shapes {show(widths[key])} and {show(leaf.shape[1:])}: pad "
-                            "them to the same shape"
-                        )
+                    what = f"`{key}` of the data set that the `{argument}` function returned"
+                    check_row_shapes((first.setdefault(key, leaf), leaf), what)
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,13 +14,14 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
-from pybackend.api import datasets as api_datasets
+from pybackend.api import progress
 from pybackend.data import datasets
 from pybackend.data.arrays import count_rows, nest, shard
 from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, TrainingJob
+from pybackend.job.messages import Phases
 from pybackend.job.options import Exchange
 from pybackend.launchers import launcher_for
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
@@ -412,7 +414,7 @@ class Broken(Slices):
 def test_a_slow_data_set_is_shown_and_its_error_begins_with_its_own_frame(
     capsys: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(api_datasets, "_QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "Phases", partial(Phases, seconds=(0.05, 60.0, 120.0)))
     with pytest.raises(ValueError, match="broken item") as caught:
         barrier_train(None, build_dense(), Broken(), workers=2, verbose=1)
     assert "reading the data set `data` ..." in capsys.readouterr().out
