@@ -16,12 +16,12 @@ UserWarning
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from pybackend.figures import show_time
 from pybackend.words import either
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -222,11 +222,6 @@ class Moment:
 
     def __str__(self) -> str:
         return f"{show_time(self.time)}  {self.state}{self.reason and f' ({self.reason})'}"
-
-
-def show_time(seconds: float) -> str:
-    """Return a time since 1970 as local date and time, for tables."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from pybackend.api.rendering import show_loss
+from pybackend.figures import show_loss, show_seconds
 from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, Phase, StepEnded
@@ -94,7 +94,7 @@ class StepLines:
         steps, seconds = event.step - first.step, event.seconds - first.seconds
         if steps <= 0 or seconds <= 0:
             return line
-        left = show_duration((event.steps - event.step) * seconds / steps)
+        left = show_seconds((event.steps - event.step) * seconds / steps, is_estimate=True)
         return f"{line}, {show_speed(steps / seconds)}, {left} left"
 
 
@@ -306,22 +306,10 @@ class Speed:
             return []
         left = event.steps - event.step + event.steps * (event.epochs - event.epoch)
         speed = (event.rows - first.rows) / seconds
-        return [f"{speed:,.0f} rows/s", f"ETA {show_seconds(left * seconds / steps)}"]
-
-
-def show_seconds(seconds: float) -> str:
-    """Format a time, as ``1:05`` or ``2:01:05``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def show_duration(seconds: float) -> str:
-    """Format a time, as ``45 s``, ``11 min`` or ``2 h 5 min``."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60} min"
+        return [
+            f"{speed:,.0f} rows/s",
+            f"ETA {show_seconds(left * seconds / steps, is_estimate=True)}",
+        ]
 
 
 def show_speed(speed: float) -> str:

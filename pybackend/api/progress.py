@@ -14,8 +14,8 @@ from typing import Any
 
 from pybackend.api.display import Display, choose_display, choose_lines
 from pybackend.api.observer import Observers
-from pybackend.api.rendering import show_loss
 from pybackend.errors import Failure, Moment, WorkerFailedError
+from pybackend.figures import show_loss
 from pybackend.job.job import LOGGER, Job, TrainingJob
 from pybackend.job.messages import (
     Answer,

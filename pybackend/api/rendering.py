@@ -149,12 +149,6 @@ def list_events(
     return lines
 
 
-def show_loss(value: float) -> str:
-    """Format with four decimals, or four digits if that shows too little: 0.2912, 2.314e-05."""
-    is_shown = not value or 5e-5 <= abs(value) < 1e6
-    return f"{value:.4f}" if is_shown else f"{value:.4g}"
-
-
 def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pybackend.errors import ClusterError
-from pybackend.job.resources import show_bytes
+from pybackend.figures import show_bytes
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from pybackend.engine.save import SavingPlan, plan_saving
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.validation import Validation, build_metrics
 from pybackend.errors import InputError
+from pybackend.figures import show_bytes
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
-from pybackend.job.resources import show_bytes
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.identity import number_machine
 from pybackend.model.callbacks import check_callbacks, check_sharded_callbacks

@@ -34,7 +34,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.host import HostExchange, Parts, call_host
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
-from pybackend.job.resources import show_bytes
+from pybackend.figures import show_bytes
 from pybackend.model.compile_settings import open_optimizer_state
 
 # In the name of a variable: its position among all.

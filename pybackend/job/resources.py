@@ -107,14 +107,6 @@ def _check_environment(value: Any) -> str:
     return text if text == THIS else os.path.abspath(os.path.expanduser(text))
 
 
-def show_bytes(number: float) -> str:
-    """Return a number of bytes as text for messages: ``2.3 GB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f} bytes"
-
-
 def _check_memory(value: Any) -> int | None:
     if value is None:
         return None

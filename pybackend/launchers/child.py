@@ -23,6 +23,7 @@ from typing import Any
 import pybackend
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure, Kind, Moment, printable
+from pybackend.figures import show_bytes
 from pybackend.job.codec import encode_line
 from pybackend.job.job import LOGGER, TRAINED, Job
 from pybackend.job.messages import (
@@ -38,7 +39,6 @@ from pybackend.job.messages import (
 )
 from pybackend.job.notice import PREEMPTED, RESTARTS
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.job.resources import show_bytes
 from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.fork_server import popen, start_worker
 from pybackend.launchers.forking import ForkedProcess

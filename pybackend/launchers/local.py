@@ -18,11 +18,12 @@ from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.files import check_folder
 from pybackend.data.row_store import link_columns, write_columns
 from pybackend.errors import ClusterError, InputError
+from pybackend.figures import show_bytes
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Event, Note, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
-from pybackend.job.resources import THIS, show_bytes
+from pybackend.job.resources import THIS
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.launchers.child import Child, find_disk
 from pybackend.launchers.crew import Crew, follow_child, take_all

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pybackend.job.resources import Resources, show_bytes
+from pybackend.figures import show_bytes
+from pybackend.job.resources import Resources
 from pybackend.machine.capacity import count_cores, list_gpus, read_machine
 
 _ADVICE = "request less in `resources`, or start fewer workers there"

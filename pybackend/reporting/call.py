@@ -14,7 +14,8 @@ from typing import Any
 import pybackend
 from pybackend.api.result import TrainResult
 from pybackend.data.files import write_whole
-from pybackend.errors import Failure, InputError, WorkerFailedError, show_time
+from pybackend.errors import Failure, InputError, WorkerFailedError
+from pybackend.figures import show_time
 from pybackend.job.packages import BUILDS, find_version
 from pybackend.reporting.html import (
     make_code,

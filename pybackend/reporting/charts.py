@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pybackend.api.curves import find_epochs, find_ticks
+from pybackend.figures import show_number
 
 _WIDTH, _HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
@@ -195,34 +196,3 @@ def _svg(title: str, height: float, drawn: Sequence[str], key: str) -> str:
         f'<svg role="img" aria-labelledby="{key}" viewBox="0 0 {_WIDTH} {height:.0f}">'
         f'<title id="{key}">{escape(title)}</title>{"".join(drawn)}</svg>'
     )
-
-
-def show_number(value: float | int | None) -> str:
-    """Format a number as ``12,345``, ``0.1235`` or ``1.2e-06``; a dash for None."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return str(value)
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def show_seconds(value: float | None) -> str:
-    """Format seconds as ``850 µs``, ``12.3 ms``, ``4.5 s``, ``3 min 12 s`` or ``2 h 5 min``."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0 s"
-    if value < 0.000_999_5:
-        return f"{value * 1e6:.3g} µs"
-    if value < 0.9995:
-        return f"{value * 1e3:.3g} ms"
-    if value < 99.95:
-        return f"{value:.3g} s"
-    minutes, seconds = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    return f"{minutes // 60:,} h {minutes % 60} min"

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend.reporting.charts import show_number
+from pybackend.figures import show_number
 
 # The page makes no request and runs no script.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.errors import show_time
+from pybackend.figures import show_number, show_seconds, show_time
 from pybackend.job.arguments import counted
 from pybackend.job.report import PARTS
 from pybackend.reporting.charts import (
@@ -16,8 +16,6 @@ from pybackend.reporting.charts import (
     draw_bars,
     draw_boxes,
     draw_lines,
-    show_number,
-    show_seconds,
 )
 from pybackend.reporting.html import (
     Cell,

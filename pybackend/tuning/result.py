@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from pybackend.api.rendering import show_loss, write_block, write_lines, write_table
+from pybackend.api.rendering import write_block, write_lines, write_table
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
+from pybackend.figures import show_loss
 from pybackend.job.arguments import counted
 from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 from pybackend.tuning.stored import StoredResult

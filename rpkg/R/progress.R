@@ -167,12 +167,12 @@ describe_speed <- function(now, event, most = 20L) {
   c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
 }
 
+# As in Python: an estimate is in seconds or, from 100 s on, in minutes.
 format_seconds <- function(seconds) {
-  seconds <- as.integer(round(seconds))
-  hours <- seconds %/% 3600L
-  rest <- sprintf("%d:%02d", seconds %/% 60L %% 60L, seconds %% 60L)
-  if (hours > 0L) {
-    rest <- sprintf("%d:%02d:%02d", hours, seconds %/% 60L %% 60L, seconds %% 60L)
+  if (seconds < 99.5) {
+    return(sprintf("%.0f s", seconds))
   }
-  rest
+  minutes <- as.integer(round(seconds / 60))
+  hours <- if (minutes >= 60L) sprintf("%d h", minutes %/% 60L)
+  paste(c(hours, if (minutes %% 60L > 0L) sprintf("%d min", minutes %% 60L)), collapse = " ")
 }

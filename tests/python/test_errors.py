@@ -21,8 +21,8 @@ from pybackend.errors import (
     SerializationError,
     TfdistError,
     WorkerFailedError,
-    show_time,
 )
+from pybackend.figures import show_time
 from pybackend.types import WorkerContext
 
 ROOT = Failure(

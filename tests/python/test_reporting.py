@@ -17,8 +17,8 @@ from killing import KillAt
 from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
 from pybackend.api.curves import find_ticks
 from pybackend.bridge import capture, report_record
-from pybackend.errors import Failure, Moment, show_time
-from pybackend.reporting.charts import show_number, show_seconds
+from pybackend.errors import Failure, Moment
+from pybackend.figures import show_number, show_seconds, show_time
 from pybackend.types import TrainResult
 
 HOSTILE = '</script><b>\u2028 & "bold" \''

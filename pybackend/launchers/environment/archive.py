@@ -22,11 +22,12 @@ from typing import IO, Any
 
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import InputError
+from pybackend.figures import show_bytes
 from pybackend.job.arguments import counted
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.packages import BUILDS, TITLES
-from pybackend.job.resources import THIS, show_bytes
+from pybackend.job.resources import THIS
 from pybackend.launchers.environment.contents import (
     OF_ORIGIN,
     Entry,

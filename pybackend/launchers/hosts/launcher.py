@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.errors import ClusterError, Failure, InputError
+from pybackend.figures import show_bytes
 from pybackend.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import (

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.figures import show_bytes
 from pybackend.job.arguments import check_whole_number, name_arguments
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import (
     DataSets,
     Files,

@@ -24,9 +24,9 @@ from typing import Any
 
 import pybackend
 from pybackend.errors import ClusterError
+from pybackend.figures import show_bytes
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.job.resources import show_bytes
 from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
 from pybackend.launchers.environment.serving import ArchiveServer, ServedArchive, UnreachedError
