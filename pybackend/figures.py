@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 
 def show_number(value: float | None) -> str:
@@ -15,6 +17,17 @@ def show_number(value: float | None) -> str:
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def show_value(value: Any) -> str:
+    """Format a setting, e.g. ``yes``, ``0.001`` or, of a dict, ``kind Exchange, buckets 4``."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {show_value(one)}" for k, one in value.items() if one is not None)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(show_value, value))}]"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def show_loss(value: float) -> str:

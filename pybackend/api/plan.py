@@ -7,17 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Unpack
 
 from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
+from pybackend.api.markup import NOTEBOOK
 from pybackend.api.planned_rows import describe_data, plan_rows, role_of
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
-from pybackend.api.rendering import (
-    list_settings,
-    write_block,
-    write_folded,
-    write_lines,
-    write_settings,
-    write_table,
-    write_text,
-)
+from pybackend.api.rendering import list_set, write_settings
 from pybackend.api.submit import check_submission
 from pybackend.job.arguments import counted
 from pybackend.job.call_options import Place, TrainingOptions
@@ -105,7 +98,7 @@ class Plan:
             "workers:",
             *(f"  {line}" for line in self._describe_workers()),
             "settings:",
-            *(f"  {line}" for line in list_settings(self.settings)),
+            *(f"  {name}: {text}" for name, text in list_set(self.settings)),
         ]
         if self.later:
             lines += ["known only when it starts:", *(f"  {line}" for line in self.later)]
@@ -121,12 +114,15 @@ class Plan:
         ]
         rows += [("...", "", f"{self._unlisted} more", "")] if self._unlisted else []
         later = ["known only when it starts", *self.later] if self.later else []
-        return write_block(
-            write_lines([self._title, *self._facts]),
-            write_table(("rank", "role", "where", "rows"), rows),
-            write_lines(later),
-            write_folded("settings", write_settings(self.settings)),
-            *(write_folded(name, write_text(text)) for name, text in self.documents.items()),
+        documents = self.documents.items()
+        return NOTEBOOK.element(
+            "div",
+            NOTEBOOK.lines([self._title, *self._facts]),
+            NOTEBOOK.table(("rank", "role", "where", "rows"), rows),
+            NOTEBOOK.lines(later),
+            write_settings(self.settings),
+            *(NOTEBOOK.folded(name, NOTEBOOK.code(text)) for name, text in documents),
+            kind="block",
         )
 
     @property

@@ -1,77 +1,40 @@
-"""A result as text and as HTML; all text from users or hosts is escaped.
-
-Styles are inline and use the page's own text colour, because notebooks may be light or dark, and
-some remove style sheets.
-"""
+"""A result as text, and as HTML for notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from pybackend.api.curves import Panel, draw_panels
+from pybackend.api.charts import Line, draw_lines
+from pybackend.api.curves import Panel
+from pybackend.api.markup import NOTEBOOK
+from pybackend.figures import show_value
 from pybackend.job.arguments import counted
 from pybackend.job.report import Audit, Generation, WorkerReport
 
-_LINE = "border-bottom:1px solid rgba(128,128,128,0.35)"
-_CELL = f"padding:2px 12px 2px 0;{_LINE};color:inherit"
 
-
-def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table with right-aligned numbers."""
-    first = "".join(f'<th style="{_CELL};text-align:left">{escape(head)}</th>' for head in heads)
-    lines = "".join(f"<tr>{''.join(map(_write_cell, row))}</tr>" for row in rows)
-    return (
-        '<table style="border-collapse:collapse;background:none;color:inherit;font-size:0.92em">'
-        f"<thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
-    )
-
-
-def write_folded(title: str, inside: str) -> str:
-    """Return content that is hidden until its title is clicked."""
-    return (
-        '<details style="margin:6px 0"><summary style="cursor:pointer">'
-        f"{escape(title)}</summary>{inside}</details>"
-    )
+def list_set(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and texts of the settings that are not None."""
+    return [(name, show_value(value)) for name, value in settings.items() if _is_set(value)]
 
 
 def write_settings(settings: Mapping[str, Any]) -> str:
-    """Return a table of the settings that are not None."""
-    rows = [(name, _show(value)) for name, value in settings.items() if _is_set(value)]
-    return write_table(("setting", "value"), rows)
+    """Return a folded table of the settings that are not None."""
+    return NOTEBOOK.folded("settings", NOTEBOOK.pairs(list_set(settings)))
 
 
-def write_text(text: str) -> str:
-    """Return a document with its own line breaks."""
-    return (
-        '<pre style="color:inherit;background:rgba(128,128,128,0.12);padding:8px;overflow:auto;'
-        f'max-height:28em;font-size:0.88em">{escape(text)}</pre>'
-    )
+def draw_panels(panels: Sequence[Panel]) -> str:
+    """Return charts side by side, one for each metric."""
+    return NOTEBOOK.charts(map(_draw_panel, panels))
 
 
-def write_lines(lines: Sequence[str]) -> str:
-    """Return lines of text, the first in bold."""
-    return "".join(
-        f'<div style="{"font-weight:600" if number == 0 else "opacity:0.85"}">{escape(line)}</div>'
-        for number, line in enumerate(lines)
-    )
-
-
-def write_block(*parts: str) -> str:
-    """Return the parts as one block, for a cell of a notebook."""
-    return f'<div style="color:inherit;max-width:60em">{"".join(parts)}</div>'
-
-
-def list_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that are not None as lines of text."""
-    return [f"{name}: {_show(value)}" for name, value in settings.items() if _is_set(value)]
-
-
-def _write_cell(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    side = "right" if is_number else "left"
-    return f'<td style="{_CELL};text-align:{side}">{escape(_show(value))}</td>'
+def _draw_panel(panel: Panel) -> str:
+    lines = [
+        Line(one.label, "validation" if one.is_validation else "training", one.epochs, one.values)
+        for one in panel.curves
+    ]
+    names = [line.name for line in lines] if len(lines) > 1 else []
+    return NOTEBOOK.figure(panel.name, draw_lines(f"{panel.name} by epoch", lines), kinds=names)
 
 
 def _is_set(value: Any) -> bool:
@@ -79,26 +42,14 @@ def _is_set(value: Any) -> bool:
     return any(one is not None for one in inner)
 
 
-def _show(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_show(one)}" for name, one in value.items() if one is not None)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value}"
-    return str(value)
-
-
 def list_metrics(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any]) -> list[str]:
     """Return lines with the metrics of the last epoch, and further metrics."""
     lines = []
     if history:
-        last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in history.items() if v)
+        last = ", ".join(f"{k} {show_value(v[-1])}" for k, v in history.items() if v)
         lines.append(f"last epoch: {last}")
     if metrics:
-        lines.append(", ".join(f"{k} {_figure(v)}" for k, v in metrics.items()))
+        lines.append(", ".join(f"{k} {show_value(v)}" for k, v in metrics.items()))
     return lines
 
 
@@ -149,10 +100,6 @@ def list_events(
     return lines
 
 
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
-
-
 _HEADS = ("worker", "host", "process", "rows", "steps", "seconds", "waiting, s")
 
 
@@ -176,7 +123,7 @@ def describe_training(
         (
             number,
             worker.host,
-            worker.pid,
+            str(worker.pid),
             worker.rows,
             worker.steps,
             round(worker.seconds, 2),
@@ -184,11 +131,12 @@ def describe_training(
         )
         for number, worker in workers.items()
     ]
-    parts = [
-        write_lines(facts),
-        draw_panels(panels) if panels else "",
-        write_lines(["", *events]) if events else "",
-        write_table(_HEADS, rows),
-        write_folded("settings", write_settings(settings)) if settings else "",
-    ]
-    return write_block(*parts)
+    return NOTEBOOK.element(
+        "div",
+        NOTEBOOK.lines(facts),
+        draw_panels(panels),
+        NOTEBOOK.lines(["", *events]) if events else "",
+        NOTEBOOK.table(_HEADS, rows),
+        write_settings(settings) if settings else "",
+        kind="block",
+    )

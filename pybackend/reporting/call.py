@@ -12,19 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.api.markup import PAGE
 from pybackend.api.result import TrainResult
 from pybackend.data.files import write_whole
 from pybackend.errors import Failure, InputError, WorkerFailedError
 from pybackend.figures import show_time
 from pybackend.job.packages import BUILDS, find_version
-from pybackend.reporting.html import (
-    make_code,
-    make_header,
-    make_page,
-    make_section,
-    make_table,
-    make_text,
-)
+from pybackend.reporting.page import make_header, make_page, make_section
 from pybackend.reporting.training import make_timeline, make_training_page
 from pybackend.words import show, term
 
@@ -136,20 +130,20 @@ def make_failure_page(error: WorkerFailedError, title: str) -> str:
 
 
 def _describe(failure: Failure) -> Iterator[str]:
-    yield make_text(f"Worker {failure.rank} on {failure.host}: {failure.exception_type}", "bad")
-    yield make_text(failure.message)
+    yield PAGE.text(f"Worker {failure.rank} on {failure.host}: {failure.exception_type}", "bad")
+    yield PAGE.text(failure.message)
     if failure.advice:
-        yield make_text(f"What to do: {failure.advice}")
+        yield PAGE.text(f"What to do: {failure.advice}")
     if failure.traceback:
-        yield f"<h3>Traceback</h3>{make_code(failure.traceback.rstrip())}"
+        yield PAGE.text("Traceback", tag="h3") + PAGE.code(failure.traceback.rstrip())
     if failure.log:
-        yield f"<h3>Last lines printed</h3>{make_code(chr(10).join(failure.log))}"
+        yield PAGE.text("Last lines printed", tag="h3") + PAGE.code("\n".join(failure.log))
 
 
 def _list(failures: list[Failure]) -> str:
     rows = [[one.rank, one.host, _when(one), one.exception_type, one.message] for one in failures]
     columns = ["worker", "host", "when", "kind", "reason"]
-    return make_table("By time; consequences of other failures last", columns, rows, "failures")
+    return PAGE.table(columns, rows, "By time; consequences of other failures last", "failures")
 
 
 def _when(failure: Failure) -> str:

@@ -6,30 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.figures import show_number, show_seconds, show_time
+from pybackend.api.charts import Bar, Box, Line, draw_bars, draw_boxes, draw_lines
+from pybackend.api.markup import PAGE, Cell
+from pybackend.figures import show_number, show_seconds, show_time, show_value
 from pybackend.job.arguments import counted
 from pybackend.job.report import PARTS
-from pybackend.reporting.charts import (
-    Bar,
-    Box,
-    Line,
-    draw_bars,
-    draw_boxes,
-    draw_lines,
-)
-from pybackend.reporting.html import (
-    Cell,
-    make_charts,
-    make_code,
-    make_figure,
-    make_header,
-    make_page,
-    make_pairs,
-    make_section,
-    make_table,
-    make_text,
-    make_tiles,
-)
+from pybackend.reporting.page import make_header, make_page, make_section, make_tiles
 
 Worker = Mapping[str, Any]
 # Indices in the 21 quantiles of `StepTimes`: extremes, 5 %, 25 %, 50 %, 75 %, 95 %.
@@ -48,17 +30,17 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
     straggler = record.get("straggler")
     if straggler:
         rank, seconds = straggler
-        yield make_text(
+        yield PAGE.text(
             f"The others waited {show_seconds(seconds)} for worker {numbers[rank]}.", "bad"
         )
-    yield make_charts(list(_draw(workers)))
-    yield make_table("Work of each worker", _DONE, [_list_done(one) for one in workers], "workers")
+    yield PAGE.charts(_draw(workers))
+    yield PAGE.table(_DONE, [_list_done(one) for one in workers], "Work of each worker", "workers")
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
         caption = "Breakdown of step time; the first steps are not timed"
         if route := timed[0]["step_times"].get("route"):
             caption += f"; the workers communicated through {route}"
-        yield make_table(caption, _STEPS, [_list_times(one) for one in timed], "steps")
+        yield PAGE.table(_STEPS, [_list_times(one) for one in timed], caption, "steps")
 
 
 _DONE = ("worker", "host", "process", "rows", "steps", "time", "waited", "rows per second")
@@ -102,14 +84,14 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         bars = [Bar(_name(one), [("only", one["rows_per_second"])]) for one in workers]
         svg = draw_bars("rows per second of each worker", bars, _show_rate, "chart-rates")
         below = "Rows per second of the timed steps, including waiting"
-        yield make_figure("Throughput", svg, below)
+        yield PAGE.figure("Throughput", svg, below)
     bars = [Bar(_name(one), [("only", float(one["rows"]))]) for one in workers]
     svg = draw_bars("rows of each worker's shard", bars, show_number, "chart-rows")
-    yield make_figure("Shard sizes", svg, "Data rows per worker")
+    yield PAGE.figure("Shard sizes", svg, "Data rows per worker")
     if all(worker.get("waited") is not None for worker in workers):
         bars = [Bar(_name(one), [("waiting", one["waited"])]) for one in workers]
         svg = draw_bars("seconds that each worker waited", bars, show_seconds, "chart-waited")
-        yield make_figure("Waiting", svg, "Time spent waiting for other workers")
+        yield PAGE.figure("Waiting", svg, "Time spent waiting for other workers")
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
         bars = [
@@ -118,7 +100,7 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         svg = draw_bars(
             "step time by worker in seconds, in four parts", bars, show_seconds, "chart-parts"
         )
-        yield make_figure("Breakdown of step time", svg, kinds=PARTS)
+        yield PAGE.figure("Breakdown of step time", svg, kinds=PARTS)
     boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
     if boxed:
         steps = sum(worker["step_times"]["steps"] for worker in boxed)
@@ -131,7 +113,7 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
             f"{show_number(steps)} timed steps: box 25 % to 75 % with the median, line 5 % to "
             "95 %, dots the shortest and, unless far away, the longest"
         )
-        yield make_figure("Step times", svg, below)
+        yield PAGE.figure("Step times", svg, below)
 
 
 def _name(worker: Worker) -> str:
@@ -170,7 +152,7 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
         make_section("Model", *_describe_model(record, summary)),
         make_section("Settings and versions", *_describe_settings(record)),
         make_section(
-            "Not available", make_text(f"This result does not include: {', '.join(absent)}.")
+            "Not available", PAGE.text(f"This result does not include: {', '.join(absent)}.")
         )
         if absent
         else "",
@@ -226,7 +208,7 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
 def _describe_history(record: Record) -> Iterator[str]:
     metrics = list_metrics(record)
     if not metrics:
-        yield make_text("No epochs were run.")
+        yield PAGE.text("No epochs were run.")
         return
     charts: list[str] = []
     for name in (name for name in metrics if not name.startswith("val_")):
@@ -235,13 +217,13 @@ def _describe_history(record: Record) -> Iterator[str]:
         kinds = [line.kind for line in lines] if len(lines) > 1 else []
         ends = "; ".join(f"{line.name} ends at {show_number(line.y[-1])}" for line in lines)
         svg = draw_lines(f"{name} by epoch: {ends}", lines, f"curve-{len(charts)}")
-        charts.append(make_figure(name.replace("_", " "), svg, kinds=kinds))
-    yield make_charts(charts)
+        charts.append(PAGE.figure(name.replace("_", " "), svg, kinds=kinds))
+    yield PAGE.charts(charts)
     by_epoch = {name: dict(zip(*one, strict=False)) for name, one in metrics.items()}
     epochs = sorted({epoch for values in by_epoch.values() for epoch in values})
     rows = [[epoch, *(values.get(epoch) for values in by_epoch.values())] for epoch in epochs]
-    yield make_table(
-        "Metrics by epoch, over the rows of all workers", ["epoch", *metrics], rows, "history"
+    yield PAGE.table(
+        ["epoch", *metrics], rows, "Metrics by epoch, over the rows of all workers", "history"
     )
 
 
@@ -258,12 +240,12 @@ def _describe_losses(record: Record) -> Iterator[str]:
             for number, one in enumerate(restarts, start=1)
         ]
         columns = ["restart", "when", "cause", "resumed from"]
-        yield make_table("Restarts of the workers", columns, rows, "restarts")
+        yield PAGE.table(columns, rows, "Restarts of the workers", "restarts")
     elif restarts is not None:
         yield (
-            make_text("No restarts: the same workers trained from start to finish.")
+            PAGE.text("No restarts: the same workers trained from start to finish.")
             if not (generations and len(generations) > 1)
-            else make_text("No restart.")
+            else PAGE.text("No restart.")
         )
     if timeline := record.get("timeline"):
         yield make_timeline(timeline)
@@ -280,7 +262,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
             for generation in generations
         ]
         columns = ["from epoch", "from step", "workers", "their numbers", "joined", "left"]
-        yield make_table("Workers by epoch", columns, rows, "generations")
+        yield PAGE.table(columns, rows, "Workers by epoch", "generations")
 
 
 def make_timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
@@ -290,8 +272,8 @@ def make_timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
         [one["rank"], one["host"], show_time(one["time"]), one["state"], one["reason"]]
         for one in timeline
     ]
-    return make_table(
-        "Timeline of each worker, on the clock of its host", columns, rows, "timeline"
+    return PAGE.table(
+        columns, rows, "Timeline of each worker, on the clock of its host", "timeline"
     )
 
 
@@ -306,13 +288,13 @@ def _describe_model(record: Record, summary: str | None) -> Iterator[str]:
             (w["weights_sha256"] for w in record.get("workers") or [] if w.get("weights_sha256")),
             None,
         ),
-        "features": _show(record["features"]) if record.get("features") else None,
-        "classes": _show(record["levels"]) if record.get("levels") else None,
+        "features": show_value(record["features"]) if record.get("features") else None,
+        "classes": show_value(record["levels"]) if record.get("levels") else None,
         "for TensorBoard": record.get("tensorboard"),
     }
-    yield make_pairs([(name, str(text)) for name, text in pairs.items() if text], "model")
+    yield PAGE.pairs([(name, str(text)) for name, text in pairs.items() if text], "model")
     if summary is not None:
-        yield make_code(summary)
+        yield PAGE.code(summary)
 
 
 def _describe_settings(record: Record) -> Iterator[str]:
@@ -326,11 +308,11 @@ def _describe_settings(record: Record) -> Iterator[str]:
     if record.get("seed") is not None:
         settings = {"seed": record["seed"], **settings}
     pairs += [
-        (name, _show(value))
+        (name, show_value(value))
         for name, value in settings.items()
         if name not in _NOT_SETTINGS and value is not None
     ]
-    yield make_pairs(pairs, "settings")
+    yield PAGE.pairs(pairs, "settings")
 
 
 def _find_absent(record: Record, summary: str | None) -> Iterator[str]:
@@ -343,16 +325,6 @@ def _find_absent(record: Record, summary: str | None) -> Iterator[str]:
         yield "the settings of the call"
     if summary is None:
         yield "the model's layers"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(
-            f"{name}: {_show(item)}" for name, item in value.items() if item is not None
-        )
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_show, value))
-    return str(value)
 
 
 def _join(numbers: Sequence[int]) -> str:

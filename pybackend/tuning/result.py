@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from pybackend.api.rendering import write_block, write_lines, write_table
+from pybackend.api.markup import NOTEBOOK
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.figures import show_loss
@@ -222,7 +222,8 @@ class Trials:
             ]
             for record in records
         ]
-        return write_block(write_lines([str(self).partition("\n")[0]]), write_table(heads, rows))
+        first = NOTEBOOK.lines([str(self).partition("\n")[0]])
+        return NOTEBOOK.element("div", first, NOTEBOOK.table(heads, rows), kind="block")
 
     def _has_best(self) -> bool:
         return any(t.status == "completed" and self.metric in t.metrics for t in self.trials)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.api.curves import Curve, check_smoothing, find_panels, find_ticks
+from pybackend.api.charts import find_ticks
+from pybackend.api.curves import Curve, check_smoothing, find_panels
 from pybackend.errors import InputError
 
 

@@ -57,7 +57,7 @@ def test_the_notebook_runs_and_an_interrupt_ends_its_workers(
     assert "a data frame of 400 rows" in plan["text/html"]
     printed = [out.text for out in own[2].outputs if out.output_type == "stream"]
     assert "epoch 3/3" in "".join(printed)
-    assert trained["text/html"].count("<polyline") == 4
+    assert trained["text/html"].count("<path") == 4
     assert "image/png" in plot
     assert "'accuracy'" in figures["text/plain"]
     assert ".pred_lily" in table["text/html"]

@@ -15,7 +15,7 @@ from conftest import build_dense
 from killing import KillAt
 
 from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
-from pybackend.api.curves import find_ticks
+from pybackend.api.charts import find_ticks
 from pybackend.bridge import capture, report_record
 from pybackend.errors import Failure, Moment
 from pybackend.figures import show_number, show_seconds, show_time

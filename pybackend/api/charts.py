@@ -1,4 +1,7 @@
-"""Charts as inline SVG in the colours of the page."""
+"""Charts as inline SVG, for notebooks and pages.
+
+What notebooks show is styled by attributes. The style sheet of a page takes precedence over them.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pybackend.api.curves import find_epochs, find_ticks
 from pybackend.figures import show_number
 
-_WIDTH, _HEIGHT = 460, 250
+# Two of them are side by side in a notebook.
+_WIDTH, _HEIGHT = 400, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
 _ROW, _MOST_HEIGHT = 24.0, 720.0
 _LABEL_HEIGHT = 13.0
 # With more epochs, dots would overlap.
 _MOST_DOTS = 60
 
+# Of medium lightness, for contrast with both white and black.
+COLORS = ("#3b82c4", "#e0812b", "#35a06b", "#c9559f", "#8a78d8", "#a8872e")
+
 Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Series of a line chart; ``kind`` is the CSS class that sets its colour."""
+    """Series of a line chart; ``kind`` is the CSS class that sets its colour on a page."""
 
     name: str
     kind: str
@@ -46,7 +52,7 @@ class Box:
     quantiles: Sequence[float]
 
 
-def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
+def draw_lines(title: str, lines: Sequence[Line], key: str = "") -> str:
     """Draw values by epoch; NaN and infinity leave a gap.
 
     Parameters
@@ -54,7 +60,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
     title
         Alternative text for the chart, for screen readers.
     key
-        Identifier of the chart, unique on the page.
+        Identifier of the chart, unique on the page; notebooks have none.
     """
     known = [value for line in lines for value in line.y if math.isfinite(value)]
     epochs = [epoch for line in lines for epoch in line.x]
@@ -74,15 +80,20 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
         _text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in find_epochs(first, last, 8)
     ]
     drawn.append(_text(_LEFT + wide / 2, _HEIGHT - 3, "epoch"))
-    for line in lines:
+    for number, line in enumerate(lines):
+        color = COLORS[number % len(COLORS)]
+        dashes = ' stroke-dasharray="5 3"' if line.kind == "validation" else ""
         points = [
             (at_x(x), at_y(y) if math.isfinite(y) else y)
             for x, y in zip(line.x, line.y, strict=False)
         ]
-        drawn.append(f'<path class="line {line.kind}" d="{_join(points)}"/>')
+        drawn.append(
+            f'<path class="line {line.kind}" fill="none" stroke="{color}" stroke-width="2"{dashes} '
+            f'd="{_join(points)}"/>'
+        )
         if len(points) <= _MOST_DOTS:
             drawn += [
-                f'<circle class="dot {line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3">'
+                f'<circle class="dot {line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{color}">'
                 f"<title>epoch {x}: {escape(line.name)} {show_number(y)}</title></circle>"
                 for (px, py), x, y in zip(points, line.x, line.y, strict=False)
                 if math.isfinite(py)
@@ -184,7 +195,10 @@ def _join(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return (
+        f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
+        'stroke="rgba(128,128,128,0.35)"/>'
+    )
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
@@ -192,7 +206,29 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
 
 
 def _svg(title: str, height: float, drawn: Sequence[str], key: str) -> str:
+    named, by = (f' id="{key}"', f' aria-labelledby="{key}"') if key else ("", "")
     return (
-        f'<svg role="img" aria-labelledby="{key}" viewBox="0 0 {_WIDTH} {height:.0f}">'
-        f'<title id="{key}">{escape(title)}</title>{"".join(drawn)}</svg>'
+        f'<svg role="img"{by} width="{_WIDTH}" height="{height:.0f}" fill="currentColor" '
+        f'font-family="sans-serif" font-size="11" viewBox="0 0 {_WIDTH} {height:.0f}">'
+        f"<title{named}>{escape(title)}</title>{''.join(drawn)}</svg>"
     )
+
+
+def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """Return about ``most`` round numbers, at most two more, that cover ``low`` to ``high``."""
+    if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / most
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Relative to their distance: 3 * 1e-7 is not quite 3e-7.
+    return [round(number * step, 12 - exponent) for number in range(first, last + 1)]
+
+
+def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
+    """Return evenly spaced epochs for the axis, about ``most`` of them."""
+    step = max(1, -(-(last - first) // most))
+    return list(range(first, last + 1, step))
