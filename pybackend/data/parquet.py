@@ -59,8 +59,15 @@ class ParquetFiles:
     nulls: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, uri: Places, name: str = "data") -> ParquetFiles:
+    def at(
+        cls, uri: Places, name: str = "data", listed: Sequence[str] | None = None
+    ) -> ParquetFiles:
         """Open the files at paths or URIs, reading only their footers.
+
+        Parameters
+        ----------
+        listed
+            What `find_files` returned for the path, if it is known.
 
         Raises
         ------
@@ -71,7 +78,7 @@ class ParquetFiles:
             import pyarrow as pa
         except ImportError as error:
             raise InputError("reading Parquet files needs the Python package pyarrow") from error
-        files = [file for file in find_files(uri, name) if not file.endswith(".crc")]
+        files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
         with ThreadPoolExecutor(_THREADS) as pool:
             footers = list(pool.map(lambda file: _read_footer(file, name), files))
         schema = footers[0].schema

@@ -21,7 +21,7 @@ from pybackend.data.columns import (
     reject_duplicate_columns,
 )
 from pybackend.data.encoding import MOST_CATEGORIES, find_categories, keep_categories
-from pybackend.data.files import Places, as_places, find_files
+from pybackend.data.files import Places, as_places, find_files, open_file
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.row_store import RowStoreWriter
 from pybackend.data.sharding import cut_ranges
@@ -202,8 +202,6 @@ def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
 
 def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Open Parquet files, recognized by the first bytes, or else TFRecord files."""
-    from pybackend.data.files import open_file
-
     found = find_files(uri, name)
     first = next((file for file in found if not file.endswith(".crc")), found[0])
     try:
@@ -215,11 +213,11 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
         # `tfrecord_spec` also applies to validation data, but they may have another format.
         if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
-        return ParquetFiles.at(uri, name)
+        return ParquetFiles.at(uri, name, found)
     from pybackend.data.tfrecord.files import RecordFiles
 
     try:
-        records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name)
+        records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
     except InputError as error:
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ from pybackend.api.score import barrier_evaluate
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows
 from pybackend.data.rows import StoredRows
-from pybackend.data.sources import FileRows
+from pybackend.data.sources import FileRows, open_row_files
 from pybackend.errors import InputError
 
 
@@ -224,3 +226,24 @@ def test_what_pandas_calls_its_index_is_no_feature_of_a_frame() -> None:
     assert rows.left_out == ("__index_level_0__",)
     assert rows.columns["x"].shape == (3, 2)
     assert "`features`" in next(note_index({"train": rows})).text
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_a_folder_is_listed_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "parquet":
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    else:
+        with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+            writer.write(tf.train.Example().SerializeToString())
+    walk, walked = os.walk, []
+
+    def note(path: str) -> Any:
+        walked.append(path)
+        return walk(path)
+
+    monkeypatch.setattr(os, "walk", note)
+    spec = {"x": "int64[]"} if kind == "tfrecord" else None
+    assert open_row_files(str(tmp_path), spec, "data").rows == 1
+    assert walked == [str(tmp_path)]

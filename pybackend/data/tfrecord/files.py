@@ -78,7 +78,11 @@ class RecordFiles:
 
     @classmethod
     def at(
-        cls, uri: Places, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
+        cls,
+        uri: Places,
+        tfrecord_spec: Mapping[str, str] | None = None,
+        name: str = "data",
+        listed: Sequence[str] | None = None,
     ) -> RecordFiles:
         """Open a file, the files in a folder, or the files at several paths.
 
@@ -91,6 +95,8 @@ class RecordFiles:
             Feature names and types: see `pybackend.read_tfrecords`.
         name
             The argument's name in messages.
+        listed
+            What `find_files` returned for the path, if it is known.
 
         Raises
         ------
@@ -100,14 +106,15 @@ class RecordFiles:
         if tfrecord_spec is not None:
             check_tfrecord_spec(tfrecord_spec)
         if isinstance(uri, tuple) or is_pattern(uri):
-            return _count_files(uri, tfrecord_spec, name)
+            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
         folder = open_folder(uri)
         manifest = read_manifest(folder)
         if manifest is None:
             _reject_unfinished(uri, folder, name)
-            return _count_files(uri, tfrecord_spec, name)
+            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
         manifest.check(folder)
-        _reject_others(uri, folder, manifest, name)
+        if manifest.parts:
+            _reject_others(listed or find_files(uri, name), folder, manifest, name)
         parts = manifest.parts
         return cls(
             files=tuple(folder.path(part.name) for part in parts),
@@ -234,10 +241,10 @@ class RecordFiles:
         yield from read_chunks(file, None, marks[before], size)
 
 
-def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
+def _reject_others(files: Sequence[str], folder: Folder, manifest: Manifest, name: str) -> None:
     """Reject a folder with files that its manifest does not list."""
     known = {folder.path(part.name) for part in manifest.parts}
-    others = [file for file in find_files(uri, name) if file not in known] if known else []
+    others = [file for file in files if file not in known]
     if others:
         raise InputError(
             f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
@@ -254,9 +261,8 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
         )
 
 
-def _count_files(uri: Places, spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str) -> RecordFiles:
     """Open files without a manifest."""
-    files = find_files(uri, name)
     compressions = [detect_compression(file) for file in files]
     if spec is None:
         spec = sample_spec(files, compressions, name)
