@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from pybackend.data import arrays
 from pybackend.data.columns import TEXT, ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
 from pybackend.data.files import is_path
-from pybackend.data.frames import FrameRows
+from pybackend.data.frames import FrameRows, holds_frame
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
 from pybackend.data.sources import FunctionRows
@@ -120,21 +120,32 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     return some
 
 
+def kind_of_data(data: Any) -> str:
+    """Return the kind of the argument ``data``: the key of the first test that it passes."""
+    tests: dict[str, Callable[[Any], bool]] = {
+        "a data set": is_dataset,
+        "a data frame": holds_frame,
+        "a Spark DataFrame": is_spark_frame,
+        "files": is_path,
+        "a function": callable,
+    }
+    return next((kind for kind, test in tests.items() if test(data)), "arrays")
+
+
 def check_can_be_split(data: Any) -> None:
-    if is_spark_frame(data):
-        what = f"a {term('Spark DataFrame')}"
-        instead = either(
+    kind = kind_of_data(data)
+    if kind in ("arrays", "a data frame"):
+        return
+    what = f"a {term('Spark DataFrame')}" if kind == "a Spark DataFrame" else kind
+    instead = {
+        "a data set": "another data set, e.g. data.skip(n),",
+        "a Spark DataFrame": either(
             "the second part of df.randomSplit([0.8, 0.2])",
             "the second part of sparklyr::sdf_random_split(data, 0.8, 0.2)",
-        )
-    elif is_path(data):
-        what, instead = "files", "other files"
-    elif is_dataset(data):
-        what, instead = "a data set", "another data set, e.g. data.skip(n),"
-    elif callable(data):
-        what, instead = "a function", "another function"
-    else:
-        return
+        ),
+        "files": "other files",
+        "a function": "another function",
+    }[kind]
     raise InputError(
         f"`validation_split` needs arrays or a data frame in memory, but `data` is {what}: pass "
         f"{instead} as `validation_data`"

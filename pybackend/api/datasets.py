@@ -15,19 +15,19 @@ from pybackend.api.data_checks import (
     check_rows,
     check_takes,
     check_weights,
+    kind_of_data,
 )
 from pybackend.api.progress import showing
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
-from pybackend.data.datasets import Batches, is_dataset, read_batches
-from pybackend.data.files import is_path
+from pybackend.data.datasets import Batches, read_batches
 from pybackend.data.frames import FrameRows, holds_frame
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.messages import Note
-from pybackend.launchers import Launcher, is_spark_frame, read_schema
+from pybackend.launchers import Launcher, read_schema
 from pybackend.words import either, setting, show, term
 
 
@@ -68,20 +68,23 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
 
 def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
-    if is_dataset(data):
-        return _read_batches(data, name, job)
-    if holds_frame(data):
-        check_no_records(columns, name)
-        frame = FrameRows.of(data, columns, job.floatx, name)
-        _check_arrays(frame.columns, name, job)
-        return frame
-    if is_spark_frame(data):
-        return _read_spark_frame(launcher, data, name, columns, job)
-    if is_path(data):
-        return _read_files(data, name, columns, job)
-    if callable(data):
-        return _read_function(data, name, job)
-    return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
+    rows: Any
+    match kind_of_data(data):
+        case "a data set":
+            rows = _read_batches(data, name, job)
+        case "a data frame":
+            check_no_records(columns, name)
+            rows = FrameRows.of(data, columns, job.floatx, name)
+            _check_arrays(rows.columns, name, job)
+        case "a Spark DataFrame":
+            rows = _read_spark_frame(launcher, data, name, columns, job)
+        case "files":
+            rows = _read_files(data, name, columns, job)
+        case "a function":
+            rows = _read_function(data, name, job)
+        case _:
+            rows = _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
+    return rows
 
 
 def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
