@@ -23,7 +23,7 @@
 #' @examples
 #' tryCatch(
 #'   train_mnist("local", workers = 0),
-#'   tfdist_error_input = function(error) conditionMessage(error)
+#'   tfdist_error = function(error) conditionMessage(error)
 #' )
 NULL
 

@@ -244,6 +244,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "generations",
         "settings",
         "restarts",
+        "timeline",
         "tensorboard",
     }
     assert set(plain) - set(result().to_dict(model=False)) == {"model_base64"}
