@@ -25,7 +25,6 @@ import keras
 import numpy as np
 
 from pybackend.collective import all_sum, broadcast_bytes, gather_bytes, is_true_anywhere
-from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_plan import AuditPlan
 from pybackend.engine.audit_rows import UnequalRows, pack_rows
 from pybackend.engine.exchange import GradientExchange
@@ -51,6 +50,7 @@ from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
+from pybackend.job.values import encode_state
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.processes import measure_memory, measure_peak
 from pybackend.words import setting, show, term

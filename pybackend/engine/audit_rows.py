@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import nest
 from pybackend.data.sharding import order_sharded
-from pybackend.data.state_file import decode_state, encode_state
+from pybackend.job.values import decode_state, encode_state
 from pybackend.words import show
 
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
     first
         Position of the first one among the worker's own rows, in the order in which it uses them.
     """
-    packed = {name: _pack(np.asarray(column)) for name, column in columns.items()}
+    packed = {name: np.asarray(column) for name, column in columns.items()}
     return encode_state({"first": first, "columns": packed})
 
 
@@ -82,7 +82,7 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
         The rows of the workers differ in shape.
     """
     decoded = [decode_state(packed) for packed in everyone]
-    columns = [{name: _unpack(*one) for name, one in part["columns"].items()} for part in decoded]
+    columns = [part["columns"] for part in decoded]
     counts = [len(next(iter(one.values()))) for one in columns]
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)
@@ -97,17 +97,3 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     joined = {name: np.concatenate([one[name] for one in with_rows])[order] for name in shapes}
     parts = [np.flatnonzero(ranks[order] == rank) for rank in range(len(counts))]
     return GlobalRows(nest(joined), parts)
-
-
-def _pack(column: Array) -> tuple[Any, list[int]]:
-    if column.dtype.kind == "O":  # text
-        return column.reshape(-1).tolist(), list(column.shape)
-    return column, []
-
-
-def _unpack(values: Any, shape: Sequence[int]) -> Array:
-    if isinstance(values, list):
-        column = np.empty(len(values), object)
-        column[:] = values
-        return column.reshape(shape)
-    return np.asarray(values)

@@ -15,7 +15,6 @@ import numpy as np
 
 from pybackend.collective import Collective
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, describe_place
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.lifecycle import Start
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import Preemption
@@ -25,6 +24,7 @@ from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import PreemptedError
 from pybackend.job.report import Audit
+from pybackend.job.values import decode_state, encode_state
 from pybackend.words import call_of, show
 
 

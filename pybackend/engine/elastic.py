@@ -22,7 +22,6 @@ from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.checkpoint_store import new_run
 from pybackend.data.reading import read_all_sources
 from pybackend.data.sharding import count_sharded
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.checkpointing import Checkpoints, Saver
 from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import (
@@ -46,6 +45,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit, Note, Order, Standby
 from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit, find_groups_before
+from pybackend.job.values import decode_state, encode_state
 from pybackend.model.callbacks import counts_steps, select_callbacks
 from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.model.structure import describe_rate

@@ -391,7 +391,11 @@ def _check_has_rows(tensor: Any) -> None:
 
 
 def _pack(rows: int, arrays: Sequence[Array]) -> Array:
-    """Return the number of rows and the arrays as bytes, with their shapes first."""
+    """Return the number of rows and the arrays as bytes, with their shapes first.
+
+    Not as in `pybackend.job.values`, because this is done in every step: all workers know the types
+    of the arrays, and JSON would take longer than everything else here.
+    """
     head = [rows]
     for array in arrays:
         head += [array.ndim, *array.shape]

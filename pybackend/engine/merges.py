@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import broadcast_bytes, gather_bytes
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.one_process import StepState, Values
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.verdict import ABOUT_OWN_FAULT
+from pybackend.job.values import decode_state, encode_state
 from pybackend.words import show
 
 # Relative rounding errors of the sums, and the size below which a value is zero.

@@ -16,7 +16,6 @@ from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
 from pybackend.data.rows import Rows, ShardedRows
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.data.structures import shorten, show_argument
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.engine.feed import Feed
@@ -34,6 +33,7 @@ from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
 from pybackend.job.report import Generation, resume_generations
+from pybackend.job.values import decode_state, encode_state
 from pybackend.model.compare import hash_weights
 from pybackend.model.structure import describe_rate, describe_structure
 from pybackend.model.view import has_own

@@ -13,11 +13,11 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes, gather_bytes
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError, SerializationError
+from pybackend.job.values import decode_state, encode_state
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.view import ModelView, has_own, list_other_variables
 

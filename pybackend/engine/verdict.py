@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.data.state_file import decode_state
 from pybackend.engine.audit_rows import GlobalRows, unpack_rows
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
@@ -29,6 +28,7 @@ from pybackend.engine.step_difference import (
     measure_variable,
 )
 from pybackend.engine.watched_gradients import WatchedGradients
+from pybackend.job.values import decode_state
 from pybackend.model.view import has_own
 from pybackend.words import setting, show, term
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import SerializationError
 from pybackend.job import values
-from pybackend.job.value_kind import Fields, Pack, Unpack, ValueKind, is_of, to_text
+from pybackend.job.value_kind import ValueKind, exactly, is_of
 from pybackend.job.value_kinds import KINDS
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
@@ -40,21 +39,13 @@ def decode_result(text: str) -> Any:
         return Unreturned(str(error))
 
 
-def _pack_model(model: Any, _: Pack) -> Fields:
-    return {"data": to_text(model_to_bytes(model, format="keras", include_optimizer=True))}
-
-
-def _unpack_model(fields: Fields, _: Unpack) -> Any:
-    return model_from_bytes(base64.b64decode(fields["data"]), safe_mode=True)
-
-
 _KINDS = (
+    exactly(Unreturned, lambda value: [value.reason], lambda reason: Unreturned(str(reason))),
     ValueKind(
-        "unreturned",
-        lambda value: isinstance(value, Unreturned),
-        lambda value, _: {"reason": value.reason},
-        lambda fields, _: Unreturned(str(fields["reason"])),
+        "model",
+        is_of("keras", "Model", or_derived=True),
+        lambda model: [model_to_bytes(model, format="keras", include_optimizer=True)],
+        lambda content: model_from_bytes(content, safe_mode=True),
     ),
-    ValueKind("model", is_of("keras", "Model", or_derived=True), _pack_model, _unpack_model),
     *KINDS,
 )

@@ -5,7 +5,6 @@ A value from a worker never causes a class to be imported or its code to run.
 
 from __future__ import annotations
 
-import base64
 import collections
 import dataclasses
 import enum
@@ -17,10 +16,7 @@ from typing import Any
 
 from pybackend.words import show
 
-# Packs a part of a value. The text is added to the value's place, e.g. ``.name``.
-Pack = Callable[[Any, str], Any]
-Unpack = Callable[[Any], Any]
-Fields = dict[str, Any]
+Place = Callable[[Any, int], str]
 
 
 class UnfitError(Exception):
@@ -29,21 +25,27 @@ class UnfitError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ValueKind:
-    """Kind of value: its tag, and how to recognize it and convert it to and from JSON.
+    """Kind of value: its tag, how to recognize it, take it apart and make it again.
 
-    ``refusals`` are the errors that ``pack`` raises if a value of this kind cannot be sent.
+    ``take`` returns the parts, which are values of other kinds: ``make(*parts)`` equals the value.
+    ``place`` returns the text that errors add to the value's place for the part at an index.
     """
 
     tag: str
     matches: Callable[[Any], bool]
-    pack: Callable[[Any, Pack], Fields]
-    unpack: Callable[[Fields, Unpack], Any]
-    refusals: tuple[type[Exception], ...] = (UnfitError,)
+    take: Callable[[Any], Sequence[Any]]
+    make: Callable[..., Any]
+    place: Place = lambda _, __: ""
 
 
-def is_exactly(*kinds: type) -> Callable[[Any], bool]:
-    """Return a function that matches instances of these classes, but not of derived ones."""
-    return lambda value: type(value) in kinds
+def exactly(
+    kind: type,
+    take: Callable[[Any], Sequence[Any]],
+    make: Callable[..., Any] | None = None,
+    place: Place = lambda _, __: "",
+) -> ValueKind:
+    """Return the kind of the instances of a class, without those of derived classes."""
+    return ValueKind(kind.__name__, lambda v: type(v) is kind, take, make or kind, place)
 
 
 def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any], bool]:
@@ -58,22 +60,17 @@ def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any],
     return matches
 
 
-def to_text(content: bytes | bytearray) -> str:
-    """Encode bytes as base64 text."""
-    return base64.b64encode(content).decode()
-
-
-def _pack_enum(value: Any, pack: Pack) -> Fields:
+def _take_enum(value: Any) -> Sequence[Any]:
     if type(value).__members__.get(value.name) is not value:
         raise UnfitError("it is a combination of enum members")
-    return {"class": _name_of(value), "name": value.name, "value": pack(value.value, ".value")}
+    return [*_name_of(value), value.name, value.value]
 
 
-def _unpack_enum(fields: Fields, unpack: Unpack) -> Any:
-    kind, name = _find_class(fields["class"]), fields["name"]
+def _make_enum(module: str, qualname: str, name: str, value: Any) -> Any:
+    kind = _find_class(module, qualname)
     if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
         return kind.__members__[name]
-    return types.SimpleNamespace(name=str(name), value=unpack(fields["value"]))
+    return types.SimpleNamespace(name=str(name), value=value)
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -81,23 +78,20 @@ def _is_named_tuple(value: Any) -> bool:
     return isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == len(value)
 
 
-def _pack_named_tuple(value: Any, pack: Pack) -> Fields:
+def _take_named_tuple(value: Any) -> Sequence[Any]:
     if getattr(value, "__dict__", None):
         raise UnfitError(f"it has an attribute {show(next(iter(vars(value))))} besides its fields")
-    names: tuple[str, ...] = getattr(type(value), "_fields", ())
-    items = [pack(item, f".{name}") for name, item in zip(names, value, strict=True)]
-    return {"class": _name_of(value), "names": list(names), "items": items}
+    return [*_name_of(value), list(_fields_of(value)), *value]
 
 
-def _unpack_named_tuple(fields: Fields, unpack: Unpack) -> Any:
-    names, items = list(fields["names"]), [unpack(item) for item in fields["items"]]
+def _make_named_tuple(module: str, qualname: str, names: list[str], *items: Any) -> Any:
     if len(names) != len(items):
         raise ValueError("a named tuple has more names than values, or fewer")
-    kind = _find_class(fields["class"])
+    kind = _find_class(module, qualname)
     is_known = kind is not None and issubclass(kind, tuple) and not hasattr(kind, "__del__")
     if kind is None or not is_known or getattr(kind, "_fields", ()) != tuple(names):
         make: Any = collections.namedtuple
-        kind = make(str(fields["class"][1]).rpartition(".")[2], names)
+        kind = make(str(qualname).rpartition(".")[2], names)
     return tuple.__new__(kind, items)
 
 
@@ -105,19 +99,17 @@ def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _pack_dataclass(value: Any, pack: Pack) -> Fields:
-    kind = type(value)
-    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-    values = {name: getattr(value, name) for name in names}
-    _rebuild(kind, values)  # raises an error if the driver could not do so
-    for name in sorted(_find_attributes(value) - set(names)):
+def _take_dataclass(value: Any) -> Sequence[Any]:
+    values = {name: getattr(value, name) for name in _fields_of(value)}
+    _rebuild(type(value), values)  # raises an error if the driver could not do so
+    for name in sorted(_find_attributes(value) - values.keys()):
         raise UnfitError(f"it has an attribute {show(name)} besides its fields")
-    return {"class": _name_of(value), "pairs": [[n, pack(v, f".{n}")] for n, v in values.items()]}
+    return [*_name_of(value), list(values), *values.values()]
 
 
-def _unpack_dataclass(fields: Fields, unpack: Unpack) -> Any:
-    values = {str(name): unpack(value) for name, value in fields["pairs"]}
-    kind = _find_class(fields["class"])
+def _make_dataclass(module: str, qualname: str, names: list[str], *items: Any) -> Any:
+    values = dict(zip(map(str, names), items, strict=True))
+    kind = _find_class(module, qualname)
     if kind is None or not dataclasses.is_dataclass(kind):
         return types.SimpleNamespace(**values)
     if not values.keys() <= {field.name for field in dataclasses.fields(kind)}:
@@ -126,6 +118,14 @@ def _unpack_dataclass(fields: Fields, unpack: Unpack) -> Any:
         return _rebuild(kind, values)
     except UnfitError:
         return types.SimpleNamespace(**values)
+
+
+def _fields_of(value: Any) -> Sequence[str]:
+    """Return the names of the fields that a dataclass or a named tuple has."""
+    if isinstance(value, tuple):
+        names: tuple[str, ...] = getattr(type(value), "_fields", ())
+        return names
+    return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
 
 
 def _find_attributes(value: Any) -> set[str]:
@@ -172,20 +172,26 @@ def _look_up(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
-def _name_of(value: Any) -> list[str]:
-    return [type(value).__module__, type(value).__qualname__]
+def _name_of(value: Any) -> tuple[str, str]:
+    return type(value).__module__, type(value).__qualname__
 
 
-def _find_class(name: Sequence[str]) -> type | None:
+def _find_class(module: str, qualname: str) -> type | None:
     """Return a class of a loaded module, or None."""
-    found: Any = sys.modules.get(str(name[0]))
-    for part in str(name[1]).split("."):
+    found: Any = sys.modules.get(str(module))
+    for part in str(qualname).split("."):
         found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
     return found if isinstance(found, type) else None
 
 
+def _place_field(value: Any, index: int) -> str:
+    return f".{_fields_of(value)[index - 3]}"
+
+
 CLASSES: tuple[ValueKind, ...] = (
-    ValueKind("enum", lambda v: isinstance(v, enum.Enum), _pack_enum, _unpack_enum),
-    ValueKind("named tuple", _is_named_tuple, _pack_named_tuple, _unpack_named_tuple),
-    ValueKind("dataclass", _is_dataclass, _pack_dataclass, _unpack_dataclass),
+    ValueKind(
+        "enum", lambda v: isinstance(v, enum.Enum), _take_enum, _make_enum, lambda _, __: ".value"
+    ),
+    ValueKind("named tuple", _is_named_tuple, _take_named_tuple, _make_named_tuple, _place_field),
+    ValueKind("dataclass", _is_dataclass, _take_dataclass, _make_dataclass, _place_field),
 )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybackend.data.checkpoint_store import SavedCheckpoint
-from pybackend.data.state_file import decode_state
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import WEIGHTS
+from pybackend.job.values import decode_state
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes
 from pybackend.words import call_of, show

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from pybackend.collective import Alone
 from pybackend.data.rows import Rows, StoredRows
-from pybackend.data.state_file import encode_state
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.probes import choose_rows, probe_metrics
 from pybackend.engine.replica import build_variables
@@ -32,6 +31,7 @@ from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note, Phase
 from pybackend.job.report import Audit
 from pybackend.job.roles import ranks_of
+from pybackend.job.values import encode_state
 from pybackend.machine.capacity import count_cores
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights

@@ -16,13 +16,17 @@ import ssl
 import struct
 import threading
 import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from damage import altered, damaged
@@ -31,6 +35,7 @@ from hypothesis import strategies as st
 from records import entry, example, field, frame
 from relay import relaying
 from test_checkpoint_store import manifest
+from test_values import Color
 from threads import Threads
 
 from pybackend.collective import Mesh
@@ -39,7 +44,6 @@ from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.ragged import Ragged
 from pybackend.data.row_store import write_columns
 from pybackend.data.rows import StoredRows
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.data.text import decode_lines, encode_lines
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.folder import Manifest
@@ -59,7 +63,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
 from pybackend.job.options import Exchange
 from pybackend.job.report import WorkerReport, read_metrics, read_report
-from pybackend.job.values import decode_value, encode_value
+from pybackend.job.values import decode_state, decode_value, encode_state, encode_value
 from pybackend.launchers.remote.bundle import read_greeting
 from pybackend.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
 from pybackend.machine.capacity import read_machine
@@ -300,11 +304,37 @@ def test_greetings_of_hosts(text: str) -> None:
         read_greeting(f"tfdist {text}\n".encode(), "a")
 
 
+VALUES = [
+    {"a": (1, [2.5, None]), "b": b"bytes", "c": np.arange(6.0), "d": {4}},
+    [pd.DataFrame({"a": [1, 2], "b": pd.array([1, None])}), pd.Timestamp("2026-01-01", tz="UTC")],
+    [FAILURE, Color.RED, deque([1]), Fraction(1, 3), Counter("ab"), timedelta(1), Path("a")],
+]
+STATE = {
+    "variables": [np.arange(6.0).reshape(2, 3), np.ones(3, ml_dtypes.bfloat16)],
+    "ranks": [{"random": (3, np.arange(4, dtype=np.uint64), None), 1: {"a", b"b"}}],
+}
+HEAD = struct.Struct("<8sQ")
+PLACE = HEAD.size + HEAD.unpack_from(encode_state(STATE))[1]
+HEADER = encode_state(STATE)[HEAD.size : PLACE].decode()
+
+
+def with_header(text: str) -> bytes:
+    """Return the state with another header."""
+    header = text.encode(errors="surrogatepass")
+    return HEAD.pack(b"tfdist-2", len(header)) + header + encode_state(STATE)[PLACE:]
+
+
 @fuzz
-@given(altered(encode_value({"a": (1, [2.5, None]), "b": b"bytes", "c": np.arange(6.0)})))
-def test_values_of_functions(text: str) -> None:
+@given(
+    altered(*map(encode_value, VALUES)),
+    damaged(encode_state(STATE), encode_state({}), encode_state(np.float32(2)))
+    | altered(HEADER).map(with_header),
+)
+def test_values_of_functions_and_states(text: str, content: bytes) -> None:
     with suppress(SerializationError):
         decode_value(text)
+    with suppress(SerializationError):
+        decode_state(content)
 
 
 # --- records ---
@@ -386,32 +416,6 @@ def test_manifests(records: Path, data: Any, is_signed_again: bool) -> None:
 
 
 # --- checkpoints ---
-
-STATE = {
-    "variables": [np.arange(6.0).reshape(2, 3), np.ones(3, ml_dtypes.bfloat16)],
-    "ranks": [{"random": (3, np.arange(4, dtype=np.uint64), None), 1: {"a", b"b"}}],
-}
-
-
-@fuzz
-@given(damaged(encode_state(STATE), encode_state({}), encode_state(np.float32(2))))
-def test_damaged_states(content: bytes) -> None:
-    with suppress(SerializationError):
-        decode_state(content)
-
-
-HEAD = struct.Struct("<8sQ")
-PLACE = HEAD.size + HEAD.unpack_from(encode_state(STATE))[1]
-TREE, KINDS = map(json.dumps, json.loads(encode_state(STATE)[HEAD.size : PLACE]))
-
-
-@fuzz
-@given(st.just(TREE) | altered(TREE), st.just(KINDS) | altered(KINDS))
-def test_states_with_another_header(tree: str, kinds: str) -> None:
-    text = f"[{tree}, {kinds}]".encode(errors="surrogatepass")
-    content = HEAD.pack(b"tfdist-1", len(text)) + text + encode_state(STATE)[PLACE:]
-    with suppress(SerializationError):
-        decode_state(content)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.training_state import (
     continue_log,
     describe_callback,
@@ -18,6 +17,7 @@ from pybackend.engine.training_state import (
     restore_callback,
 )
 from pybackend.errors import InputError
+from pybackend.job.values import decode_state, encode_state
 
 
 def resume(then: Any, change: dict[str, Any], now: Any) -> Any:

@@ -406,15 +406,14 @@ def test_arrow_data_that_grow_when_read_are_refused(kind: str) -> None:
         (pa.table({"values": pa.array(["a"])}), {"types": ["int64"]}),
     ):
         types = options.pop("types", [str(table.schema.field(0).type)])
-        column = {"data": written(table, **options), "types": types, "dtype": "object"}
-        fields = column
+        parts = [{"bytes": [written(table, **options)]}, types]
         if kind == "data frame":
-            index = {"range": [0, table.num_rows, 1], "name": None}
-            fields = {"columns": [column], "labels": index, "index": index, "attrs": {}}
+            rows = {"range index": [0, table.num_rows, 1, None]}
+            parts = [{"range index": [0, 1, 1, None]}, rows, {"dict": []}, [*parts, "object"]]
         elif pa.types.is_null(table.schema.field(0).type):
             continue  # a table of nulls takes no memory
         with pytest.raises(SerializationError, match=r"compressed|no space|unknown here"):
-            decode_value(json.dumps({"__tfdist__": kind, **fields}))
+            decode_value(json.dumps({kind: parts}))
 
 
 def test_no_code_of_a_class_runs_and_none_is_imported() -> None:
@@ -471,8 +470,8 @@ def test_altered_text_gives_a_value_or_a_serialization_error(place: int, other: 
         decode_value(altered)
 
 
-def tagged(**fields: Any) -> str:
-    return json.dumps({"__tfdist__": "array", "dtype": "<f8", "shape": [1], "data": "", **fields})
+def tagged(dtype: Any = "<f8", shape: Any = (1,), data: Any = "") -> str:
+    return json.dumps({"array": [dtype, shape, data]})
 
 
 @pytest.mark.parametrize(
@@ -481,9 +480,13 @@ def tagged(**fields: Any) -> str:
         lambda: None,
         lambda: 5,
         lambda: '{"a": 1}',
-        lambda: '{"__tfdist__": "code", "source": "import os"}',
-        lambda: '{"__tfdist__": "dict", "pairs": [[[1], 2]]}',
-        lambda: '{"__tfdist__": "tuple"}',
+        lambda: '{"a": 1, "dict": []}',
+        lambda: '{"code": ["import os"]}',
+        lambda: '{"dict": [[1], 2]}',
+        lambda: '{"dict": [1]}',
+        lambda: '{"tuple": [1]}',
+        lambda: '{"bytes": [5]}',
+        lambda: '{"bytearray": [1000000000000]}',
         lambda: tagged(dtype="O"),
         lambda: tagged(dtype="no such type"),
         lambda: tagged(dtype=None, data=5),
@@ -492,16 +495,18 @@ def tagged(**fields: Any) -> str:
         lambda: tagged(shape="wide"),
         lambda: tagged(data="?"),
         lambda: "[" * 100_000,
-        lambda: '{"__tfdist__": "date", "text": "yesterday"}',
-        lambda: '{"__tfdist__": "decimal", "text": "much"}',
-        lambda: '{"__tfdist__": "complex", "parts": ["1", "2"]}',
-        lambda: '{"__tfdist__": "timedelta", "parts": [1e300, 0, 0]}',
-        lambda: '{"__tfdist__": "set", "items": [[1]]}',
-        lambda: '{"__tfdist__": "dataclass", "class": ["os"], "pairs": []}',
-        lambda: '{"__tfdist__": "named tuple", "class": ["a", "b"], "names": ["x"], "items": []}',
-        lambda: '{"__tfdist__": "named tuple", "class": ["a", "b"], "names": ["1"], "items": [2]}',
-        lambda: '{"__tfdist__": "data frame", "data": "AAAA"}',
-        lambda: '{"__tfdist__": "series", "name": null, "data": "////"}',
+        lambda: '{"date": ["yesterday"]}',
+        lambda: '{"Decimal": ["much"]}',
+        lambda: '{"Fraction": [1, 0]}',
+        lambda: '{"complex": ["1", "2"]}',
+        lambda: '{"timedelta": [1e300, 0, 0]}',
+        lambda: '{"set": [[[1]]]}',
+        lambda: '{"dataclass": ["os"]}',
+        lambda: '{"dataclass": ["os", "a", ["x"]]}',
+        lambda: '{"named tuple": ["a", "b", ["x"]]}',
+        lambda: '{"named tuple": ["a", "b", ["1"], 2]}',
+        lambda: '{"data frame": [{"bytes": ["AAAA"]}]}',
+        lambda: '{"series": [null, null, {"dict": []}, {"bytes": ["////"]}]}',
     ],
 )
 def test_damaged_text_is_a_serialization_error(make: Callable[[], Any]) -> None:
