@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from pybackend.errors import (
     Failure,
     InputError,
     Moment,
-    PeerLostError,
     TfdistError,
     WorkerFailedError,
 )
@@ -100,7 +99,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
     try:
         return {"ok": True, "value": _show_nul(fn(*args, **kwargs))}
     except TfdistError as error:
-        return {"ok": False, "error": _describe(error)}
+        return {"ok": False, "error": error.to_dict()}
 
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -419,18 +418,3 @@ def report_failure(
     failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
     moments = [Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
     return str(report(WorkerFailedError([failure], (), moments), path, title=title))
-
-
-def _describe(error: TfdistError) -> dict[str, Any]:
-    failed = error if isinstance(error, WorkerFailedError) else None
-    placed = error if isinstance(error, (WorkerFailedError, PeerLostError)) else None
-    return {
-        "class": type(error).__name__,
-        "message": str(error),
-        "rank": placed.rank if placed else None,
-        "host": placed.host if placed else None,
-        "exception_type": failed.exception_type if failed else None,
-        "traceback": failed.worker_traceback if failed else None,
-        "log": failed.log if failed else [],
-        "timeline": [asdict(moment) for moment in failed.timeline] if failed else [],
-    }

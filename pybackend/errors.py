@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -57,6 +57,25 @@ class TfdistError(Exception):
     def __str__(self) -> str:
         return printable(super().__str__())
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments that create the same error, in another process and as data."""
+        return self.args
+
+    def __reduce__(self) -> tuple[type[TfdistError], tuple[Any, ...], dict[str, Any]]:
+        return type(self), self.arguments, vars(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error as plain data for R, to which no attribute of an exception is passed."""
+        return {
+            "class": type(self).__name__,
+            "message": str(self),
+            **{name: getattr(self, name, None) for name in ("rank", "host", "exception_type")},
+            "traceback": getattr(self, "worker_traceback", None),
+            "log": getattr(self, "log", []),
+            "timeline": [asdict(moment) for moment in getattr(self, "timeline", ())],
+        }
+
 
 class InputError(TfdistError, ValueError):
     """An argument is invalid. Raised before any worker is started."""
@@ -93,8 +112,9 @@ class RError(TfdistError):
         self.calls = calls
         super().__init__(reason)
 
-    def __reduce__(self) -> tuple[type[RError], tuple[str, str]]:
-        return type(self), (str(self), self.calls)
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return str(self), self.calls
 
 
 class PeerLostError(TfdistError):
@@ -117,8 +137,9 @@ class PeerLostError(TfdistError):
             "Look for that worker's own error: it is usually the cause of this one."
         )
 
-    def __reduce__(self) -> tuple[type[PeerLostError], tuple[int, str, str]]:
-        return type(self), (self.rank, self.host, self.reason)
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.rank, self.host, self.reason
 
 
 # Exception types that launchers report for a process that was killed or stopped, or whose machine
@@ -292,10 +313,9 @@ class WorkerFailedError(TfdistError):
         failures = [replace(root, advice=known + advice), *others]
         return WorkerFailedError(failures, self.values, self.timeline)
 
-    def __reduce__(
-        self,
-    ) -> tuple[type[WorkerFailedError], tuple[list[Failure], list[Any], list[Moment]]]:
-        return type(self), (self.failures, self.values, self.timeline)
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.failures, self.values, self.timeline
 
 
 def _name_type(failure: Failure) -> str:

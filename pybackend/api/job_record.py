@@ -54,10 +54,8 @@ class Ended:
 
 
 def describe_error(error: TfdistError) -> JobError:
-    """Return an error as data, with the arguments that pickle stores."""
-    arguments = error.__reduce__()[1]
-    assert isinstance(arguments, tuple)
-    return JobError(type(error).__name__, str(error), list(arguments))
+    """Return an error as data."""
+    return JobError(type(error).__name__, str(error), list(error.arguments))
 
 
 def restore_error(error: JobError) -> TfdistError:
