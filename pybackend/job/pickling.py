@@ -46,7 +46,6 @@ def explain_failure(
     what: str,
     dump: Callable[[Any], object],
     error: Exception,
-    is_user_code: Callable[[Any], bool],
 ) -> str:
     """Describe which attribute of which object cannot be sent to the workers, and what to do.
 
@@ -58,10 +57,8 @@ def explain_failure(
         Pickles a value, or raises an error if that fails.
     error
         The error that ``dump`` raised for the value.
-    is_user_code
-        Whether a class or a function is user-defined, so that its parts are examined.
     """
-    part, path, owner = _find_failing_part(value, dump, is_user_code)
+    part, path, owner = _find_failing_part(value, dump)
     kind = _KINDS[_find_base(owner)] if owner is not None else ""
     if kind == "callback":
         advice = ". Create it in the callback's `on_train_begin`, which each worker calls"
@@ -74,9 +71,7 @@ def explain_failure(
     return f"{what} cannot be sent to the workers{because}: {str(error).rstrip('.')}{advice}"
 
 
-def _find_failing_part(
-    value: Any, dump: Callable[[Any], object], is_user_code: Callable[[Any], bool]
-) -> tuple[Any, str, Any]:
+def _find_failing_part(value: Any, dump: Callable[[Any], object]) -> tuple[Any, str, Any]:
     """Find a part that fails although none of its own parts do.
 
     A public attribute of an instance of a user-defined class is preferred, then the nearest part.
@@ -104,7 +99,7 @@ def _find_failing_part(
         known = set(tried)
         failing = [
             (child, path + step, owner)
-            for step, child in list_parts(part, is_user_code)
+            for step, child in list_parts(part, is_sent)
             if len(tried) < _MOST_PARTS and time.monotonic() < end and fails(child)
         ]
         # Containers and internal objects of Keras fail because of their parts.
@@ -113,17 +108,23 @@ def _find_failing_part(
             found.append((part, path.lstrip(".").removeprefix("`, which uses `"), owner))
         waiting.extend(each for each in failing if id(each[0]) not in known)
     found.append((value, "", None))
-    return min(found, key=lambda one: _rank(one[1], one[2], is_user_code))
+    return min(found, key=lambda one: _rank(one[1], one[2]))
 
 
-def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[bool, ...]:
-    is_library = owner is not None and not is_user_code(type(owner))
+def _rank(path: str, owner: Any) -> tuple[bool, ...]:
+    is_library = owner is not None and not is_sent(type(owner))
     is_named = bool(path) or owner is not None
     return not is_named, is_library, path.startswith("_") or "._" in path
 
 
 def list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a container, a function, or a user-defined or Keras object."""
+    """Yield the parts of a container, a function, or a user-defined or Keras object.
+
+    Parameters
+    ----------
+    is_user_code
+        Whether a class or a function is user-defined, so that its parts are listed.
+    """
     if isinstance(part, dict):  # other mappings may read files
         yield from ((f"[{show(key)}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
@@ -194,14 +195,25 @@ _ABOUT_R = (
 
 
 class Pickler(cloudpickle.Pickler):
-    """Pickler of cloudpickle that adds the source of user-defined functions to their code."""
+    """Pickler of cloudpickle that adds the source of user-defined functions to their code.
 
-    def __init__(self, file: IO[bytes], protocol: int | None = None) -> None:
+    ``look`` sees each value first, and returns how to reduce it, or None.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        protocol: int | None = None,
+        look: Callable[[Any], Any] = lambda _: None,
+    ) -> None:
         super().__init__(file, protocol)
+        self._look = look
         self._sources: dict[str, str] = {}  # one object per file, which is written once
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to reduce a value; NotImplemented: cloudpickle decides."""
+        if reduced := self._look(value):
+            return reduced
         if isinstance(value, CodeType):
             return self._reduce_code(value)
         tf = sys.modules.get("tensorflow")
@@ -245,6 +257,7 @@ def pickle_value(
     what: str,
     owners: Iterable[Any] = (),
     parts: Iterable[tuple[str, Any]] = (),
+    dump: Callable[[Any, Callable[[Any], None]], bytes] = lambda value, _: _pickle(value),
 ) -> bytes:
     """Pickle a value for the workers.
 
@@ -259,6 +272,9 @@ def pickle_value(
         Functions or objects of ``value`` whose modules are examined.
     parts
         Names in errors of parts of the value, with the parts.
+    dump
+        Pickles a value; its second argument registers the module of a value, as `sending_code`
+        does.
 
     Raises
     ------
@@ -269,13 +285,14 @@ def pickle_value(
         for owner in owners:
             send_code(owner)
         try:
-            return _pickle(value)
+            return dump(value, send_code)
         except Exception as error:
             for name, part in parts:
                 pickle_value(part, name)
             if "PyCapsule" in str(error):  # reticulate's R functions
                 raise InputError(f"{what} cannot be sent to the workers: {_ABOUT_R}") from error
-            raise InputError(explain_failure(value, what, _pickle, error, is_sent)) from error
+            explained = explain_failure(value, what, lambda part: dump(part, send_code), error)
+            raise InputError(explained) from error
 
 
 def _pickle(value: Any) -> bytes:

@@ -23,8 +23,7 @@ import cloudpickle
 import keras
 import tensorflow as tf
 
-from pybackend.errors import InputError
-from pybackend.job.pickling import Pickler, explain_failure, is_sent, sending_code
+from pybackend.job.pickling import Pickler, pickle_value
 
 # Keras traces these when they are first needed; they are not sent.
 TRACED = ("train_function", "test_function", "predict_function")
@@ -43,18 +42,7 @@ def pickle_objects(value: Any) -> bytes:
     InputError
         Names the attribute that cannot be pickled, such as a lock or an open file.
     """
-    with sending_code() as send_code:
-
-        def pickled(part: Any) -> bytes:
-            file = io.BytesIO()
-            _dump(_Pickler(file, part, send_code), part)
-            return file.getvalue()
-
-        try:
-            return pickled(value)
-        except Exception as error:
-            what = "the model"
-            raise InputError(explain_failure(value, what, pickled, error, is_sent)) from error
+    return pickle_value(value, "the model", dump=_dump)
 
 
 def unpickle_objects(content: bytes) -> Any:
@@ -67,10 +55,8 @@ def take_snapshot(value: Any) -> Callable[[], Any]:
 
     For use in this process: the copies share classes and functions with the original.
     """
-    file = io.BytesIO()
-    pickler = _LocalPickler(file, value, lambda _: None)
-    _dump(pickler, value)
-    return _Snapshot(file.getvalue(), pickler.shared)
+    shared: list[Any] = []
+    return _Snapshot(_dump(value, lambda _: None, shared), shared)
 
 
 class _Snapshot:
@@ -97,8 +83,10 @@ class _Copies:
         return unpickle_objects(self._content)
 
 
-def _dump(pickler: _Pickler, value: Any) -> None:
+def _dump(value: Any, send_code: Callable[[Any], None], shared: list[Any] | None = None) -> bytes:
     """Pickle in a thread with a large stack: each layer is pickled inside the previous one."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, value, send_code, shared)
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(max(limit, _DEEPEST))
@@ -107,14 +95,26 @@ def _dump(pickler: _Pickler, value: Any) -> None:
     finally:
         sys.setrecursionlimit(limit)
         threading.stack_size(stack)
+    return file.getvalue()
 
 
 class _Pickler(Pickler):
-    """Pickler for objects that Keras would write as a file, and that TensorFlow cannot pickle."""
+    """Pickler for objects that Keras would write as a file, and that TensorFlow cannot pickle.
 
-    def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:
+    Within this process, ``shared`` gets the classes and functions, and numbers are written in their
+    place.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        value: Any,
+        send_code: Callable[[Any], None],
+        shared: list[Any] | None,
+    ) -> None:
         super().__init__(file, protocol=4)
         self._send_code = send_code
+        self._shared = shared
         self._known = {id(part): part for part in find_parts(value)}
         self._keys = {
             key: (part, name)
@@ -122,6 +122,17 @@ class _Pickler(Pickler):
             if isinstance(part, keras.Variable)
             for name, key in _texts(part.value)
         }
+
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the index of a class or function in ``shared``; None: the value is pickled.
+
+        A function with a closure may hold copied objects, so it is pickled.
+        """
+        is_plain = isinstance(value, FunctionType) and value.__closure__ is None
+        if self._shared is None or not (is_plain or isinstance(value, type)):
+            return None
+        self._shared.append(value)
+        return len(self._shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to reduce a value; NotImplemented: cloudpickle decides."""
@@ -167,27 +178,8 @@ class _Pickler(Pickler):
         return item
 
 
-class _LocalPickler(_Pickler):
-    """Pickler that writes numbers in place of classes and functions, which it stores."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.shared: list[Any] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        """Return the index of a class or function in ``shared``; None: the value is pickled.
-
-        A function with a closure may hold copied objects, so it is pickled.
-        """
-        is_plain = isinstance(value, FunctionType) and value.__closure__ is None
-        if not is_plain and not isinstance(value, type):
-            return None
-        self.shared.append(value)
-        return len(self.shared) - 1
-
-
 class _LocalUnpickler(pickle.Unpickler):
-    """Unpickler for what `_LocalPickler` wrote in this process."""
+    """Unpickler for what `_Pickler` wrote in this process."""
 
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)

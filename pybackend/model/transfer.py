@@ -10,7 +10,7 @@ import contextlib
 import json
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
@@ -71,35 +71,35 @@ def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: 
     ``functions``, only parts of this model count.
     """
     own = {id(part) for part in find_parts(model)}
-    finders = _PartFinder(callbacks, None), _PartFinder((), own)
-    with sending_code() as send_code:
-        for finder, values in zip(finders, (callbacks, functions), strict=True):
-            for value in values:
-                send_code(value)
-            with contextlib.suppress(Exception):  # reported later, if it cannot be pickled
-                finder.dump(list(values))
-    return any(finder.found for finder in finders)
+    # Models of an earlier training.
+    models = {id(getattr(callback, "model", None)) for callback in callbacks}
+    return _holds(callbacks, lambda part: True, models) or _holds(
+        functions, lambda part: id(part) in own
+    )
 
 
-class _PartFinder(Pickler):
-    """Pickler that stops at the first part of a model; ``parts``: only at those with these ids."""
+def _holds(
+    values: Sequence[Any], is_part: Callable[[Any], bool], models: Collection[int] = ()
+) -> bool:
+    """Return whether pickling values reaches a part of a model; ``models``: ids of others."""
+    found: list[Any] = []
 
-    def __init__(self, callbacks: Sequence[Any], parts: set[int] | None) -> None:
-        super().__init__(cast("IO[bytes]", SimpleNamespace(write=len)))  # rows may be large
-        self.found = False
-        self._parts = parts
-        # Models of an earlier training.
-        self._models = {id(getattr(callback, "model", None)) for callback in callbacks}
-
-    def reducer_override(self, value: Any) -> Any:
-        """Reduce a value as cloudpickle does; raise `LookupError` at a part of a model."""
+    def look(value: Any) -> Any:
         if isinstance(value, (keras.Variable, keras.layers.Layer)):
-            if id(value) in self._models:
+            if id(value) in models:
                 return str, ()
-            if self._parts is None or id(value) in self._parts:
-                self.found = True
+            if is_part(value):
+                found.append(value)
                 raise LookupError
-        return super().reducer_override(value)
+        return None
+
+    file = cast("IO[bytes]", SimpleNamespace(write=len))  # rows may be large
+    with sending_code() as send_code:
+        for value in values:
+            send_code(value)
+        with contextlib.suppress(Exception):  # reported later, if it cannot be pickled
+            Pickler(file, look=look).dump(list(values))
+    return bool(found)
 
 
 def encode_file(

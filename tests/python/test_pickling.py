@@ -26,7 +26,6 @@ from pybackend.job import pickling
 from pybackend.job.pickling import (
     explain_failure,
     find_annotations,
-    is_sent,
     make_code,
     pickle_value,
     read_source,
@@ -247,6 +246,6 @@ def test_the_search_for_the_part_ends(name: str, limit: float, monkeypatch: Any)
         raise TypeError("cannot pickle it")
 
     value = [{"one": [n]} for n in range(1000)]
-    message = explain_failure(value, "`data`", dump, TypeError("no"), is_sent)
+    message = explain_failure(value, "`data`", dump, TypeError("no"))
     assert message.startswith("`data` cannot be sent to the workers")
     assert len(tried) <= 30
