@@ -1,16 +1,16 @@
 """Lossless conversion of lists of Python objects to Arrow data and back.
 
 It preserves types, nesting and order. Items of the same structure, such as the rows of a table,
-become columns; other items are encoded one by one, as in `pybackend.job.values`. Nothing is
-pickled. Each Arrow array is accompanied by its kind as JSON, e.g. ``["list", ["float"]]``.
+become columns: those of the parts into which `pybackend.job.values` takes a value apart. Other
+items are encoded one by one, as there. Nothing is pickled. Each Arrow array is accompanied by its
+kind as JSON, e.g. ``["list", ["float"]]``.
 """
 
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from operator import countOf
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.values import decode_value, encode_value
+from pybackend.job.value_kinds import KINDS
+from pybackend.job.values import REFUSALS, decode_value, encode_value
 from pybackend.words import show, term
 
 _KIND = b"tfdist.kind"
@@ -29,19 +30,10 @@ _FLAT: dict[type, tuple[str, Any]] = {
     bool: ("bool", pa.bool_()),
     str: ("text", pa.large_string()),
     bytes: ("bytes", pa.large_binary()),
+    type(None): ("none", pa.null()),
 }
-# Encoded as text, in a format that Python itself reads.
-_TEXTUAL: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
-    datetime.datetime: (
-        "datetime",
-        datetime.datetime.isoformat,
-        datetime.datetime.fromisoformat,
-    ),
-    datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
-    decimal.Decimal: ("decimal", str, decimal.Decimal),
-}
-_FROM_TEXT = {name: read for name, _, read in _TEXTUAL.values()}
-_INT64 = 1 << 63
+_MAKERS = {kind.tag: kind.make for kind in KINDS}
+_MOST_TYPES = 8
 
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
@@ -119,24 +111,36 @@ def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
 def _encode(values: list[Any]) -> tuple[list[Any], Any]:
     types = _types(values)
     if len(types) == 1:
-        found = _encode_alike(next(iter(types)), values)
+        found = _encode_alike(types[0], values)
         if found is not None:
             return found
-    elif values and all(_is_vector(kind) for kind in types):
-        return _encode_vectors(values)
-    elif len(types) == 2 and type(None) in types:
-        kind, array = _encode([value for value in values if value is not None])
-        return ["optional", kind], _ragged([value is not None for value in values], array)
+    elif 1 < len(types) <= _MOST_TYPES:
+        return _encode_mixed(types, values)
     return ["value"], pa.array(
         [encode_value(value, name="a row") for value in values], pa.large_string()
     )
 
 
-def _types(values: list[Any]) -> set[type]:
+def _types(values: list[Any]) -> list[type]:
     # Most lists have values of one type, and counting is faster than building a set.
     if values and countOf(map(type, values), type(values[0])) == len(values):
-        return {type(values[0])}
-    return set(map(type, values))
+        return [type(values[0])]
+    return list(dict.fromkeys(map(type, values)))
+
+
+def _encode_mixed(types: list[type], values: list[Any]) -> tuple[list[Any], Any]:
+    """Encode the values of each type as a column of lists: a row has a value in one of them.
+
+    A union would be Arrow's own form, but pyarrow 25 does not apply a slice to its type codes.
+    """
+    columns, children = [], []
+    for kind in types:
+        if kind is not type(None):
+            child, array = _encode([value for value in values if type(value) is kind])
+            children.append(child)
+            columns.append(_ragged((type(value) is kind for value in values), array))
+    names = [str(place) for place in range(len(columns))]
+    return ["mixed", children], pa.StructArray.from_arrays(columns, names)
 
 
 def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
@@ -147,58 +151,42 @@ def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None
             return [name], pa.array(values, arrow)
         except (OverflowError, UnicodeEncodeError, pa.ArrowException):
             return None  # a number beyond 64 bits, or text that UTF-8 cannot encode
-    if kind is bytearray:
-        return ["bytearray"], pa.array(list(map(bytes, values)), pa.large_binary())
-    if kind in _TEXTUAL and not _is_folded(kind, values):
-        name, write, _ = _TEXTUAL[kind]
-        return [name], pa.array(list(map(write, values)), pa.string())
+    if kind is datetime.datetime and not any(v.fold or v.tzinfo is not None for v in values):
+        return ["datetime"], pa.array(values, pa.timestamp("us"))
     if kind is list:
         child, array = _encode(list(chain.from_iterable(values)))
-        return ["list", child], _ragged(list(map(len, values)), array)
+        return ["list", child], _ragged(map(len, values), array)
     if kind is dict:
-        return _encode_dicts(values)
-    if issubclass(kind, tuple):
-        return _encode_tuples(kind, values)
+        keys = list(values[0])
+        if not all(type(key) is str for key in keys) or any(list(v) != keys for v in values):
+            return None
+        return _encode_columns(["dict", keys], [[v[key] for v in values] for key in keys])
+    if kind is tuple:
+        return _encode_rows(["tuple"], values)
     if kind is np.ndarray or issubclass(kind, np.generic):
         return _encode_arrays(values, is_scalar=kind is not np.ndarray)
-    if _is_spark(kind, "DenseVector", "pyspark.ml.linalg"):
-        child, array = _encode([value.toArray() for value in values])
-        if child[0] == "array":
-            return ["vector", child], array
-    return _encode_vectors(values) if _is_vector(kind) else None
-
-
-def _is_folded(kind: type, values: list[Any]) -> bool:
-    """Return whether text would lose data: the second of two equal hours, or a named time zone."""
-    if kind is not datetime.datetime:
-        return False
-    return any(value.fold or value.tzinfo is not None for value in values)
-
-
-def _encode_dicts(values: list[dict[Any, Any]]) -> tuple[list[Any], Any] | None:
-    keys = list(values[0])
-    if not keys or any(list(value) != keys for value in values):
-        return None
-    if not all(type(key) is str for key in keys):
-        return None
-    return _encode_columns(["dict", keys], [[v[key] for v in values] for key in keys])
-
-
-def _encode_tuples(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
-    width = len(values[0])
-    if not width or any(len(value) != width for value in values):
-        return None
-    columns = [list(column) for column in zip(*values, strict=True)]
-    if kind is tuple:
-        return _encode_columns(["tuple"], columns)
-    if _is_spark(kind, "Row", "pyspark.sql"):
+    if kind.__name__ == "Row" and kind.__module__.startswith("pyspark.sql"):
         names = getattr(values[0], "__fields__", None)
         if names and all(getattr(value, "__fields__", None) == names for value in values):
-            return _encode_columns(["row", list(names)], columns)
-    return None
+            return _encode_rows(["row", list(names)], values)
+    found = next((one for one in KINDS if one.matches(values[0])), None)
+    if found is None:
+        return None
+    try:
+        return _encode_rows(["made", found.tag], list(map(found.take, values)))
+    except REFUSALS:
+        return None  # the error of `encode_value` names the row
 
 
-def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any], Any]:
+def _encode_rows(kind: list[Any], rows: Sequence[Sequence[Any]]) -> tuple[list[Any], Any] | None:
+    if len(set(map(len, rows))) > 1:
+        return None
+    return _encode_columns(kind, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any], Any] | None:
+    if not columns:
+        return None
     encoded = [_encode(column) for column in columns]
     names = [str(place) for place in range(len(encoded))]
     array = pa.StructArray.from_arrays([array for _, array in encoded], names)
@@ -206,10 +194,16 @@ def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any
 
 
 def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] | None:
-    shapes = {(value.dtype.str, value.shape) for value in values}
-    if len(shapes) > 1 or values[0].dtype.kind not in "biufc":
+    dtype, shapes = values[0].dtype, {value.shape for value in values}
+    if dtype.kind not in "biufc" or any(v.dtype is not dtype and v.dtype != dtype for v in values):
         return None
-    dtype, shape = values[0].dtype, values[0].shape
+    if len(shapes) > 1:
+        if any(len(shape) != 1 for shape in shapes):
+            return None
+        flat = np.concatenate(values).astype(dtype, copy=False)
+        parts = pa.binary(dtype.itemsize), len(flat), [None, pa.py_buffer(flat)]
+        return ["ragged", dtype.str], _ragged(map(len, values), pa.Array.from_buffers(*parts))
+    (shape,) = shapes
     width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if not width:
         return None
@@ -220,69 +214,35 @@ def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] 
     return ["scalar" if is_scalar else "array", dtype.str, list(shape)], array
 
 
-def _encode_vectors(values: list[Any]) -> tuple[list[Any], Any]:
-    """Encode Spark ML vectors: dense ones, whose size is None here, and sparse ones."""
-    is_sparse = [type(value).__name__ == "SparseVector" for value in values]
-    pairs = list(zip(values, is_sparse, strict=True))
-    sizes = [int(value.size) if sparse else None for value, sparse in pairs]
-    places = [value.indices.tolist() if sparse else [] for value, sparse in pairs]
-    numbers = [
-        value.values.tolist() if sparse else value.toArray().tolist() for value, sparse in pairs
-    ]
-    return _encode_columns(["vectors"], [sizes, places, numbers])
-
-
-def _decode_vectors(columns: list[list[Any]]) -> list[Any]:
-    from pyspark.ml.linalg import Vectors
-
-    return [
-        Vectors.dense(numbers) if size is None else Vectors.sparse(size, places, numbers)
-        for size, places, numbers in zip(*columns, strict=True)
-    ]
-
-
 def _ragged(lengths: Iterable[int], array: Any) -> Any:
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))])
+    offsets = np.concatenate([[0], np.cumsum(np.fromiter(lengths, np.int64))])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array)
-
-
-def _is_vector(kind: type) -> bool:
-    return any(
-        _is_spark(kind, f"{name}Vector", "pyspark.ml.linalg") for name in ("Dense", "Sparse")
-    )
-
-
-def _is_spark(kind: type, name: str, module: str) -> bool:
-    """Return whether this is a Spark class, from any submodule."""
-    return kind.__name__ == name and kind.__module__.startswith(module)
 
 
 def _decode(kind: list[Any], array: Any) -> list[Any]:
     name = kind[0]
-    if name in ("int", "float"):
+    if name in ("int", "float", "datetime"):
         found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
         return found
-    if name in ("bool", "text", "bytes"):
+    if name in ("bool", "text", "bytes", "none"):
         return list(array.to_pylist())
-    if name == "bytearray":
-        return [bytearray(value) for value in array.to_pylist()]
-    if name in _FROM_TEXT:
-        return [_FROM_TEXT[name](value) for value in array.to_pylist()]
     if name == "value":
         return [decode_value(text) for text in array.to_pylist()]
     if name == "list":
         return _cut(array, _decode(kind[1], array.flatten()))
-    if name == "optional":
-        return [
-            part[0] if part else None for part in _cut(array, _decode(kind[1], array.flatten()))
-        ]
+    if name == "mixed":
+        values: list[Any] = [None] * len(array)
+        for child, column in zip(kind[1], array.flatten(), strict=True):
+            places = np.flatnonzero(np.diff(column.offsets.to_numpy()))
+            for place, value in zip(places, _decode(child, column.flatten()), strict=True):
+                values[place] = value
+        return values
+    if name == "ragged":
+        flat = _stacked(["array", kind[1], []], array.flatten())
+        return [part.copy() for part in _cut(array, flat)]
     if name in ("array", "scalar"):
         stacked = _stacked(kind, array)
         return list(stacked.copy()) if name == "array" else list(stacked)
-    if name == "vector":
-        from pyspark.ml.linalg import Vectors
-
-        return [Vectors.dense(value) for value in _decode(kind[1], array)]
     return _decode_columns(kind, array)
 
 
@@ -297,15 +257,15 @@ def _decode_columns(kind: list[Any], array: Any) -> list[Any]:
         return [dict(zip(kind[1], row, strict=True)) for row in zip(*columns, strict=True)]
     if name == "tuple":
         return list(zip(*columns, strict=True))
-    if name == "vectors":
-        return _decode_vectors(columns)
+    if name == "made":
+        return list(map(_MAKERS[kind[1]], *columns))
     from pyspark.sql import Row
 
     make = Row(*kind[1])
     return [make(*row) for row in zip(*columns, strict=True)]
 
 
-def _cut(array: Any, flat: list[Any]) -> list[list[Any]]:
+def _cut(array: Any, flat: Any) -> list[Any]:
     ends = array.offsets.to_numpy()
     bounds = (ends - ends[0]).tolist()
     return [flat[start:end] for start, end in pairwise(bounds)]

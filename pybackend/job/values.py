@@ -39,7 +39,7 @@ _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 # The error for an instance of a derived class names these.
 _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 # Arrow's errors are these, or derived from them.
-_REFUSALS = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
+REFUSALS = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
 _DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -183,7 +183,7 @@ class _Packer:
             if kind.matches(value):
                 try:
                     parts = kind.take(value)
-                except _REFUSALS as error:
+                except REFUSALS as error:
                     reason = f", a {_name(value)}, cannot be sent: {error}"
                     raise _NotSentError(reason) from error
                 return {kind.tag: self._pack_parts(parts, value, kind.place)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,12 @@ from pybackend.feed.items import (
     stack_columns,
     write_batch,
 )
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
 
 _LEAVES = (
     st.none()
@@ -67,6 +75,13 @@ def test_items_that_are_alike_come_back_and_so_do_parts_of_them(item: Any, count
         [bytearray(b"a"), bytearray()],
         [np.float32(0.1), np.float32(2)],
         [2**70, -1],
+        [1, "a", None, 2.5, (1, "b"), None, [3]],
+        [(None, [1, None, "a"]), (2, ["b", None])],
+        [None, None],
+        [Fraction(1, 2), Fraction(2**70, 3)],
+        [Pair(1, "a"), Pair(2, "b"), Pair(None, (1,))],
+        [{1}, {2, 3}, set()],
+        [datetime.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))] * 2,
         ["\ud800"],
     ],
 )
@@ -74,11 +89,15 @@ def test_other_types_come_back(items: list[Any]) -> None:
     found = there_and_back(items)
     assert repr(found) == repr(items)
     assert list(map(type, found)) == list(map(type, items))
+    for start in range(1, len(items)):
+        part = decode_items(read_batch(write_batch(encode_items(items).slice(start))))
+        assert repr(part) == repr(items[start:])
 
 
 def test_arrays_come_back_whatever_their_shapes() -> None:
     alike = [np.arange(6, dtype="int16").reshape(2, 3) * n for n in range(3)]
-    for items in (alike, [np.zeros(2), np.ones(3)], [np.zeros((0, 2))] * 2):
+    ragged = [np.arange(n, dtype=">i4") for n in (2, 0, 3)]
+    for items in (alike, ragged, [np.zeros((1, 2)), np.ones((2, 1))], [np.zeros((0, 2))] * 2):
         for found, sent in zip(there_and_back(items), items, strict=True):
             np.testing.assert_array_equal(found, sent, strict=True)
     found = there_and_back(alike)
