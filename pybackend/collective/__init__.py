@@ -13,6 +13,7 @@ from pybackend.collective.joining import join_mesh
 from pybackend.collective.links import LONGEST_SECONDS, Patience
 from pybackend.collective.mesh import Mesh
 from pybackend.collective.wire import Compression
+from pybackend.job.values import decode_state, encode_state
 
 Array = npt.NDArray[Any]
 
@@ -106,18 +107,31 @@ def is_true_anywhere(collective: Collective, value: bool) -> bool:
     return bool(all_sum(collective, [value])[0])
 
 
-def gather_bytes(collective: Collective, content: bytes) -> list[bytes]:
-    """Return the contents of all ranks on rank 0, and nothing elsewhere."""
-    received = collective.gather(np.frombuffer(content, np.uint8).copy())
-    return [part.tobytes() for part in received]
+def all_gather_values(collective: Collective, value: Any) -> list[Any]:
+    """Return the values of all ranks, as `pybackend.job.values` encodes them."""
+    return list(map(decode_state, collective.all_gather(_to_array(encode_state(value)))))
 
 
-def broadcast_bytes(collective: Collective, content: bytes) -> bytes:
-    """Return rank 0's content on all ranks; the other ranks' content is ignored."""
+def gather_values(collective: Collective, value: Any) -> list[Any]:
+    """Return the values of all ranks on rank 0, and nothing elsewhere."""
+    return list(map(decode_state, collective.gather(_to_array(encode_state(value)))))
+
+
+def broadcast_value(collective: Collective, value: Any, root: int = 0) -> Any:
+    """Return the value of one rank on all ranks; the values of others are ignored."""
+    own = encode_state(value) if collective.rank == root else b""
+    return decode_state(broadcast_bytes(collective, own, root))
+
+
+def broadcast_bytes(collective: Collective, content: bytes, root: int = 0) -> bytes:
+    """Return the content of one rank on all ranks; the content of others is ignored."""
     size = np.array([len(content)], np.int64)
-    collective.broadcast(size)
-    received = np.zeros(int(size[0]), np.uint8)
-    if collective.rank == 0:
-        received[:] = np.frombuffer(content, np.uint8)
-    collective.broadcast(received)
+    collective.broadcast(size, root)
+    is_root = collective.rank == root
+    received = _to_array(content) if is_root else np.zeros(int(size[0]), np.uint8)
+    collective.broadcast(received, root)
     return received.tobytes()
+
+
+def _to_array(content: bytes) -> Array:
+    return np.frombuffer(content, np.uint8).copy()

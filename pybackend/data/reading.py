@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import cloudpickle
 import keras
-import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Alone, Collective
+from pybackend.collective import Alone, Collective, all_gather_values
 from pybackend.data.arrays import check_row_shapes, flatten
 from pybackend.data.datasets import describe_uneven
 from pybackend.data.layout import check_layouts, read_layouts
@@ -159,9 +157,7 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
     """Gather the layouts of all workers' rows and make them identical."""
-    text = json.dumps({name: read_layouts(folder)[name]}).encode()
-    parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
-    everyone = [json.loads(part.tobytes()) for part in parts]
+    everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
     check_layouts(everyone)
     layouts = [layouts[name] for layouts in everyone]
     unify_layout(folder / name, layouts)

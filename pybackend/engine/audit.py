@@ -12,7 +12,6 @@ instead, and that result is compared; on GPUs, and in half precision, they repea
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import zlib
@@ -24,7 +23,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import all_sum, broadcast_bytes, gather_bytes, is_true_anywhere
+from pybackend.collective import (
+    all_sum,
+    broadcast_value,
+    gather_values,
+    is_true_anywhere,
+)
 from pybackend.engine.audit_plan import AuditPlan
 from pybackend.engine.audit_rows import UnequalRows, pack_rows
 from pybackend.engine.exchange import GradientExchange
@@ -50,7 +54,6 @@ from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
-from pybackend.job.values import encode_state
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.processes import measure_memory, measure_peak
 from pybackend.words import setting, show, term
@@ -374,7 +377,7 @@ class Auditor:
                 reason = reason or failed
                 self._state.write(after)
             packed = self._pack(window, found, exchanged)
-            received = gather_bytes(self._collective, packed)
+            received = gather_values(self._collective, packed)
             verdict: dict[str, Any] = {"skipped": reason}
             if self._collective.rank == 0 and reason is None:
                 try:
@@ -393,8 +396,7 @@ class Auditor:
                     verdict = {"skipped": _ABOUT_JUDGE.format(describe_error(error))}
                 finally:
                     self._state.write(after)
-        text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
-        return dict(json.loads(text))
+        return dict(broadcast_value(self._collective, verdict))
 
     def _name(self, window: Window) -> str:
         return f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
@@ -447,7 +449,9 @@ class Auditor:
         made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
-    def _pack(self, window: Window, found: Values, exchanged: Sequence[Exchanged]) -> bytes:
+    def _pack(
+        self, window: Window, found: Values, exchanged: Sequence[Exchanged]
+    ) -> dict[str, Any]:
         """Return what rank 0 needs from this worker."""
         changes = {}
         for name, keys in (
@@ -466,7 +470,7 @@ class Auditor:
             {"needed": one.needed, "means": one.means[: len(one.needed)]}
             for one in (exchanged if self._exchange.shards is not None else [])
         ]
-        return encode_state({"rows": rows, "parts": parts, **changes})
+        return {"rows": rows, "parts": parts, **changes}
 
     def _lacks_memory(self, window: Window) -> bool:
         """Return whether a step on the rows of all workers may exceed the available memory."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import nest
 from pybackend.data.sharding import order_sharded
-from pybackend.job.values import decode_state, encode_state
 from pybackend.words import show
 
 Array = npt.NDArray[Any]
@@ -55,7 +54,7 @@ class GlobalRows:
         return GlobalRows(batch, [np.arange(len(part))])
 
 
-def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
+def pack_rows(columns: Mapping[str, Any], first: int) -> dict[str, Any]:
     """Pack one worker's rows of a step.
 
     Parameters
@@ -64,10 +63,10 @@ def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
         Position of the first one among the worker's own rows, in the order in which it uses them.
     """
     packed = {name: np.asarray(column) for name, column in columns.items()}
-    return encode_state({"first": first, "columns": packed})
+    return {"first": first, "columns": packed}
 
 
-def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
+def unpack_rows(everyone: Sequence[Mapping[str, Any]], is_sharded: bool) -> GlobalRows:
     """Unpack the rows from `pack_rows` of each rank into one batch.
 
     Parameters
@@ -81,14 +80,13 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     UnequalRows
         The rows of the workers differ in shape.
     """
-    decoded = [decode_state(packed) for packed in everyone]
-    columns = [part["columns"] for part in decoded]
+    columns = [part["columns"] for part in everyone]
     counts = [len(next(iter(one.values()))) for one in columns]
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)
     if not with_rows:
         raise UnequalRows("no worker can read the rows of the step again")
-    firsts = [one["first"] for one in decoded]
+    firsts = [one["first"] for one in everyone]
     order = order_sharded(firsts, counts) if is_sharded else np.arange(len(ranks))
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
     for name, found in shapes.items():

@@ -6,20 +6,18 @@ from the values of each worker, by rank 0 alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pybackend.collective import broadcast_bytes, gather_bytes
+from pybackend.collective import broadcast_value, gather_values
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.one_process import StepState, Values
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.verdict import ABOUT_OWN_FAULT
-from pybackend.job.values import decode_state, encode_state
 from pybackend.words import show
 
 # Relative rounding errors of the sums, and the size below which a value is zero.
@@ -61,11 +59,11 @@ class Merges:
             "metrics": [after[key] for key in metrics],
             "changes": [_change(variable, last) for variable, last in self.sync.list_merged()],
         }
-        ranks = [decode_state(part) for part in gather_bytes(collective, encode_state(own))]
+        ranks = gather_values(collective, own)
         merged = self.sync.merge_logs(logged, steps[-1])
         self.sync.agree_on_statistics()
         wrong = [] if collective.rank else self._find_wrong(ranks, metrics, merged)
-        wrong = json.loads(broadcast_bytes(collective, json.dumps(wrong).encode()))
+        wrong = broadcast_value(collective, wrong)
         if not wrong:
             return {}
         listed = ", ".join(map(show, wrong))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pybackend.collective import Collective, all_sum
+from pybackend.collective import Collective, all_sum, broadcast_value
 from pybackend.engine.global_batch import find_compiled_metrics
 from pybackend.model.view import has_own
 
@@ -51,12 +50,7 @@ def _find_metrics(
     """Return logged names, each with the metric whose value it has on every rank that logged it."""
     # A rank with rows knows what is logged.
     root = int(np.argmax(rows))
-    text = json.dumps(list(logs) or list(local)).encode()
-    size = np.array([len(text)])
-    collective.broadcast(size, root)
-    received = np.frombuffer(text.ljust(int(size[0]))[: int(size[0])], np.uint8).copy()
-    collective.broadcast(received, root)
-    names = json.loads(received.tobytes())
+    names = broadcast_value(collective, list(logs) or list(local), root)
     has_rows = rows[collective.rank] > 0
     is_other = [
         [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective import Collective, broadcast_bytes
+from pybackend.collective import Collective, all_gather_values, broadcast_bytes
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
@@ -71,9 +70,7 @@ def describe_training(
             everything = own.everything if isinstance(own, ShardedRows) else own
             described[argument_of(name)] = [_describe_rows(everything)]
         elif own is not None:
-            text = json.dumps(_describe_rows(own)).encode()
-            each = collective.all_gather(np.frombuffer(text, np.uint8).copy())
-            described[argument_of(name)] = [json.loads(part.tobytes()) for part in each]
+            described[argument_of(name)] = all_gather_values(collective, _describe_rows(own))
     return described
 
 

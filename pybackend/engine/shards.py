@@ -16,7 +16,6 @@ would save these 0.1 of 4.5 P, but no longer allow optimizers such as LAMB, Muon
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, all_gather_values
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.host import HostExchange, Parts, call_host
 from pybackend.engine.overrides import override
@@ -241,9 +240,7 @@ class Shards:
         is_same = len(own) == len(places) == sum(one is not None for one in described) and all(
             one is None or one[0] == dtype for one, (_, dtype) in zip(described, whole, strict=True)
         )
-        text = json.dumps([is_same, described]).encode()
-        received = self._collective.all_gather(np.frombuffer(text, np.uint8).copy())
-        everyone = [json.loads(part.tobytes()) for part in received]
+        everyone = all_gather_values(self._collective, [is_same, described])
         slots = []
         for number, ((variable, k), _) in enumerate(whole):
             found = [rank for rank, (_, specs) in enumerate(everyone) if specs[number] is not None]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective, is_true_anywhere
+from pybackend.collective import Collective, all_gather_values, is_true_anywhere
 from pybackend.data.structures import digest_text
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
@@ -51,8 +51,7 @@ def check_structure(model: Any, collective: Collective) -> None:
     InputError
         The models differ; raised on every rank.
     """
-    own = np.frombuffer(digest_text(describe_structure(model)).encode(), np.uint8)
-    everyone = [part.tobytes().decode() for part in collective.all_gather(own)]
+    everyone = all_gather_values(collective, digest_text(describe_structure(model)))
     differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
     if differing:
         raise InputError(

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pybackend.collective import Collective, Mesh
+from pybackend.collective import Collective, Mesh, all_gather_values
 from pybackend.engine.fit import fit
 from pybackend.engine.lifecycle import Lifecycle
 from pybackend.engine.metrics import to_plain
@@ -150,5 +148,4 @@ def _read_costs(collective: Collective) -> tuple[float, float, float] | None:
 
 
 def _is_same_everywhere(collective: Collective, digest: str) -> bool:
-    own = np.frombuffer(digest.encode(), np.uint8).copy()
-    return len({part.tobytes() for part in collective.all_gather(own)}) == 1
+    return len(set(all_gather_values(collective, digest))) == 1

@@ -12,12 +12,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, broadcast_bytes, gather_bytes
+from pybackend.collective import (
+    Collective,
+    broadcast_value,
+    gather_values,
+)
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError, SerializationError
-from pybackend.job.values import decode_state, encode_state
+from pybackend.job.values import encode_state
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.view import ModelView, has_own, list_other_variables
 
@@ -275,22 +279,19 @@ class TrainingState:
         differs = np.any(collective.all_gather(digests)[0] != digests, axis=1)
         of_callbacks, of_arrays = np.split(differs, [len(encoded)])
         is_sent = dict(zip(self._places, of_callbacks | (collective.rank == 0), strict=True))
-        own = encode_state(
-            {
-                "differing": {n: arrays[n] for n in np.flatnonzero(of_arrays).tolist()},
-                "callbacks": {n: one for n, one in callbacks.items() if is_sent[n]},
-                "within_epoch": is_within_epoch,
-                **self._read_own(),
-            }
-        )
-        received = gather_bytes(collective, own)
+        own = {
+            "differing": {n: arrays[n] for n in np.flatnonzero(of_arrays).tolist()},
+            "callbacks": {n: one for n, one in callbacks.items() if is_sent[n]},
+            "within_epoch": is_within_epoch,
+            **self._read_own(),
+        }
+        ranks = gather_values(collective, own)
         if self._shards is not None:
             first = self._count_before_optimizers()
             for number, value in enumerate(self._shards.gather(), first):
                 arrays[number] = value
         if collective.rank:
             return b""
-        ranks = [decode_state(part) for part in received]
         return encode_state({"variables": arrays, "ranks": ranks})
 
     def read(self, collective: Collective) -> bytes:
@@ -305,7 +306,7 @@ class TrainingState:
         self._others = {}
         if shared:
             own = {n: callbacks[n] for n in shared if n in callbacks}
-            self._others = decode_state(broadcast_bytes(collective, encode_state(own)))
+            self._others = broadcast_value(collective, own)
         return encode_state(self.read_alone())
 
     def read_alone(self) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from pybackend.engine.step_difference import (
     measure_variable,
 )
 from pybackend.engine.watched_gradients import WatchedGradients
-from pybackend.job.values import decode_state
 from pybackend.model.view import has_own
 from pybackend.words import setting, show, term
 
@@ -71,7 +70,7 @@ class Judge:
     ----------
     found
         Values of this worker's variables after the steps.
-    packed
+    everyone
         By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
     is_sharded
         True if consecutive rows of a batch belong to consecutive ranks.
@@ -84,7 +83,7 @@ class Judge:
         process: OneProcess,
         window: Window,
         found: Values,
-        packed: Sequence[bytes],
+        everyone: Sequence[Mapping[str, Any]],
         is_sharded: bool,
     ) -> None:
         self._view = state.view
@@ -94,7 +93,6 @@ class Judge:
         self._process = process
         self._before, self._changed = window.before, window.changed
         self._found = dict(found)
-        everyone = [decode_state(part) for part in packed]
         self._steps = [
             unpack_rows([one["rows"][n] for one in everyone], is_sharded)
             for n in range(len(window.changed))
