@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pybackend.errors import InputError, SerializationError
+from pybackend.errors import InputError
 from pybackend.job.value_kinds import KINDS
-from pybackend.job.values import REFUSALS, decode_value, encode_value
+from pybackend.job.values import REFUSALS, decode_value, encode_value, naming_damage
 from pybackend.words import show, term
 
 _KIND = b"tfdist.kind"
@@ -34,6 +34,7 @@ _FLAT: dict[type, tuple[str, Any]] = {
 }
 _MAKERS = {kind.tag: kind.make for kind in KINDS}
 _MOST_TYPES = 8
+_RECEIVED = "a batch of rows"
 
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
@@ -58,8 +59,9 @@ def frame_items(batch: pa.RecordBatch, *, gives_arrays: bool = False) -> pa.Reco
 
 
 def decode_items(batch: pa.RecordBatch) -> list[Any]:
-    """Return the items of a batch."""
-    return _decode(_kind_of(batch), batch.column(0))
+    """Return the items of a batch; `SerializationError` if it is damaged."""
+    with naming_damage(_RECEIVED):
+        return _decode(_kind_of(batch), batch.column(0))
 
 
 def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
@@ -90,11 +92,10 @@ def write_batch(batch: pa.RecordBatch) -> pa.Buffer:
 
 def read_batch(content: Any) -> pa.RecordBatch:
     """Return the batch that `write_batch` wrote; `SerializationError` if it is damaged."""
-    try:
-        with pa.ipc.open_stream(content) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowException, StopIteration, ValueError) as error:
-        raise SerializationError(f"the received rows are damaged: {error}") from error
+    with naming_damage(_RECEIVED), pa.ipc.open_stream(content) as reader:
+        batch = reader.read_next_batch()
+        batch.validate(full=True)
+        return batch
 
 
 def _kind_of(batch: pa.RecordBatch) -> list[Any]:

@@ -48,6 +48,7 @@ _DAMAGE = (
     NotImplementedError,
     OSError,  # Arrow's
     RecursionError,
+    StopIteration,  # Arrow's, at an early end
     TypeError,
     ValueError,
     struct.error,
@@ -78,7 +79,7 @@ def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
     SerializationError
         The text is damaged.
     """
-    with _naming_damage("a worker's result"):
+    with naming_damage("a worker's result"):
         return _Unpacker(kinds, base64.b64decode).unpack(json.loads(text))
 
 
@@ -108,7 +109,7 @@ def decode_state(data: Any) -> Any:
     SerializationError
         The bytes are damaged.
     """
-    with _naming_damage("the state of a checkpoint"):
+    with naming_damage("the state of a checkpoint"):
         magic, size = _HEAD.unpack_from(data)
         if magic != _MAGIC:
             raise ValueError(f"it does not begin with {_MAGIC.decode()}")
@@ -129,7 +130,8 @@ def decode_state(data: Any) -> Any:
 
 
 @contextmanager
-def _naming_damage(what: str) -> Iterator[None]:
+def naming_damage(what: str) -> Iterator[None]:
+    """Raise `SerializationError` if data that cannot be read causes an error."""
     try:
         yield
     except _DAMAGE as error:

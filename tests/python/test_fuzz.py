@@ -58,6 +58,7 @@ from pybackend.errors import (
     SerializationError,
     WorkerFailedError,
 )
+from pybackend.feed.items import decode_items, encode_items, read_batch, write_batch
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
@@ -324,17 +325,38 @@ def with_header(text: str) -> bytes:
     return HEAD.pack(b"tfdist-2", len(header)) + header + encode_state(STATE)[PLACE:]
 
 
+ROWS = [
+    [(1, "a", [1.5]), (2, None, [])],
+    [{"a": np.arange(3), "b": Fraction(1, 2)}, {"a": np.arange(2), "b": Fraction(1)}],
+    [Color.RED, b"x", None, 2**70],
+]
+
+
+def kind_of(rows: list[Any]) -> Any:
+    return json.loads(encode_items(rows).schema.metadata[b"tfdist.kind"])
+
+
 @fuzz
 @given(
     altered(*map(encode_value, VALUES)),
     damaged(encode_state(STATE), encode_state({}), encode_state(np.float32(2)))
     | altered(HEADER).map(with_header),
+    damaged(*(write_batch(encode_items(rows)).to_pybytes() for rows in ROWS)),
+    altered(*(json.dumps(kind_of(rows)) for rows in ROWS)),
+    st.sampled_from(ROWS),
 )
-def test_values_of_functions_and_states(text: str, content: bytes) -> None:
+def test_values_of_functions_states_and_rows(
+    text: str, content: bytes, rows: bytes, kind: str, items: list[Any]
+) -> None:
     with suppress(SerializationError):
         decode_value(text)
     with suppress(SerializationError):
         decode_state(content)
+    with suppress(SerializationError):
+        decode_items(read_batch(rows))
+    metadata = {b"tfdist.kind": kind.encode(errors="surrogatepass")}
+    with suppress(SerializationError):
+        decode_items(encode_items(items).replace_schema_metadata(metadata))
 
 
 # --- records ---

@@ -183,3 +183,11 @@ def test_what_cannot_travel_is_named() -> None:
         encode_items([(1, object())])
     with pytest.raises(SerializationError, match="damaged"):
         read_batch(b"nothing of the kind")
+    batch = encode_items([1])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema):
+        pass  # no batch
+    with pytest.raises(SerializationError, match="damaged"):
+        read_batch(sink.getvalue())
+    with pytest.raises(SerializationError, match="damaged"):
+        decode_items(batch.replace_schema_metadata({b"tfdist.kind": b'["list", ["int"]]'}))
