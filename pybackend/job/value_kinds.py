@@ -89,12 +89,7 @@ KINDS: tuple[ValueKind, ...] = (
     exactly(uuid.UUID, lambda v: [str(v)]),
     *(
         exactly(kind, lambda v: [str(v)])
-        for kind in (
-            pathlib.PosixPath,
-            pathlib.WindowsPath,
-            pathlib.PurePosixPath,
-            pathlib.PureWindowsPath,
-        )
+        for kind in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
     ),
     *TIMES,
     *TABLES,

@@ -17,22 +17,18 @@ _DICTIONARY, _ROWS = 2, 3
 
 
 def _take_table(table: Any) -> Sequence[Any]:
-    parts = _write_table(table)
-    if _read_table(*parts).num_rows != table.num_rows:
-        raise UnfitError(f"it has {table.num_rows} rows, but no columns")
-    return parts
-
-
-def _write_table(table: Any) -> Sequence[Any]:
     import pyarrow as pa
 
+    if table.num_rows and not table.num_columns:
+        raise UnfitError(f"it has {table.num_rows} rows, but no columns")
+    table.validate(full=True)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
     return [sink.getvalue().to_pybytes(), list(map(str, _types(table)))]
 
 
-def _read_table(content: bytes, types: list[str]) -> Any:
+def _make_table(content: bytes, types: list[str]) -> Any:
     import pyarrow as pa
 
     for message in pa.ipc.MessageReader.open_stream(content):
@@ -82,14 +78,13 @@ def _follow(message: bytes, place: int) -> int:
 def _take_batch(batch: Any) -> Sequence[Any]:
     import pyarrow as pa
 
-    return _take_table(pa.Table.from_batches([batch]))
+    return [pa.Table.from_batches([batch])]
 
 
-def _make_batch(content: bytes, types: list[str]) -> Any:
+def _make_batch(table: Any) -> Any:
     import pyarrow as pa
 
-    table = _read_table(content, types).combine_chunks()
-    batches = table.to_batches()
+    batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
@@ -137,7 +132,7 @@ def _check_flags(value: Any) -> None:
 
 
 def _take_column(column: Any, where: str = "") -> Any:
-    """Return the values of a series: an array, or Arrow data if they are of a type of pandas."""
+    """Return the values of a series: an array, or a table and its type of pandas."""
     import numpy as np
     import pyarrow as pa
 
@@ -145,7 +140,7 @@ def _take_column(column: Any, where: str = "") -> Any:
         return column.to_numpy()
     column = column.reset_index(drop=True)
     table = pa.Table.from_pandas(column.to_frame("values"), preserve_index=False)
-    parts = [*_write_table(table), str(column.dtype)]
+    parts = [table, str(column.dtype)]
     if not _is_same(column, _make_column(parts)):
         raise UnfitError(f"Arrow's format would change its values{where} of type {column.dtype}")
     return parts
@@ -156,8 +151,7 @@ def _make_column(parts: Any) -> Any:
 
     if not isinstance(parts, list):
         return pd.Series(parts, dtype=parts.dtype)
-    content, types, dtype = parts
-    table = _read_table(content, types)
+    table, dtype = parts
     if any(_takes_no_space(kind) for kind in _types(table)):
         raise ValueError("a column has values that take no space")
     series = table.to_pandas()["values"]
@@ -270,6 +264,6 @@ TABLES: tuple[ValueKind, ...] = (
         _make_index,
         lambda _, index: "" if index else ".name",
     ),
-    ValueKind("table", is_of("pyarrow", "Table"), _take_table, _read_table),
+    ValueKind("table", is_of("pyarrow", "Table"), _take_table, _make_table),
     ValueKind("batch", is_of("pyarrow", "RecordBatch"), _take_batch, _make_batch),
 )

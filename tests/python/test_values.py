@@ -409,7 +409,12 @@ def test_arrow_data_that_grow_when_read_are_refused(kind: str) -> None:
         parts = [{"bytes": [written(table, **options)]}, types]
         if kind == "data frame":
             rows = {"range index": [0, table.num_rows, 1, None]}
-            parts = [{"range index": [0, 1, 1, None]}, rows, {"dict": []}, [*parts, "object"]]
+            parts = [
+                {"range index": [0, 1, 1, None]},
+                rows,
+                {"dict": []},
+                [{"table": parts}, "object"],
+            ]
         elif pa.types.is_null(table.schema.field(0).type):
             continue  # a table of nulls takes no memory
         with pytest.raises(SerializationError, match=r"compressed|no space|unknown here"):
