@@ -284,6 +284,8 @@ class Pair(NamedTuple("Pair", [("x", int)])):
         (pd.DataFrame({"a": [1, object()]}), r"\['a'\]\[1\] is a builtins.object"),
         (pd.Series([1]).set_flags(allows_duplicate_labels=False), "allows_duplicate_labels"),
         (pd.Timestamp("2026-01-01").to_period("D"), "is a pandas"),
+        (pa.table({"a": [1]}).select([]), "it has 1 rows, but no columns"),
+        (pa.table({"a": pa.array([b"\xff"]).view(pa.string())}), "(?i)invalid utf8"),
     ],
 )
 def test_what_would_change_is_refused(value: Any, reason: str) -> None:
