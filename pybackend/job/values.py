@@ -207,8 +207,10 @@ class _Packer:
         is_scalar = isinstance(value, np.generic)
         if kind.kind == "O" and type(value) is np.ndarray:
             return {"objects": [list(value.shape), self._pack(value.ravel().tolist())]}
-        name = kind.name if kind.name in _NARROW else kind.str
-        if name not in _NARROW and (not _TYPE.fullmatch(name) or np.dtype(name) != kind):
+        name = kind.str
+        if kind.kind not in "biufcSUmM" or np.dtype(name) != kind:
+            name = kind.name
+        if name != kind.str and name not in _NARROW:
             raise _NotSentError(f" is an array of {kind}: numbers, times and text only")
         array = np.ascontiguousarray(array).reshape(-1)
         is_exact = type(value) is np.ndarray

@@ -17,7 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads import Threads
 
-from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
+from pybackend.collective import (
+    Alone,
+    Collective,
+    Compression,
+    Mesh,
+    Patience,
+    all_gather_values,
+    all_sum,
+    broadcast_value,
+    gather_values,
+    join_mesh,
+)
 from pybackend.collective import mesh as mesh_module
 from pybackend.collective.algorithms import count_pairs, find_neighbours, find_partners
 from pybackend.collective.joining import connects_to
@@ -285,6 +296,17 @@ def test_all_gather_of_rows_without_content(members: list[Collective]) -> None:
     results = together(members, lambda member: member.all_gather(np.empty((member.rank, 0))))
     for gathered in results:
         assert [array.shape for array in gathered] == [(rank, 0) for rank in range(len(members))]
+
+
+def test_values_are_shared_as_they_are(members: list[Collective]) -> None:
+    values = [{"rank": (rank, "x" * rank), "none": None} for rank in range(len(members))]
+    root = len(members) - 1
+    found = together(members, lambda member: all_gather_values(member, values[member.rank]))
+    assert found == [values] * len(members)
+    found = together(members, lambda member: gather_values(member, values[member.rank]))
+    assert found == [values, *[[]] * root]
+    found = together(members, lambda member: broadcast_value(member, values[member.rank], root))
+    assert found == [values[root]] * len(members)
 
 
 def test_all_sum_keeps_the_shape_and_sums_in_double(members: list[Collective]) -> None:
