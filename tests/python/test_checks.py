@@ -147,6 +147,7 @@ CROSS_CUTTING = {
     "signatures": "the same names and defaults everywhere",
     "standalone": "a Spark cluster of several hosts",
     "tuning_spark": "trials on the executors of a cluster",
+    "values_as_bytes": "job/values.py, with arrays as they are",
     "warm": "forked workers, tests/python/forge",
 }
 

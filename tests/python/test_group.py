@@ -204,7 +204,9 @@ class Threads(Way):
                 member.require()
                 if start.number is not None:
                     member(Standby(f"h{start.place}:1", 0))
-                    wait_for(lambda: isinstance(member.poll_order(), Order))
+                    while not isinstance(member.poll_order(), Order):
+                        if ended.wait(0.01):  # it was started, but is no longer needed
+                            return
                 failure = fail(rank, "no such luck") if start.number == self.failing else None
                 report = WorkerReport(rank, f"h{start.place}", 1, failure=failure)
                 member.send(REPORT, encode(report).encode())
