@@ -287,9 +287,7 @@ def test_what_other_outputs_become(table: Any) -> None:
 
 def test_params_are_checked_when_they_are_set(dense_model: Any) -> None:
     estimator = KerasEstimator(dense_model)
-    with pytest.raises(
-        TypeError, match="'epoch' is not one of the options: steps_per_epoch, .*initial_epoch"
-    ):
+    with pytest.raises(TypeError, match="'epoch' is not one of the options: steps_per_epoch"):
         estimator.setTrainOptions({"epoch": 3})
     with pytest.raises(TypeError, match="a dict with strings as keys"):
         estimator.setLabels(["a"])
