@@ -9,7 +9,7 @@ import re
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
@@ -23,7 +23,7 @@ from pybackend.job.call_options import (
     list_options,
     read_texts,
 )
-from pybackend.job.options import Elastic
+from pybackend.job.options import Elastic, Exchange
 from pybackend.launchers import Launcher
 from pybackend.machine.janitor import check_temporary_folder
 from pybackend.words import call_of, either, setting, show, term
@@ -123,6 +123,17 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
+_DATA_OPTIONS = (
+    "tensors",
+    "categories",
+    "encode",
+    "tfrecord_spec",
+    "repartition",
+    "in_memory",
+)
+
+
 def _list_instead() -> dict[str, str]:
     """Return what to pass instead of arguments that have another form here."""
     return {
@@ -141,10 +152,10 @@ def _list_instead() -> dict[str, str]:
             "loss, metrics)`",
         ),
         "exchange": "evaluation always computes batch-dependent values from the global batch",
-        "loss_over": f"pass `{setting(exchange=call_of('Exchange', loss_over=...))}`",
-        "transport": f"pass `{setting(exchange=call_of('Exchange', transport=...))}`",
-        "compression": f"pass `{setting(exchange=call_of('Exchange', compression=...))}`",
-        "encrypt": f"pass `{setting(exchange=call_of('Exchange', encrypt=...))}`",
+        **{
+            name: f"pass `{setting(exchange=call_of('Exchange', **{name: ...}))}`"
+            for name in _EXCHANGE_OPTIONS
+        },
         "return_dict": f"it always returns a {term('dict')}",
         **dict.fromkeys(("num_workers", "num_proc", "num_processes"), "pass `workers`"),
         "use_multiprocessing": "each worker is a process: pass `workers`",
@@ -153,8 +164,11 @@ def _list_instead() -> dict[str, str]:
         "resume": f"pass `{setting(recovery=call_of('Recovery', ..., resume=True))}`",
         "checkpoint": f"pass `{setting(recovery=call_of('Recovery', ...))}`, or only the folder",
         "restarts": f"pass `{setting(recovery=call_of('Recovery', restarts=...))}`",
+        **{
+            name: f"pass `{setting(recovery=call_of('Recovery', ..., **{name: ...}))}`"
+            for name in ("every", "keep", "pause")
+        },
         "timeout": f"pass `{setting(recovery=call_of('Recovery', timeout=...))}`",
-        "scale_lr": f"pass `{setting(exchange=call_of('Exchange', scale_lr=...))}`",
         "model_uri": f"pass `{setting(model_options=call_of('ModelOptions', uri=...))}`",
         "custom_objects": (
             f"pass `{setting(model_options=call_of('ModelOptions', custom_objects=...))}`"
@@ -165,6 +179,7 @@ def _list_instead() -> dict[str, str]:
             f"call `{call_of('submit_training', ...)}`, which returns a job; to plan that, pass "
             f"`{setting(submit=True)}`"
         ),
+        "submit": f"call `{call_of('submit_training', ...)}`, which returns a job",
         "roles": f"pass `{setting(exchange=call_of('ParameterServer', servers=1))}`",
         "strategy": (
             "omit it: the workers' gradients are averaged in every step. To train on parameter "
@@ -179,25 +194,24 @@ def _list_instead() -> dict[str, str]:
         "spark_context": f"pass a SparkSession as `{term('spark')}`",
         **{
             name: f"pass `{setting(data_options=call_of('DataOptions', **{name: ...}))}`"
-            for name in (
-                "tensors",
-                "categories",
-                "encode",
-                "tfrecord_spec",
-                "repartition",
-                "in_memory",
-            )
+            for name in _DATA_OPTIONS
         },
     }
 
 
-# Some of them exist only in calls with another argument.
+# Each exists only in calls with another argument: advice must not name one that the call lacks.
 _NEEDED = {
+    **dict.fromkeys(("x", "y", "sample_weight"), "data"),
     **dict.fromkeys(("min_workers", "max_workers"), "validation_data"),
-    **dict.fromkeys(("resume", "checkpoint", "restarts", "timeout", "model_uri"), "recovery"),
-    **dict.fromkeys(("roles", "strategy", "scale_lr"), "exchange"),
-    **dict.fromkeys(("custom_objects", "safe_mode"), "model_options"),
-    **dict.fromkeys(("tensorboard", "detach"), "callbacks"),
+    **dict.fromkeys(("validation_batch_size", "validation_steps"), "validation_data"),
+    **dict.fromkeys(("resume", "checkpoint", "restarts", "timeout"), "recovery"),
+    **dict.fromkeys(("every", "keep", "pause"), "recovery"),
+    **dict.fromkeys((*_EXCHANGE_OPTIONS, "roles", "strategy"), "exchange"),
+    **dict.fromkeys(("custom_objects", "safe_mode", "model_uri"), "model_options"),
+    **dict.fromkeys(_DATA_OPTIONS, "data_options"),
+    **dict.fromkeys(("gpus", "cpus", "memory"), "resources"),
+    **dict.fromkeys(("num_workers", "num_proc", "num_processes", "use_multiprocessing"), "workers"),
+    **dict.fromkeys(("tensorboard", "detach", "submit"), "callbacks"),
     **dict.fromkeys(("generator", "view_metrics"), "validation_data"),
     **dict.fromkeys(("optimizer", "loss", "metrics", "learning_rate"), "model"),
 }
@@ -311,7 +325,10 @@ def _open_standard_streams() -> None:
 
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
     """Suggest a replacement for an unknown argument; None if no argument is similar."""
-    near = difflib.get_close_matches(unknown, list(known), 1)
+    known = list(known)
+    if unknown in ("detach", "submit") and "folder" in known:
+        return "omit it: this call submits the training, and returns a job"
+    near = difflib.get_close_matches(unknown, known, 1)
     instead = _list_instead().get(unknown) if _NEEDED.get(unknown) in (None, *known) else None
     return instead or (f"did you mean `{near[0]}`?" if near else None)
 

@@ -47,6 +47,11 @@ class Checkpoint:
         return float(span[1]) * _UNITS[span[2]] if span else None
 
 
+def _explain_folder(name: str) -> str | None:
+    """Explain what the folder of checkpoints is called."""
+    return "did you mean `uri`?" if name in ("checkpoint", "folder", "path") else None
+
+
 @name_arguments
 @dataclass(frozen=True)
 class Recovery:
@@ -112,6 +117,8 @@ class Recovery:
     restarts: int = 0
     timeout: float = 300.0
     pause: float = 5.0
+
+    explain_missing = staticmethod(_explain_folder)
 
     def __post_init__(self) -> None:
         for name, value in {

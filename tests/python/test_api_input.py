@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from pybackend import (
     track_tensorboard,
     train_mnist,
 )
+from pybackend.api.calls import suggest
 from pybackend.types import TrainResult
 
 X = np.zeros((20, 3), "float32")
@@ -590,13 +592,57 @@ RENAMED = {
 def test_a_former_name_says_the_new_one(name: str) -> None:
     for call in (barrier_train, pybackend.plan, pybackend.train_many, train_mnist):
         known = inspect.signature(call).parameters
-        if call is train_mnist and name in ("custom_objects", "safe_mode", "scale_lr"):
+        if call is train_mnist and name in ("custom_objects", "safe_mode", "scale_lr", "model_uri"):
             continue  # it has no such option
         needed = {"spark", "model", "data", "grid"} & known.keys()
         with pytest.raises(pybackend.InputError) as error:
             call(**dict.fromkeys(needed), **{name: 1})
         expected = f"{call.__name__}() has no argument `{name}`: {RENAMED[name]}"
         assert str(error.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("audit", "pass `exchange=Exchange(audit=...)`"),
+        ("shard_optimizer", "pass `exchange=Exchange(shard_optimizer=...)`"),
+        ("every", "pass `recovery=Recovery(..., every=...)`"),
+        ("pause", "pass `recovery=Recovery(..., pause=...)`"),
+        ("submit", "call `submit_training(...)`, which returns a job"),
+    ],
+)
+def test_an_option_of_an_object_names_the_object(name: str, instead: str) -> None:
+    with pytest.raises(pybackend.InputError) as error:
+        barrier_train("local", None, None, **{name: 1})
+    assert str(error.value) == f"barrier_train() has no argument `{name}`: {instead}"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        barrier_train,
+        pybackend.submit_training,
+        pybackend.plan,
+        train_mnist,
+        pybackend.barrier_evaluate,
+        pybackend.barrier_predict,
+        barrier_run,
+        predict_spark,
+        bench_scale,
+    ],
+)
+def test_advice_names_no_argument_that_the_call_lacks(call: Callable[..., Any]) -> None:
+    known = inspect.signature(call).parameters
+    for unknown in ("compression", "scale_lr", "encode", "gpus", "x", "num_workers", "detach"):
+        if unknown not in known:
+            named = re.findall(r"pass `(\w+)", suggest(unknown, known) or "")
+            assert {*named} <= {*known, "submit"}, (unknown, named)
+
+
+def test_a_job_is_submitted_once() -> None:
+    for name in ("detach", "submit"):
+        with pytest.raises(pybackend.InputError, match=f"no argument `{name}`: omit it"):
+            pybackend.submit_training("local", None, None, **{name: True})
 
 
 def test_every_argument_has_a_case() -> None:

@@ -102,6 +102,8 @@ def test_other_than_the_choices_are_refused(value: Any) -> None:
         ("ScaleLearningRate", "warmup_epoch", "warmup_epochs"),
         ("DataOptions", "category", "categories"),
         ("Recovery", "resumes", "resume"),
+        ("Recovery", "folder", "uri"),
+        ("Recovery", "checkpoint", "uri"),
         ("Resources", "cpu", "cpus"),
         ("Observer", "on_epoch_ends", "on_epoch_end"),
         ("MedianPruning", "warmup_trial", "warmup_trials"),
