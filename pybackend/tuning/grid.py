@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 from pybackend.errors import InputError
+from pybackend.job.options import Exchange
 from pybackend.tuning.result import RESERVED
-from pybackend.words import setting, show, term
+from pybackend.words import call_of, either, setting, show, term
 
 # Arguments of `train_many` itself that may differ between trials.
 OPTIONS = ("batch_size", "epochs", "exchange", "seed", "steps_per_epoch")
@@ -92,6 +93,7 @@ class ModelFunction:
                 raise InputError(
                     f"`grid` has `{name}`, which is neither an argument of the `model` function "
                     f"({', '.join(self.known) or 'it has none'}) nor one of {', '.join(OPTIONS)}"
+                    f"{_explain(name)}"
                 )
         missing = [name for name in self.needed if name not in names]
         if missing:
@@ -99,6 +101,14 @@ class ModelFunction:
                 f"the `model` function needs {', '.join(f'`{name}`' for name in missing)}, which "
                 "`grid` does not have"
             )
+
+
+def _explain(name: str) -> str:
+    """Say how to try values of an option of the exchange."""
+    if name not in {field.name for field in fields(Exchange)}:
+        return ""
+    value = call_of("Exchange", **{name: ...})
+    return f": pass `{either(f'exchange=[{value}]', f'exchange = list({value})')}` in `grid`"
 
 
 def list_trials(grid: Any) -> list[Arguments]:

@@ -392,6 +392,21 @@ def test_a_grid_is_all_combinations_or_one_trial_per_row() -> None:
     assert function.split({"anything": 1, "epochs": 2}) == ({"anything": 1}, {"epochs": 2})
 
 
+def test_a_grid_with_an_option_of_the_exchange_names_the_object() -> None:
+    with pytest.raises(InputError) as error:
+        HERE.check(["scale_lr"])
+    assert str(error.value).endswith(": pass `exchange=[Exchange(scale_lr=...)]` in `grid`")
+    speak("R")
+    try:
+        with pytest.raises(InputError) as error:
+            HERE.check(["scale_lr"])
+    finally:
+        speak("Python")
+    assert str(error.value).endswith(": pass `exchange = list(exchange(scale_lr = ...))` in `grid`")
+    with pytest.raises(InputError, match=r"steps_per_epoch$"):
+        HERE.check(["workers"])
+
+
 def test_the_median_rule_compares_the_best_values_so_far() -> None:
     rule = MedianPruning(warmup_epochs=1, warmup_trials=3)
     others = [{1: 1.0, 2: 0.5}, {1: 2.0, 2: 3.0}, {1: 3.0, 2: 4.0}]
