@@ -281,10 +281,10 @@ str.tfdist_fit <- function(object, ...) {
   utils::str(as.list(object), ...)
 }
 
-abort_no_element <- function(name, known, call) {
+abort_no_element <- function(name, known, call, class = "tfdist_fit") {
   advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))
-  abort_input(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice, call = call)
+  abort_input(sprintf("A %s has no element \"%s\".", class, name), i = advice, call = call)
 }
 
 fit_model <- function(fit, call = caller_env()) {

@@ -86,7 +86,15 @@ jobs <- function(folder = NULL) {
 }
 
 #' @export
-`$.tfdist_job` <- function(x, name) job_methods(x)[[name]] %||% .subset2(x, name)
+`$.tfdist_job` <- function(x, name) {
+  methods <- job_methods(x)
+  known <- c("id", "folder", names(methods))
+  found <- methods[[name]] %||% .subset2(x, name)
+  if (is.null(found) && !name %in% c("python", "own")) {
+    abort_no_element(name, known, caller_env(), "tfdist_job")
+  }
+  found
+}
 
 #' @exportS3Method utils::.DollarNames
 .DollarNames.tfdist_job <- function(x, pattern = "") {

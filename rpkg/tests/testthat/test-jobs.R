@@ -31,6 +31,7 @@ test_that("a job outlives its session and gives the fit of barrier_train()", {
   expect_identical(listed$status, "finished")
   expect_output(print(job), paste0(job$id, ": finished, epoch 2/2"), fixed = TRUE)
   expect_true(any(grepl("epoch 2/2", job$logs())))
+  expect_error(job$cancle(), "Did you mean `cancel`?", fixed = TRUE, class = "tfdist_error_input")
   # Python finds it, too.
   python <- pybackend()$attach_job(job$id, folder = jobs_folder())
   expect_identical(python$result(verbose = 0L)$model_sha256, fit$model_sha256)
