@@ -176,8 +176,8 @@ def _list_instead() -> dict[str, str]:
         "safe_mode": f"pass `{setting(model_options=call_of('ModelOptions', safe_mode=...))}`",
         "tensorboard": f"pass `{setting(callbacks=[call_of('track_tensorboard', ...)])}`",
         "detach": (
-            f"call `{call_of('submit_training', ...)}`, which returns a job; to plan that, pass "
-            f"`{setting(submit=True)}`"
+            f"call `{call_of('submit_training', ...)}`, which returns a job; to plan that, call "
+            f"`{call_of('plan', ..., submit=True)}`"
         ),
         "submit": f"call `{call_of('submit_training', ...)}`, which returns a job",
         "roles": f"pass `{setting(exchange=call_of('ParameterServer', servers=1))}`",

@@ -584,7 +584,10 @@ RENAMED = {
     "safe_mode": "pass `model_options=ModelOptions(safe_mode=...)`",
     "scale_lr": "pass `exchange=Exchange(scale_lr=...)`",
     "tensorboard": "pass `callbacks=[track_tensorboard(...)]`",
-    "detach": "call `submit_training(...)`, which returns a job; to plan that, pass `submit=True`",
+    "detach": (
+        "call `submit_training(...)`, which returns a job; to plan that, call "
+        "`plan(..., submit=True)`"
+    ),
 }
 
 
