@@ -19,6 +19,8 @@ from pybackend.errors import InputError
 from pybackend.words import call_of, either, listed, show
 
 MAX_WORKERS = 4096
+# In R, these are lists such as `list("halving", factor = 2)`.
+_RULES = ("MedianPruning", "ScaleLearningRate", "SuccessiveHalving")
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
@@ -39,7 +41,10 @@ def name_arguments(made: _Made) -> _Made:
                 near = difflib.get_close_matches(name, known, 1)
                 instead = f"did you mean `{near[0]}`?" if near else "see its help"
                 instead = explain(name) or instead
-                raise InputError(f"{made.__name__}() has no argument `{name}`: {instead}")
+                called = f"{made.__name__}()"
+                if made.__name__ in _RULES:
+                    called = either(called, "the list")
+                raise InputError(f"{called} has no argument `{name}`: {instead}")
         return fn(*args, **kwargs)
 
     if not is_class:

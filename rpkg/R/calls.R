@@ -33,17 +33,42 @@ new_options <- function(fields, class, call = caller_env()) {
 # Python has neither missing values, except NA in `tensors` for any length, nor a name twice. The
 # first value of a rule has no name.
 check_values <- function(values, call, shown = names(values)) {
-  for (i in which(!names(values) %in% c("tensors", "scale_lr"))) {
+  for (i in which(names(values) != "tensors")) {
     value <- values[[i]]
     if ((is.atomic(value) || rlang::is_bare_list(value)) && anyNA(unlist(value))) {
       abort_input(sprintf("`%s` must not have missing values.", shown[[i]]), call = call)
     }
-    if (is.vector(value) && !is.null(names(value)) && !has_unique_names(value)) {
+    check_kind(value, names(values)[[i]], shown[[i]], call)
+    is_rule <- names(values)[[i]] %in% c("scale_lr", "prune")
+    if (!is_rule && is.vector(value) && !is.null(names(value)) && !has_unique_names(value)) {
       abort_input(
         sprintf("`%s` must have a different name for each value.", shown[[i]]),
         call = call
       )
     }
+  }
+}
+
+# What would mean something else in Python: a vector of length 0 is NULL there, which is the default
+# of many arguments, and a difftime is a number without its unit.
+check_kind <- function(value, name, shown, call) {
+  if (is.atomic(value) && !is.null(value) && !length(value)) {
+    abort_input(sprintf("`%s` must not be a vector of length 0.", shown), call = call)
+  }
+  if (inherits(value, "difftime")) {
+    abort_input(
+      sprintf("`%s` must not be a difftime.", shown),
+      i = "Pass a number in the unit of its help page, or text such as \"10min\".",
+      call = call
+    )
+  }
+  maker <- if (name == "workers") "elastic" else name
+  if (is.function(value) && maker %in% names(python_makers)) {
+    abort_input(
+      sprintf("`%s` must not be a function.", shown),
+      i = sprintf("Call it: `%s = %s(...)`.", shown, maker),
+      call = call
+    )
   }
 }
 
@@ -105,6 +130,7 @@ as_python_rule <- function(rule, class, call) {
   if (!rlang::is_bare_list(rule)) {
     return(rule)
   }
+  check_values(rule[nzchar(rlang::names2(rule))], call)
   fields <- lapply(rule, as_python_setting, call = call)
   do.call(call_python, c(list(pybackend(call)[[class]], call = call), fields))
 }

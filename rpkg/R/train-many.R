@@ -113,6 +113,7 @@ train_many <- take_options(
     model_fn <- if (is_sent) function() NULL
     training <- prepare_training(train_many_options)
     training$trial_models <- function(data) trial_models(build, is_sent, data, call)
+    check_values(list(prune = prune), call)
     search["prune"] <- list(as_python_pruning(prune, call))
     result <- do.call(run_training, c(list(training, pybackend(call)$train_many), search))
     own <- describe_training(training, match.call(), if (is_sent) build)

@@ -236,6 +236,7 @@ barrier_train <- take_options(
 submit_training <- take_options(
   function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, folder = NULL) {
     check_dots_empty(...)
+    check_string(folder, allow_null = TRUE)
     call <- rlang::current_env()
     training <- prepare_training(barrier_train_options)
     kept <- keep_builder(model, model_fn)
@@ -281,6 +282,9 @@ plan <- take_options(
       check_no_strategy(sc)
     }
     check_dots_empty(...)
+    fits <- rlang::is_bool(submit) || (rlang::is_string(submit) && nzchar(submit))
+    frame <- rlang::current_env()
+    check_fits(submit, fits, "`TRUE`, `FALSE` or one string", FALSE, "submit", frame)
     training <- prepare_training(barrier_train_options)
     if (!isFALSE(submit)) {
       share_address()

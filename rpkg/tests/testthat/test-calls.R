@@ -146,3 +146,39 @@ test_that("options become Python's objects", {
   options <- data_options(tensors = list(words = list("int32", NA)), repartition = FALSE)
   expect_identical(as_python_options(options, NULL)$repartition, FALSE)
 })
+
+test_that("values that would mean something else in Python are errors", {
+  skip_if_no_pybackend()
+  call <- function(workers = 2, seed = NULL, recovery = NULL, resources = NULL) {
+    check_arguments(names(formals()))
+  }
+  rows <- list(c(0, 1))
+  train <- function(...) barrier_train("local", function() NULL, rows, label = NULL, ...)
+  expect_snapshot(error = TRUE, {
+    call(workers = numeric())
+    call(seed = integer())
+    call(recovery = character())
+    call(recovery = recovery)
+    call(workers = elastic)
+    recovery("run", every = as.difftime(5, units = "mins"))
+    recovery(character())
+    exchange(scale_lr = NA)
+    exchange(scale_lr = list("sqrt", warmup_epochs = NA))
+    exchange(scale_lr = list("sqrt", warmup = 5))
+    exchange(scale_lr = list("sqrt", decay = c("3" = 0.1, "3" = 0.2)))
+    train(validation_split = numeric())
+    train(recovery = recovery)
+    plan("local", function() NULL, rows, label = NULL, submit = NA)
+    submit_training("local", function() NULL, rows, label = NULL, folder = NA)
+    train_many("local", function(a) NULL, rows, label = NULL, grid = list(a = 1), prune = NA)
+    train_many(
+      "local",
+      function(a) NULL,
+      rows,
+      label = NULL,
+      grid = list(a = 1),
+      prune = list("halving", fctor = 2)
+    )
+  })
+  expect_no_error(exchange(scale_lr = list("sqrt", warmup_epochs = 5)))
+})
