@@ -132,7 +132,10 @@ as_train_options <- function(options, call) {
   )
   options <- options[!is_default]
   options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
-  drop_null(as_python_settings(options, call))
+  found <- drop_null(as_python_settings(options, call))
+  # Without names, reticulate would make an empty list of Python, not a dict.
+  names(found) <- as.character(names(found))
+  found
 }
 
 #' @export

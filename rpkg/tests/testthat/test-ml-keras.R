@@ -90,3 +90,10 @@ test_full("a pipeline that is not fitted is saved without callbacks alone", {
   expect_s3_class(ml_load_keras(sc, path), "tfdist_ml_pipeline")
   expect_error(ml_load_keras(sc, tempfile()), "no pipeline", class = "tfdist_error_input")
 })
+
+test_that("options with their default values are an empty dict of Python", {
+  skip_if_no_pybackend()
+  options <- list(epochs = 1, seed = NULL, class_weight = NULL)
+  found <- as_train_options(options, rlang::current_env())
+  expect_s3_class(reticulate::r_to_py(found), "python.builtin.dict")
+})
