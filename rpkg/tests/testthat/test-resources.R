@@ -48,7 +48,7 @@ test_full("workers have the resources of the call", {
   expect_identical(found, list(c("1", "")))
   expect_error(
     barrier_apply("local", threads, workers = 1, resources = resources(cpus = 9999)),
-    "a worker needs 9999 cpus, but this machine has",
+    "A worker needs 9999 cpus, but this machine has",
     class = "tfdist_error_input"
   )
 })

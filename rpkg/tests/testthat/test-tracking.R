@@ -22,7 +22,7 @@ test_full("a training in R is a run of MLflow", {
   before <- mlflow$get_tracking_uri()
   withr::defer(mlflow$set_tracking_uri(before))
   uri <- paste0("file://", normalizePath(withr::local_tempdir()))
-  tracker <- track_mlflow("flowers", "first", c(team = "a"), tracking_uri = uri)
+  tracker <- track_mlflow("flowers", run_name = "first", tags = c(team = "a"), tracking_uri = uri)
   fit <- train_flowers(iris, epochs = 2, callbacks = list(tracker))
   client <- mlflow$MlflowClient()
   experiment <- client$get_experiment_by_name("flowers")
