@@ -433,6 +433,8 @@ class Child:
             else "see the last lines that it printed; if there are none, it called exit or quit, "
             "or crashed in compiled code"
         )
+        if status == -signal.SIGKILL and self.job.kind == "train" and not self.job.is_elastic:
+            advice = f"{advice}; {RESTARTS}"
         return self._fail("ProcessDied", message, advice)
 
     def _fail(self, exception_type: Kind, message: str, advice: str) -> Failure:

@@ -173,6 +173,7 @@ def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -
             None, build_dense, rows, workers=3, batch_size=10, callbacks=[KillRankOne()], verbose=0
         )
     assert caught.value.rank == 1
+    assert "with `restarts` in `recovery`, it restarts" in str(caught.value)
     assert "PeerLostError" in {f.exception_type for f in caught.value.others}
 
 
