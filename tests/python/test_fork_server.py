@@ -251,7 +251,7 @@ def test_a_server_of_other_workers_ends_if_there_is_no_room(
         monkeypatch.setattr(fork_server, "read_free_memory", lambda: 0)
         servers.keep(1)
         assert first.wait(60) == -signal.SIGKILL
-    assert servers.list_names() == []
+    wait_for(lambda: not servers.list_names())  # a guardian that still ends holds the name, too
 
 
 def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
