@@ -32,7 +32,7 @@ from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
 from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.shares import find_shortage, limit_threads, this_machine
-from pybackend.machine.identity import own_address
+from pybackend.machine.identity import look_up, own_address
 from pybackend.net.rendezvous import address_of, new_token, split_address
 from pybackend.net.secret import derive_token
 from pybackend.words import call_of, setting, speak
@@ -221,7 +221,7 @@ class Member:
         """Return the address at which the other members can reach this host."""
         if self.loopback:
             return "127.0.0.1"
-        address = _resolve(group.hosts[group.rank])
+        address = look_up(group.hosts[group.rank])[0]
         if self.driver and address.startswith("127."):
             # Debian maps a machine's own name to an address that no other machine can reach.
             return own_address(split_address(self.driver)[0]) or address
@@ -297,10 +297,6 @@ def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
     # Each worker has its own cores and GPUs; a machine's memory is not divided.
     wanted = Resources(memory=child.job.resources.memory)
     return find_shortage(wanted, neighbours, this_machine(), child.host)
-
-
-def _resolve(host: str) -> str:
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def _describe(child: Child, error: Exception) -> Failure:

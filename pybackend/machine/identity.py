@@ -38,9 +38,14 @@ def is_loopback(host: str) -> bool:
 def resolve(host: str) -> list[str]:
     """Return the addresses of a host; empty if this machine cannot resolve its name."""
     try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return look_up(host)
     except OSError:
         return []
+
+
+def look_up(host: str) -> list[str]:
+    """Return the addresses of a host; raise `OSError` if this machine cannot resolve its name."""
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in infos]
 
 
