@@ -16,18 +16,9 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError, SerializationError
 from pybackend.job import codec
-from pybackend.job.checkpoint import Recovery
+from pybackend.job.call_options import CLASSES
 from pybackend.job.job import MODEL_FILE
-from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.model_options import ModelOptions
-from pybackend.job.options import (
-    ColumnEncoding,
-    DataOptions,
-    Exchange,
-    LocalSteps,
-    ParameterServer,
-)
-from pybackend.job.resources import Resources
+from pybackend.job.options import ColumnEncoding
 from pybackend.model.file_checks import check_digest
 from pybackend.model.serialization import model_from_bytes, sha256_of
 from pybackend.words import either, show
@@ -51,16 +42,6 @@ _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 _TRAINED = "trained"
 _OPTIONS = "trainOptions"
-_OPTION_TYPES = (
-    DataOptions,
-    Exchange,
-    LocalSteps,
-    ModelOptions,
-    ParameterServer,
-    Recovery,
-    Resources,
-    ScaleLearningRate,
-)
 
 
 def encode(
@@ -226,7 +207,7 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     packed = {}
     for name, value in options.items():
         try:
-            is_ours = is_dataclass(value) and type(value) in _OPTION_TYPES
+            is_ours = is_dataclass(value) and type(value) in CLASSES
             packed[name] = json.loads(codec.encode(value) if is_ours else json.dumps(value))
         except TypeError as error:
             raise InputError(
@@ -238,7 +219,7 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: codec.decode(json.dumps(value), *_OPTION_TYPES)
+        name: codec.decode(json.dumps(value), *CLASSES)
         if isinstance(value, dict) and "__type__" in value
         else value
         for name, value in options.items()
