@@ -227,7 +227,12 @@ class ForkServers:
             self.close()
             return
         with self._lock:
-            new = [kind for kind in self._wanted if self._is_new(kind)]
+            # Something may have changed since the workers were started.
+            new = [
+                kind
+                for kind in self._wanted
+                if self._is_new(kind) and describe_worker(kind.variables, kind.python) == kind
+            ]
             if new and self._make_room(len(new), processes):
                 for kind in new:
                     self._start(kind)
@@ -250,11 +255,8 @@ class ForkServers:
                 self._start(kind)
 
     def _is_new(self, kind: WorkerKind) -> bool:
-        """Return whether no server starts such workers, but one could."""
-        if self.name(kind) in self.list_names():
-            return False
-        # Something may have changed since the workers were started.
-        return describe_worker(kind.variables, kind.python) == kind
+        """Return whether no server starts such workers."""
+        return self.name(kind) not in self.list_names()
 
     def _make_room(self, new: int, processes: int) -> bool:
         """End servers that are not wanted; return whether there is room for new ones."""
