@@ -73,6 +73,11 @@ def lost_at(failure: Failure) -> Moment:
     return Moment(failure.time, "lost", failure.message, failure.rank, failure.host)
 
 
+def _have_cause(failures: Iterable[Failure]) -> bool:
+    """Return whether one of the failures is certainly not a consequence of another."""
+    return not all(failure.may_be_consequence for failure in failures)
+
+
 class Crew:
     """The workers of one call: what is known of them, which failure counts, and when to stop.
 
@@ -168,8 +173,8 @@ class Crew:
         The clock is ``time.monotonic``. The report of a loss may arrive before the report that
         training has begun.
         """
-        if self.find_fatal():
-            usual = _SHORT_GRACE_SECONDS if self._knows_cause() else _GRACE_SECONDS
+        if fatal := self.find_fatal():
+            usual = _SHORT_GRACE_SECONDS if _have_cause(fatal) else _GRACE_SECONDS
             grace = usual if self._grace is None else self._grace
             self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
@@ -191,10 +196,6 @@ class Crew:
         if self._has_begun and self._job is not None and not self._ends_together:
             return find_fatal(self._job, reports)
         return [report.failure for report in reports if report.failure is not None]
-
-    def _knows_cause(self) -> bool:
-        """Return whether a failure that ends the job is certainly not a consequence of another."""
-        return not all(failure.may_be_consequence for failure in self.find_fatal())
 
     def follow(
         self,
@@ -228,7 +229,7 @@ class Crew:
             check_stop()
             if time.monotonic() > min(self.latest, self.deadline()):
                 break
-            if trouble is not None and self._knows_cause():
+            if trouble is not None and _have_cause(self.find_fatal()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             listen(LOOK_SECONDS)
