@@ -134,87 +134,96 @@ _DATA_OPTIONS = (
 )
 
 
-def _list_instead() -> dict[str, str]:
-    """Return what to pass instead of arguments that have another form here."""
+def _list_advice() -> dict[str | None, dict[str, str]]:
+    """Return what to pass instead of arguments that have another form here.
+
+    They are grouped by the argument that a call must have: advice must not name one that it lacks.
+    """
+    given, count = f"pass `data{either('=', ' = ')}", "pass `workers`"
     return {
-        "x": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
-        "y": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
-        "sample_weight": f"pass `data{either('=', ' = ')}{term('(x, y, sample_weight)')}`, "
-        "or name a column with `weight`",
-        "validation_batch_size": "validation rows are read in batches of `batch_size`",
-        "validation_steps": "all rows of `validation_data` are used",
-        "steps": "all rows are used, in batches of `batch_size`",
-        "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
-        "view_metrics": "`verbose` shows the progress, and the result draws the curves",
-        **dict.fromkeys(
+        None: {
+            "steps": "all rows are used, in batches of `batch_size`",
+            "exchange": "evaluation always computes batch-dependent values from the global batch",
+            "return_dict": f"it always returns a {term('dict')}",
+            "spark": f"pass the connection as `{term('spark')}`",
+            "spark_context": f"pass a SparkSession as `{term('spark')}`",
+        },
+        "data": {
+            **dict.fromkeys(("x", "y"), f"{given}{term('(x, y)')}`"),
+            "sample_weight": f"{given}{term('(x, y, sample_weight)')}`, or name a column with "
+            "`weight`",
+        },
+        "model": dict.fromkeys(
             ("optimizer", "loss", "metrics", "learning_rate"),
             f"the model has it: `{either('model.', '')}compile({either('', 'model, ')}optimizer, "
             "loss, metrics)`",
         ),
-        "exchange": "evaluation always computes batch-dependent values from the global batch",
-        **{
-            name: f"pass `{setting(exchange=call_of('Exchange', **{name: ...}))}`"
-            for name in _EXCHANGE_OPTIONS
+        "workers": {
+            **dict.fromkeys(("num_workers", "num_proc", "num_processes"), count),
+            "use_multiprocessing": f"each worker is a process: {count}",
         },
-        "return_dict": f"it always returns a {term('dict')}",
-        **dict.fromkeys(("num_workers", "num_proc", "num_processes"), "pass `workers`"),
-        "use_multiprocessing": "each worker is a process: pass `workers`",
-        "min_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
-        "max_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
-        "resume": f"pass `{setting(recovery=call_of('Recovery', ..., resume=True))}`",
-        "checkpoint": f"pass `{setting(recovery=call_of('Recovery', ...))}`, or only the folder",
-        "restarts": f"pass `{setting(recovery=call_of('Recovery', restarts=...))}`",
-        **{
-            name: f"pass `{setting(recovery=call_of('Recovery', ..., **{name: ...}))}`"
-            for name in ("every", "keep", "pause")
+        "validation_data": {
+            "validation_batch_size": "validation rows are read in batches of `batch_size`",
+            "validation_steps": "all rows of `validation_data` are used",
+            "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
+            "view_metrics": "`verbose` shows the progress, and the result draws the curves",
+            **dict.fromkeys(
+                ("min_workers", "max_workers"),
+                _pass(workers=call_of("Elastic", 4, min=2, max=8)),
+            ),
         },
-        "timeout": f"pass `{setting(recovery=call_of('Recovery', timeout=...))}`",
-        "model_uri": f"pass `{setting(model_options=call_of('ModelOptions', uri=...))}`",
-        "custom_objects": (
-            f"pass `{setting(model_options=call_of('ModelOptions', custom_objects=...))}`"
-        ),
-        "safe_mode": f"pass `{setting(model_options=call_of('ModelOptions', safe_mode=...))}`",
-        "tensorboard": f"pass `{setting(callbacks=[call_of('track_tensorboard', ...)])}`",
-        "detach": (
-            f"call `{call_of('submit_training', ...)}`, which returns a job; to plan that, call "
-            f"`{call_of('plan', ..., submit=True)}`"
-        ),
-        "submit": f"call `{call_of('submit_training', ...)}`, which returns a job",
-        "roles": f"pass `{setting(exchange=call_of('ParameterServer', servers=1))}`",
-        "strategy": (
-            "omit it: the workers' gradients are averaged in every step. To train on parameter "
-            f"servers, pass `{setting(exchange=call_of('ParameterServer', servers=1))}`"
-        ),
-        "gpus": f"pass `{setting(resources=call_of('Resources', gpus=1))}`, the number per worker",
-        "cpus": f"pass `{setting(resources=call_of('Resources', cpus=4))}`, the number per worker",
-        "memory": (
-            f"pass `{setting(resources=call_of('Resources', memory='4GB'))}`, the memory per worker"
-        ),
-        "spark": f"pass the connection as `{term('spark')}`",
-        "spark_context": f"pass a SparkSession as `{term('spark')}`",
-        **{
-            name: f"pass `{setting(data_options=call_of('DataOptions', **{name: ...}))}`"
-            for name in _DATA_OPTIONS
+        "callbacks": {
+            "tensorboard": _pass(callbacks=[call_of("track_tensorboard", ...)]),
+            "detach": f"{_submit()}; to plan that, call `{call_of('plan', ..., submit=True)}`",
+            "submit": _submit(),
+        },
+        **_list_objects(),
+    }
+
+
+def _list_objects() -> dict[str | None, dict[str, str]]:
+    """Return the part of `_list_advice` about options of objects."""
+    servers = _pass(exchange=call_of("ParameterServer", servers=1))
+    each = "the number per worker"
+    return {
+        "exchange": {
+            **_list_options_of("exchange", "Exchange", _EXCHANGE_OPTIONS),
+            "roles": servers,
+            "strategy": "omit it: the workers' gradients are averaged in every step. To train on "
+            f"parameter servers, {servers}",
+        },
+        "recovery": {
+            "checkpoint": f"{_pass(recovery=call_of('Recovery', ...))}, or only the folder",
+            "resume": _pass(recovery=call_of("Recovery", ..., resume=True)),
+            **_list_options_of("recovery", "Recovery", ("every", "keep", "pause"), ...),
+            **_list_options_of("recovery", "Recovery", ("restarts", "timeout")),
+        },
+        "model_options": {
+            "model_uri": _pass(model_options=call_of("ModelOptions", uri=...)),
+            **_list_options_of("model_options", "ModelOptions", ("custom_objects", "safe_mode")),
+        },
+        "data_options": _list_options_of("data_options", "DataOptions", _DATA_OPTIONS),
+        "resources": {
+            "gpus": f"{_pass(resources=call_of('Resources', gpus=1))}, {each}",
+            "cpus": f"{_pass(resources=call_of('Resources', cpus=4))}, {each}",
+            "memory": f"{_pass(resources=call_of('Resources', memory='4GB'))}, the memory per "
+            "worker",
         },
     }
 
 
-# Each exists only in calls with another argument: advice must not name one that the call lacks.
-_NEEDED = {
-    **dict.fromkeys(("x", "y", "sample_weight"), "data"),
-    **dict.fromkeys(("min_workers", "max_workers"), "validation_data"),
-    **dict.fromkeys(("validation_batch_size", "validation_steps"), "validation_data"),
-    **dict.fromkeys(("resume", "checkpoint", "restarts", "timeout"), "recovery"),
-    **dict.fromkeys(("every", "keep", "pause"), "recovery"),
-    **dict.fromkeys((*_EXCHANGE_OPTIONS, "roles", "strategy"), "exchange"),
-    **dict.fromkeys(("custom_objects", "safe_mode", "model_uri"), "model_options"),
-    **dict.fromkeys(_DATA_OPTIONS, "data_options"),
-    **dict.fromkeys(("gpus", "cpus", "memory"), "resources"),
-    **dict.fromkeys(("num_workers", "num_proc", "num_processes", "use_multiprocessing"), "workers"),
-    **dict.fromkeys(("tensorboard", "detach", "submit"), "callbacks"),
-    **dict.fromkeys(("generator", "view_metrics"), "validation_data"),
-    **dict.fromkeys(("optimizer", "loss", "metrics", "learning_rate"), "model"),
-}
+def _list_options_of(
+    argument: str, maker: str, names: Iterable[str], *first: Any
+) -> dict[str, str]:
+    return {one: _pass(**{argument: call_of(maker, *first, **{one: ...})}) for one in names}
+
+
+def _pass(**argument: Any) -> str:
+    return f"pass `{setting(**argument)}`"
+
+
+def _submit() -> str:
+    return f"call `{call_of('submit_training', ...)}`, which returns a job"
 
 
 # Where code that is not the caller's own is: this package, other ones, and the standard library.
@@ -329,7 +338,8 @@ def suggest(unknown: str, known: Iterable[str]) -> str | None:
     if unknown in ("detach", "submit") and "folder" in known:
         return "omit it: this call submits the training, and returns a job"
     near = difflib.get_close_matches(unknown, known, 1)
-    instead = _list_instead().get(unknown) if _NEEDED.get(unknown) in (None, *known) else None
+    advice = (of for needed, of in _list_advice().items() if needed in (None, *known))
+    instead = next((of[unknown] for of in advice if unknown in of), None)
     return instead or (f"did you mean `{near[0]}`?" if near else None)
 
 
