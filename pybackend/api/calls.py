@@ -23,7 +23,7 @@ from pybackend.job.call_options import (
     list_options,
     read_texts,
 )
-from pybackend.job.options import Elastic, Exchange
+from pybackend.job.options import DataOptions, Elastic, Exchange
 from pybackend.launchers import Launcher
 from pybackend.machine.janitor import check_temporary_folder
 from pybackend.words import call_of, either, setting, show, term
@@ -124,14 +124,7 @@ _T = TypeVar("_T")
 
 
 _EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
-_DATA_OPTIONS = (
-    "tensors",
-    "categories",
-    "encode",
-    "tfrecord_spec",
-    "repartition",
-    "in_memory",
-)
+_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
 
 
 def _list_advice() -> dict[str | None, dict[str, str]]:
