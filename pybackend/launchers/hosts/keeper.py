@@ -20,7 +20,7 @@ from typing import cast
 from pybackend.job.job import LOGGER, Job
 from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.hosts.keeper_task import KEEPER
-from pybackend.launchers.hosts.ssh import HostPython, find_greeting
+from pybackend.launchers.hosts.ssh import HostProcess, HostPython, end_all, find_greeting
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
 from pybackend.launchers.stopping import check_stop
 from pybackend.net.shared_lines import SharedLines
@@ -58,7 +58,7 @@ def find_keepers(
     return [{KEEPER: name} if name else {} for name in names]
 
 
-class _Keeper:
+class _Keeper(HostProcess):
     """A keeper, and the ssh process on which its life depends."""
 
     def __init__(self, place: HostPython, library: Mapping[str, bytes]) -> None:
@@ -67,7 +67,7 @@ class _Keeper:
         self._name = b""
         self._has_answered = threading.Event()
         self._deadline = time.monotonic() + _START_SECONDS
-        self._process = place.start("", "hosts.keeper_task", subprocess.DEVNULL)
+        super().__init__(place.start("", "hosts.keeper_task", subprocess.DEVNULL))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def is_running(self) -> bool:
@@ -88,20 +88,6 @@ class _Keeper:
             check_stop()
         is_whole = self._name.endswith(b"\n")
         return self._name if is_whole and self.is_running() else b""
-
-    def let_go(self) -> None:
-        """Close the lifeline, so that the keeper ends and removes its files."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or its host does not respond."""
-        try:
-            self._process.wait(max(0.1, seconds))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def leave(self) -> None:
         """Leave it to the process that this one was forked from."""
@@ -154,11 +140,7 @@ class _Keepers:
         """End all keepers."""
         with self._lock:
             running, self._running = list(self._running.values()), {}
-        for keeper in running:
-            keeper.let_go()
-        deadline = time.monotonic() + _END_SECONDS
-        for keeper in running:
-            keeper.wait(deadline - time.monotonic())
+        end_all(running, _END_SECONDS)
 
     def leave(self) -> None:
         """Have no keepers, in a process that was forked from their session."""

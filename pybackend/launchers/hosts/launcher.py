@@ -21,6 +21,7 @@ from pybackend.figures import show_bytes
 from pybackend.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
+from pybackend.job.resources import Resources
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import (
@@ -38,13 +39,14 @@ from pybackend.launchers.hosts.host_list import (
 )
 from pybackend.launchers.hosts.keeper import find_keepers
 from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, Ssh, environment
-from pybackend.launchers.hosts.ssh_host import SshHost, check_workers, reached
+from pybackend.launchers.hosts.ssh_host import SshHost, reached
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
-from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle
 from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
+from pybackend.launchers.shares import Machine, find_shortage
 from pybackend.machine.janitor import swept_folder
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of, show
@@ -164,7 +166,7 @@ class _Slots(Way):
         for host, ranks in placed:
             interpreter = self.interpreters.get(host.name)
             python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
-            check = partial(check_workers, host.name, resources, _count_neighbours(host, ranks))
+            check = partial(_check_workers, host.name, resources, _count_neighbours(host, ranks))
             given = (python, ranks, start.meeting, "hosts.ssh_task", _option(), wanted, check)
             yield SshHost(*given)
 
@@ -194,6 +196,23 @@ def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
 def _count_neighbours(host: HostSlots, ranks: range) -> int:
     """Return the number of workers on a host, of all jobs that run there."""
     return host.neighbours or len(ranks)
+
+
+def _check_workers(host: str, resources: Resources, workers: int, greeting: HostGreeting) -> None:
+    """Check that a host's Python can run this number of workers.
+
+    Raises
+    ------
+    ClusterError
+        It is another release, a package is missing, or the machine does not have enough.
+    """
+    other = f"Specify a Python {{own}} that all hosts have: {_option()}"
+    install = "Install it there with `{python} -m pip install {package}`, or " + _choose_python()
+    if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
+        raise obstacle
+    shortage = find_shortage(resources, workers, Machine(**greeting.machine), host)
+    if shortage is not None:
+        raise ClusterError(shortage)
 
 
 def install_on_hosts(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -182,6 +184,36 @@ class HostPython:
             # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
             start_new_session=True,
         )
+
+
+class HostProcess:
+    """A process on a host, which ends and removes its files when its input closes."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def let_go(self) -> None:
+        """Close its input."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, or its host does not respond."""
+        try:
+            self._process.wait(max(0.1, seconds))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
+    """End processes on hosts, and wait up to some seconds for all of them."""
+    for one in processes:
+        one.let_go()
+    deadline = time.monotonic() + seconds
+    for one in processes:
+        one.wait(deadline - time.monotonic())
 
 
 def find_greeting(reading: IO[bytes]) -> bytes | None:

@@ -16,14 +16,17 @@ from contextlib import contextmanager
 from typing import IO, cast
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.job.resources import Resources
 from pybackend.launchers.hosts.keeper_task import KEEPER
-from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, find_greeting
-from pybackend.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle, read_greeting
-from pybackend.launchers.shares import Machine, find_shortage
+from pybackend.launchers.hosts.ssh import (
+    CONNECTION_LOST,
+    HostProcess,
+    HostPython,
+    end_all,
+    find_greeting,
+)
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
-from pybackend.words import call_of
 
 _LOG_LINES = 40
 # For the processes there to end and to remove their files.
@@ -37,7 +40,7 @@ _SILENT_SECONDS = 300.0
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
-class SshHost:
+class SshHost(HostProcess):
     """A process on a host, over ssh or on this machine, and the workers that it starts.
 
     Parameters
@@ -84,7 +87,7 @@ class SshHost:
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
         self._has_keeper = False
-        self._process = python.start(wanted, task)
+        super().__init__(python.start(wanted, task))
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
         self._printer.start()
         self._follower = threading.Thread(target=self._follow, daemon=True)
@@ -143,17 +146,11 @@ class SshHost:
         self._bundles.put(None)
         if not self._is_reading:  # ssh may not notice in time that its input has closed
             self._process.terminate()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        super().let_go()
 
     def wait(self, seconds: float) -> None:
         """Wait until all processes there have ended, or the host does not respond."""
-        try:
-            self._process.wait(timeout=max(0.1, seconds))
-        except subprocess.TimeoutExpired:  # its host does not respond
-            self._process.kill()
-            self._process.wait()
+        super().wait(seconds)
         self._follower.join(timeout=5)
 
     def _follow(self) -> None:
@@ -258,29 +255,4 @@ def reached(hosts: Iterable[SshHost]) -> Iterator[list[SshHost]]:
         for one in started:
             one.let_finish(deadline - time.monotonic())
     finally:
-        for one in started:
-            one.let_go()
-        deadline = time.monotonic() + _END_SECONDS
-        for one in started:
-            one.wait(deadline - time.monotonic())
-
-
-def check_workers(host: str, resources: Resources, workers: int, greeting: HostGreeting) -> None:
-    """Check that a host's Python can run this number of workers.
-
-    Raises
-    ------
-    ClusterError
-        It is another release, a package is missing, or the machine does not have enough.
-    """
-    specify = call_of("hosts", ..., python=...)
-    other = f"Specify a Python {{own}} that all hosts have: {specify}"
-    install = (
-        "Install it there with `{python} -m pip install {package}`, or specify a Python that "
-        f"has it on every host: {specify}"
-    )
-    if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
-        raise obstacle
-    shortage = find_shortage(resources, workers, Machine(**greeting.machine), host)
-    if shortage is not None:
-        raise ClusterError(shortage)
+        end_all(started, _END_SECONDS)
