@@ -13,7 +13,8 @@ pip=("$python" -m pip install --quiet --no-input --disable-pip-version-check --p
 index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
 uv=.venv/bin/uv
 if [[ -z $index ]] && { [[ -x $uv ]] || "${pip[@]}" --only-binary uv uv </dev/null; }; then
-  export UV_NATIVE_TLS=1
+  # Its cache is off: it kept a new copy of PySpark, built from source (600 MB), for each clone.
+  export UV_NATIVE_TLS=1 UV_NO_CACHE=1
   "$uv" pip install --quiet --python "$python" "$@" </dev/null && exit
 fi
 exec "${pip[@]}" --no-compile "$@" </dev/null
