@@ -16,10 +16,10 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians, for the small network with rows of images."""
     import keras
 
-    from pybackend.engine.probes import find_unsummable_metrics, is_mean_in_evaluation
-    from pybackend.model.serialization import model_to_bytes
-    from pybackend.model.transfer import encode_file
-    from pybackend.model.view import ModelView
+    from pybackend.core.engine.probes import find_unsummable_metrics, is_mean_in_evaluation
+    from pybackend.core.model.serialization import model_to_bytes
+    from pybackend.core.model.transfer import encode_file
+    from pybackend.core.model.view import ModelView
 
     generator = np.random.default_rng(0)
     images = generator.random((_ROWS, 28, 28, 1), dtype="float32")

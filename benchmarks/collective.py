@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import pybackend
-from pybackend.collective import Compression, join_mesh
-from pybackend.net.rendezvous import address_of, listen, new_token
+from pybackend.core.collective import Compression, join_mesh
+from pybackend.core.net.rendezvous import address_of, listen, new_token
 
 # A Python with torch, which is too large to be among the packages of the benchmarks.
 TORCH = os.environ.get("TORCH_PYTHON")

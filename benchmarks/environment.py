@@ -52,7 +52,7 @@ def measure(rounds: int) -> dict[str, Figures]:
 
 
 def _measure_unpacking(packed: pybackend.types.PackedEnvironment, folder: Path) -> Figures:
-    from pybackend.launchers.environment.installing import install_here, read_blocks
+    from pybackend.core.launchers.environment.installing import install_here, read_blocks
 
     began = time.perf_counter()
     there = install_here(packed, read_blocks(packed.path), str(folder / "unpacked"))

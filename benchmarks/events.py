@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.collective.algorithms import Algorithm, CostModel, count_pairs, find_partners
+from pybackend.core.collective.algorithms import Algorithm, CostModel, count_pairs, find_partners
 
 Array = npt.NDArray[Any]
 Factors = Callable[[int], Array | float]

@@ -112,8 +112,8 @@ def drain(frame: Any) -> float:
 
 def tfdist_feed(session: Any, frame: Any, is_read: bool = True) -> float:
     """Return seconds until every row was in a shuffled batch of tensors, or only stored."""
-    from pybackend.data.rows import StoredRows
-    from pybackend.launchers import small_batches
+    from pybackend.core.data.rows import StoredRows
+    from pybackend.core.launchers import small_batches
 
     def feed(batches: Iterable[Any]) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -127,10 +127,10 @@ def tfdist_feed(session: Any, frame: Any, is_read: bool = True) -> float:
 
 def spool(batches: Iterable[Any], folder: Path) -> None:
     """Write a partition's rows as tfdist's tasks do, in the folder ``train``."""
-    from pybackend.data.arrow import describe_schema
-    from pybackend.data.column_groups import group_columns
-    from pybackend.data.columns import ColumnSpec
-    from pybackend.launchers.spark.barrier_task import RowsOfFrame
+    from pybackend.core.data.arrow import describe_schema
+    from pybackend.core.data.column_groups import group_columns
+    from pybackend.core.data.columns import ColumnSpec
+    from pybackend.core.launchers.spark.barrier_task import RowsOfFrame
 
     batches = iter(batches)
     first = next(batches)
@@ -141,8 +141,8 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
 
 def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:
     """Return the number of rows in a shuffled epoch over a row store."""
-    from pybackend.data.rows import StoredRows
-    from pybackend.engine.feed import Feed
+    from pybackend.core.data.rows import StoredRows
+    from pybackend.core.engine.feed import Feed
 
     rows = StoredRows(folder, in_memory)
     feed = Feed(rows, [len(rows)], 0, batch_size, shuffle=True)
@@ -173,9 +173,9 @@ def shuffled(rounds: int) -> dict[str, Table]:
 def _batches(batch_size: int, rounds: int) -> Table:
     import tensorflow as tf
 
-    from pybackend.data.row_store import write_columns
-    from pybackend.data.rows import StoredRows
-    from pybackend.engine.feed import Feed
+    from pybackend.core.data.row_store import write_columns
+    from pybackend.core.data.rows import StoredRows
+    from pybackend.core.engine.feed import Feed
 
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (ROWS, WIDTH), np.uint8)

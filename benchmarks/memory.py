@@ -111,7 +111,7 @@ def _task(rows: int, folder: Path) -> None:
     """Run a Spark task that stores its partition's rows; Java creates them, Python only reads."""
     from pyspark.sql import SparkSession
 
-    from pybackend.launchers import small_batches
+    from pybackend.core.launchers import small_batches
 
     def keep(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa

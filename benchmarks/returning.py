@@ -24,13 +24,13 @@ from rounds import median_seconds
 from standalone_session import WORKERS, standalone_session
 
 import pybackend
-from pybackend.job.report import WorkerReport
-from pybackend.launchers.remote.task import receive_model
-from pybackend.launchers.spark.barrier import collect_rows, driver_addresses
-from pybackend.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import new_token
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.remote.task import receive_model
+from pybackend.core.launchers.spark.barrier import collect_rows, driver_addresses
+from pybackend.core.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import new_token
 
 Table = dict[str, dict[str, float]]
 BYTES = 100_000_000

@@ -20,8 +20,8 @@ from events import Cluster
 from page import table, write_sections
 from scaling import ADD, LATENCY, crowding, fit, measure_ranks, run_ranks
 
-from pybackend.collective import CostModel, join_mesh
-from pybackend.collective.algorithms import Algorithm
+from pybackend.core.collective import CostModel, join_mesh
+from pybackend.core.collective.algorithms import Algorithm
 
 Table = dict[str, dict[str, float]]
 

@@ -107,7 +107,7 @@ def train_apart(
     def work(context: pybackend.types.WorkerContext) -> Any:
         import keras
 
-        from pybackend.engine.feed import Feed
+        from pybackend.core.engine.feed import Feed
 
         own = [stopwatch(keras.callbacks.Callback)]
         if exchanged:
@@ -125,8 +125,8 @@ def train_apart(
 
 def connect(context: pybackend.types.WorkerContext) -> Any:
     """Connect the workers with each other; return their collective."""
-    from pybackend.collective import join_mesh
-    from pybackend.net.rendezvous import address_of, listen, new_token
+    from pybackend.core.collective import join_mesh
+    from pybackend.core.net.rendezvous import address_of, listen, new_token
 
     server = listen("127.0.0.1")
     token = context.all_gather(new_token())[0]

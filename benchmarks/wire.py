@@ -15,8 +15,8 @@ import time
 import numpy as np
 from collective import run_pair
 
-from pybackend.collective import Mesh, join_mesh
-from pybackend.net.stream import Stream
+from pybackend.core.collective import Mesh, join_mesh
+from pybackend.core.net.stream import Stream
 
 CASES = {"plain": False, "BLAKE2b of the same bytes": False, "TLS 1.3": True}
 SIZES = {"1KB": (1024, 300), "1MB": (1 << 20, 30), "100MB": (100_000_000, 3)}

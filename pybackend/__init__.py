@@ -13,44 +13,43 @@ __version__ = "0.1.0"
 
 # Names by module.
 _NAMES = {
-    "api.checkpoints": "load_checkpoint",
-    "api.detached_job": "attach_job jobs",
-    "api.environment": "pack_environment",
-    "api.mnist": "mnist train_mnist",
-    "api.observer": "Observer",
-    "api.plan": "plan",
-    "api.predict": "predict_spark",
-    "api.records": "read_tfrecords write_tfrecords",
-    "api.run": "barrier_run",
-    "api.score": "barrier_evaluate barrier_predict",
-    "api.train": "barrier_train submit_training",
-    "data.sharding": "replay_batches",
+    "core.api.checkpoints": "load_checkpoint",
+    "core.api.detached_job": "attach_job jobs",
+    "core.api.environment": "pack_environment",
+    "core.api.mnist": "mnist train_mnist",
+    "core.api.observer": "Observer",
+    "core.api.plan": "plan",
+    "core.api.predict": "predict_spark",
+    "core.api.records": "read_tfrecords write_tfrecords",
+    "core.api.run": "barrier_run",
+    "core.api.score": "barrier_evaluate barrier_predict",
+    "core.api.train": "barrier_train submit_training",
+    "core.data.sharding": "replay_batches",
     "distributor": "TFDistributor",
-    "errors": (
+    "core.errors": (
         "ClusterError DatabaseError InputError PeerLostError RError SerializationError "
         "TfdistError UnverifiedFileWarning WorkerFailedError"
     ),
-    "job.checkpoint": "Recovery",
-    "job.learning_rate": "ScaleLearningRate",
-    "job.model_options": "ModelOptions",
-    "job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
-    "job.resources": "Resources",
-    "launchers.hosts.launcher": "hosts",
-    "launchers.place": "join",
-    "launchers.kubernetes.launcher": "kubernetes",
-    "launchers.slurm.launcher": "slurm",
-    "model.serialization": "load_model model_from_base64 model_to_base64 save_model",
-    "r.function": "RFunction",
+    "core.job.checkpoint": "Recovery",
+    "core.job.learning_rate": "ScaleLearningRate",
+    "core.job.model_options": "ModelOptions",
+    "core.job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
+    "core.job.resources": "Resources",
+    "core.launchers.hosts.launcher": "hosts",
+    "core.launchers.place": "join",
+    "core.launchers.kubernetes.launcher": "kubernetes",
+    "core.launchers.slurm.launcher": "slurm",
+    "core.model.serialization": "load_model model_from_base64 model_to_base64 save_model",
+    "core.r.function": "RFunction",
     "reporting.call": "report",
     "scaling.call": "bench_scale",
     "sql.compile": "to_sql",
     "sql.deploy": "deploy_model undeploy_model",
-    "tensorboard": "view_tensorboard",
-    "tf_config": "make_tf_config read_tf_config",
+    "core.tf_config": "make_tf_config read_tf_config",
     "tuning.call": "train_many",
     "tuning.pruning": "MedianPruning SuccessiveHalving",
     "tracking.mlflow": "track_mlflow",
-    "tracking.tensorboard": "track_tensorboard",
+    "tracking.tensorboard": "track_tensorboard view_tensorboard",
     "tracking.wandb": "track_wandb",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -65,61 +64,61 @@ _INSTEAD = {
 
 if TYPE_CHECKING:
     from pybackend import types as types
-    from pybackend.api.checkpoints import load_checkpoint as load_checkpoint
-    from pybackend.api.detached_job import attach_job as attach_job
-    from pybackend.api.detached_job import jobs as jobs
-    from pybackend.api.environment import pack_environment as pack_environment
-    from pybackend.api.mnist import mnist as mnist
-    from pybackend.api.mnist import train_mnist as train_mnist
-    from pybackend.api.observer import Observer as Observer
-    from pybackend.api.plan import plan as plan
-    from pybackend.api.predict import predict_spark as predict_spark
-    from pybackend.api.records import read_tfrecords as read_tfrecords
-    from pybackend.api.records import write_tfrecords as write_tfrecords
-    from pybackend.api.run import barrier_run as barrier_run
-    from pybackend.api.score import barrier_evaluate as barrier_evaluate
-    from pybackend.api.score import barrier_predict as barrier_predict
-    from pybackend.api.train import barrier_train as barrier_train
-    from pybackend.api.train import submit_training as submit_training
-    from pybackend.data.sharding import replay_batches as replay_batches
+    from pybackend.core.api.checkpoints import load_checkpoint as load_checkpoint
+    from pybackend.core.api.detached_job import attach_job as attach_job
+    from pybackend.core.api.detached_job import jobs as jobs
+    from pybackend.core.api.environment import pack_environment as pack_environment
+    from pybackend.core.api.mnist import mnist as mnist
+    from pybackend.core.api.mnist import train_mnist as train_mnist
+    from pybackend.core.api.observer import Observer as Observer
+    from pybackend.core.api.plan import plan as plan
+    from pybackend.core.api.predict import predict_spark as predict_spark
+    from pybackend.core.api.records import read_tfrecords as read_tfrecords
+    from pybackend.core.api.records import write_tfrecords as write_tfrecords
+    from pybackend.core.api.run import barrier_run as barrier_run
+    from pybackend.core.api.score import barrier_evaluate as barrier_evaluate
+    from pybackend.core.api.score import barrier_predict as barrier_predict
+    from pybackend.core.api.train import barrier_train as barrier_train
+    from pybackend.core.api.train import submit_training as submit_training
+    from pybackend.core.data.sharding import replay_batches as replay_batches
+    from pybackend.core.errors import ClusterError as ClusterError
+    from pybackend.core.errors import DatabaseError as DatabaseError
+    from pybackend.core.errors import InputError as InputError
+    from pybackend.core.errors import PeerLostError as PeerLostError
+    from pybackend.core.errors import RError as RError
+    from pybackend.core.errors import SerializationError as SerializationError
+    from pybackend.core.errors import TfdistError as TfdistError
+    from pybackend.core.errors import UnverifiedFileWarning as UnverifiedFileWarning
+    from pybackend.core.errors import WorkerFailedError as WorkerFailedError
+    from pybackend.core.job.checkpoint import Recovery as Recovery
+    from pybackend.core.job.learning_rate import ScaleLearningRate as ScaleLearningRate
+    from pybackend.core.job.model_options import ModelOptions as ModelOptions
+    from pybackend.core.job.options import DataOptions as DataOptions
+    from pybackend.core.job.options import Elastic as Elastic
+    from pybackend.core.job.options import Exchange as Exchange
+    from pybackend.core.job.options import LocalSteps as LocalSteps
+    from pybackend.core.job.options import ParameterServer as ParameterServer
+    from pybackend.core.job.resources import Resources as Resources
+    from pybackend.core.launchers.hosts.launcher import hosts as hosts
+    from pybackend.core.launchers.kubernetes.launcher import kubernetes as kubernetes
+    from pybackend.core.launchers.place import join as join
+    from pybackend.core.launchers.slurm.launcher import slurm as slurm
+    from pybackend.core.model.serialization import load_model as load_model
+    from pybackend.core.model.serialization import model_from_base64 as model_from_base64
+    from pybackend.core.model.serialization import model_to_base64 as model_to_base64
+    from pybackend.core.model.serialization import save_model as save_model
+    from pybackend.core.r.function import RFunction as RFunction
+    from pybackend.core.tf_config import make_tf_config as make_tf_config
+    from pybackend.core.tf_config import read_tf_config as read_tf_config
     from pybackend.distributor import TFDistributor as TFDistributor
-    from pybackend.errors import ClusterError as ClusterError
-    from pybackend.errors import DatabaseError as DatabaseError
-    from pybackend.errors import InputError as InputError
-    from pybackend.errors import PeerLostError as PeerLostError
-    from pybackend.errors import RError as RError
-    from pybackend.errors import SerializationError as SerializationError
-    from pybackend.errors import TfdistError as TfdistError
-    from pybackend.errors import UnverifiedFileWarning as UnverifiedFileWarning
-    from pybackend.errors import WorkerFailedError as WorkerFailedError
-    from pybackend.job.checkpoint import Recovery as Recovery
-    from pybackend.job.learning_rate import ScaleLearningRate as ScaleLearningRate
-    from pybackend.job.model_options import ModelOptions as ModelOptions
-    from pybackend.job.options import DataOptions as DataOptions
-    from pybackend.job.options import Elastic as Elastic
-    from pybackend.job.options import Exchange as Exchange
-    from pybackend.job.options import LocalSteps as LocalSteps
-    from pybackend.job.options import ParameterServer as ParameterServer
-    from pybackend.job.resources import Resources as Resources
-    from pybackend.launchers.hosts.launcher import hosts as hosts
-    from pybackend.launchers.kubernetes.launcher import kubernetes as kubernetes
-    from pybackend.launchers.place import join as join
-    from pybackend.launchers.slurm.launcher import slurm as slurm
-    from pybackend.model.serialization import load_model as load_model
-    from pybackend.model.serialization import model_from_base64 as model_from_base64
-    from pybackend.model.serialization import model_to_base64 as model_to_base64
-    from pybackend.model.serialization import save_model as save_model
-    from pybackend.r.function import RFunction as RFunction
     from pybackend.reporting.call import report as report
     from pybackend.scaling.call import bench_scale as bench_scale
     from pybackend.sql.compile import to_sql as to_sql
     from pybackend.sql.deploy import deploy_model as deploy_model
     from pybackend.sql.deploy import undeploy_model as undeploy_model
-    from pybackend.tensorboard import view_tensorboard as view_tensorboard
-    from pybackend.tf_config import make_tf_config as make_tf_config
-    from pybackend.tf_config import read_tf_config as read_tf_config
     from pybackend.tracking.mlflow import track_mlflow as track_mlflow
     from pybackend.tracking.tensorboard import track_tensorboard as track_tensorboard
+    from pybackend.tracking.tensorboard import view_tensorboard as view_tensorboard
     from pybackend.tracking.wandb import track_wandb as track_wandb
     from pybackend.tuning.call import train_many as train_many
     from pybackend.tuning.pruning import MedianPruning as MedianPruning

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.calls import EvaluationCall, PredictionCall, suggest
-from pybackend.api.detached_job import DetachedJob, jobs
-from pybackend.api.display import Tell, relayed_to
-from pybackend.api.in_process import evaluate_here, predict_here
-from pybackend.api.result import TrainResult
-from pybackend.api.result_file import read_result, write_result
-from pybackend.api.returned_model import read_model_file
-from pybackend.data.files import check_writable
-from pybackend.data.predictions import Predictions
-from pybackend.doctor.machine import doctor
-from pybackend.doctor.probe import probe
-from pybackend.errors import (
+from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
+from pybackend.core.api.detached_job import DetachedJob, jobs
+from pybackend.core.api.display import Tell, relayed_to
+from pybackend.core.api.in_process import evaluate_here, predict_here
+from pybackend.core.api.result import TrainResult
+from pybackend.core.api.result_file import read_result, write_result
+from pybackend.core.api.returned_model import read_model_file
+from pybackend.core.data.files import check_writable
+from pybackend.core.data.predictions import Predictions
+from pybackend.core.errors import (
     ClusterError,
     Failure,
     InputError,
@@ -33,10 +31,13 @@ from pybackend.errors import (
     TfdistError,
     WorkerFailedError,
 )
-from pybackend.job.call_options import checks
-from pybackend.job.options import Elastic
-from pybackend.launchers import SparklyrWorkers, attach_spark
-from pybackend.model.serialization import decode_base64, model_from_bytes, save_model
+from pybackend.core.job.call_options import checks
+from pybackend.core.job.options import Elastic
+from pybackend.core.launchers import SparklyrWorkers, attach_spark
+from pybackend.core.model.serialization import decode_base64, model_from_bytes, save_model
+from pybackend.core.words import show, speak
+from pybackend.doctor.machine import doctor
+from pybackend.doctor.probe import probe
 from pybackend.reporting.call import report, write_report
 from pybackend.sql.dbi import connect_dbi
 from pybackend.sql.deploy import augment
@@ -44,7 +45,6 @@ from pybackend.sql.query import SourceQuery
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Mode
 from pybackend.tuning.result import Trial, Trials
-from pybackend.words import show, speak
 
 __all__ = [
     "SourceQuery",
@@ -177,9 +177,9 @@ def restore_model(model: Any, weights: dict[str, str]) -> Any:
         The dict that `describe_weights` returned, with ``text``, the weights file in base64, and
         ``sha256``, its digest.
     """
-    from pybackend.job.job import WEIGHTS
-    from pybackend.model.file_checks import check_digest
-    from pybackend.model.transfer import restore
+    from pybackend.core.job.job import WEIGHTS
+    from pybackend.core.model.file_checks import check_digest
+    from pybackend.core.model.transfer import restore
 
     file = decode_base64(weights["text"])
     check_digest(file, weights["sha256"])
@@ -194,14 +194,14 @@ def copy_model(uri: str, path: str) -> None:
 def write_onnx(model: Any, path: str) -> float:
     """Write a model as an ONNX file, as `TrainResult.export` does."""
     check_writable(path, "path")
-    from pybackend.model.onnx import write_onnx
+    from pybackend.core.model.onnx import write_onnx
 
     return write_onnx(model, Path(path))
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     """Return the levels of the label used in training if the model has as many classes."""
-    from pybackend.model.outputs import count_classes, has_logits, list_outputs
+    from pybackend.core.model.outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
     classes = count_classes(model, outputs)
@@ -252,7 +252,7 @@ def shape_columns(
     """
     from keras import tree
 
-    from pybackend.api.model_columns import check_levels, divide_predictions, predictions_of
+    from pybackend.core.api.model_columns import check_levels, divide_predictions, predictions_of
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
     flat = tree.flatten(outputs)
@@ -277,29 +277,29 @@ def _show_predictions(predictions: Predictions, outputs: list[Any]) -> dict[str,
 
 def check_levels(model: Any, levels: list[str]) -> None:
     """Reject label levels that the model's loss cannot distinguish, or uses as numbers."""
-    from pybackend.model.labels import check_levels
+    from pybackend.core.model.labels import check_levels
 
     check_levels(model, levels, "data")
 
 
 def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
     """Reject features with more or fewer numbers per row than the model's input has."""
-    from pybackend.model.inputs import check_feature_names
+    from pybackend.core.model.inputs import check_feature_names
 
     check_feature_names(model, names if isinstance(names, dict) else {"": names})
 
 
 def find_text_inputs(model: Any) -> list[str] | None:
     """Return the names of the model's inputs that take text; None if its inputs are unknown."""
-    from pybackend.model.inputs import find_text_inputs
+    from pybackend.core.model.inputs import find_text_inputs
 
     return find_text_inputs(model)
 
 
 def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
     """Return the column names of Parquet or TFRecord files."""
-    from pybackend.data.files import as_places
-    from pybackend.data.sources import open_row_files
+    from pybackend.core.data.files import as_places
+    from pybackend.core.data.sources import open_row_files
 
     names: list[str] = open_row_files(as_places(path), tfrecord_spec, "data").schema.names
     return names

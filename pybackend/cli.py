@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.errors import InputError, TfdistError
-from pybackend.launchers import add_run_options, describe_batch, read_run_plan, run_script
+from pybackend.core.errors import InputError, TfdistError
+from pybackend.core.launchers import add_run_options, describe_batch, read_run_plan, run_script
 
 # Options of mpirun, horovodrun and torchrun for the number of ranks.
 _COUNTS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node")
@@ -284,7 +284,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _secret(options: argparse.Namespace) -> int:
-    from pybackend.net.secret import FILE_VARIABLE, default_path, make_secret
+    from pybackend.core.net.secret import FILE_VARIABLE, default_path, make_secret
 
     path = Path(options.file) if options.file else default_path()
     is_new = make_secret(path)
@@ -303,7 +303,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _tensorboard(options: argparse.Namespace) -> int:
-    from pybackend.tensorboard import view_tensorboard
+    from pybackend.tracking.tensorboard import view_tensorboard
 
     with view_tensorboard(options.folder) as view:
         print(f"TensorBoard for {view.folder} at {view.url} (press Ctrl-C to stop it)", flush=True)
@@ -356,7 +356,7 @@ def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
 
 
 def _bench_scale(options: argparse.Namespace) -> int:
-    from pybackend.api.figure_file import check_figure
+    from pybackend.core.api.figure_file import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:

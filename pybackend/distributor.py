@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.api.data_checks import check_takes
-from pybackend.api.run import check_function, run_function
-from pybackend.errors import InputError
-from pybackend.function.adapters import RankZero, Script
-from pybackend.job.arguments import check_flag, check_whole_number
-from pybackend.job.resources import Resources
-from pybackend.launchers import get_session
+from pybackend.core.api.data_checks import check_takes
+from pybackend.core.api.run import check_function, run_function
+from pybackend.core.errors import InputError
+from pybackend.core.function.adapters import RankZero, Script
+from pybackend.core.job.arguments import check_flag, check_whole_number
+from pybackend.core.job.resources import Resources
+from pybackend.core.launchers import get_session
 
 
 class TFDistributor:

@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.api.data_checks import check_takes
-from pybackend.api.progress import printer
-from pybackend.api.run import run_function
-from pybackend.errors import ClusterError, InputError
-from pybackend.function.adapters import RankZero
-from pybackend.job.arguments import check_flag, check_whole_number
-from pybackend.job.messages import Note
-from pybackend.job.resources import Resources
-from pybackend.launchers import get_session, read_setting
+from pybackend.core.api.data_checks import check_takes
+from pybackend.core.api.progress import printer
+from pybackend.core.api.run import run_function
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.function.adapters import RankZero
+from pybackend.core.job.arguments import check_flag, check_whole_number
+from pybackend.core.job.messages import Note
+from pybackend.core.job.resources import Resources
+from pybackend.core.launchers import get_session, read_setting
 
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
 _OPEN_SERVERS = (

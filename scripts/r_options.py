@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import pybackend  # noqa: E402
-from pybackend.job.call_options import CALLS, list_options, read_texts  # noqa: E402
-from pybackend.words import show, speak, spoken  # noqa: E402
+from pybackend.core.job.call_options import CALLS, list_options, read_texts  # noqa: E402
+from pybackend.core.words import show, speak, spoken  # noqa: E402
 
 PAGE = ROOT / "rpkg" / "R" / "call-options.R"
 _HEAD = """\

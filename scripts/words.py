@@ -50,10 +50,10 @@ OPENINGS = {r"Of an? ": "say the subject first", r"Who(?:ever)? \w+s ": "say who
 ALLOWED = {
     ("docs/architecture.md", "refused"),  # connections, as in the rest
     ("pybackend/doctor/reach.py", "refused"),
-    ("pybackend/launchers/spark/preflight.py", "refused"),
-    ("pybackend/net/dialing.py", "refused"),
-    ("pybackend/net/dialing.py", "refuses"),
-    ("pybackend/net/meeting_client.py", "refused"),
+    ("pybackend/core/launchers/spark/preflight.py", "refused"),
+    ("pybackend/core/net/dialing.py", "refused"),
+    ("pybackend/core/net/dialing.py", "refuses"),
+    ("pybackend/core/net/meeting_client.py", "refused"),
 }
 
 _WORDS = [(re.compile(rf"\b(?:{words})\b", re.I), better) for words, better in INSTEAD.items()]

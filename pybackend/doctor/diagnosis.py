@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pybackend.core.job.arguments import counted
 from pybackend.doctor.machine import find_missing, install_command
 from pybackend.doctor.reach import REFUSED, TIMED_OUT
-from pybackend.job.arguments import counted
 
 TITLES = {
     "tensorflow": "TensorFlow",

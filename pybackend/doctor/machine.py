@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.job.packages import UNKNOWN, find_version
-from pybackend.machine.capacity import count_cores, read_memory
-from pybackend.r.function import ADVICE
+from pybackend.core.job.packages import UNKNOWN, find_version
+from pybackend.core.machine.capacity import count_cores, read_memory
+from pybackend.core.r.function import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 # The lower bounds in pyproject.toml.

@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.api.run import barrier_run
+from pybackend.core.api.run import barrier_run
+from pybackend.core.errors import ClusterError, WorkerFailedError
+from pybackend.core.job.arguments import counted
+from pybackend.core.launchers import ask_executors, check_slots, count_slots, launcher_for
+from pybackend.core.machine.capacity import count_cores
+from pybackend.core.r.function import ADVICE
 from pybackend.doctor.diagnosis import (
     TITLES,
     explain_missing_packages,
@@ -15,11 +20,6 @@ from pybackend.doctor.diagnosis import (
 )
 from pybackend.doctor.machine import inspect_machine
 from pybackend.doctor.reach import inspect_host, inspect_worker
-from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.job.arguments import counted
-from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
-from pybackend.machine.capacity import count_cores
-from pybackend.r.function import ADVICE
 
 _PACKAGES = tuple(TITLES)
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")

@@ -16,9 +16,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from pybackend.core.job.context import WorkerContext
+from pybackend.core.tf_config import parse_address
 from pybackend.doctor.machine import inspect_machine
-from pybackend.job.context import WorkerContext
-from pybackend.tf_config import parse_address
 
 ATTEMPT_SECONDS = 3.0
 # All workers start within seconds of each other; the last ones find the others listening.

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.net.deadline import within
 from pybackend.doctor.machine import find_java
-from pybackend.errors import ClusterError, InputError
-from pybackend.net.deadline import within
 
 _HOST_PORT = r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])"
 _MASTERS = (

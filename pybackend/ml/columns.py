@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.data.predictions import Output
-from pybackend.errors import InputError
+from pybackend.core.data.predictions import Output
+from pybackend.core.errors import InputError
+from pybackend.core.words import show, term
 from pybackend.sql.spark import let
-from pybackend.words import show, term
 
 # Names of the columns with the model's outputs. SQL never contains the user's names, because Spark
 # replaces ``${...}`` in SQL.

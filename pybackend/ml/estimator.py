@@ -10,18 +10,18 @@ from typing import Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.api.calls import suggest
-from pybackend.api.model import find_source
-from pybackend.api.progress import printer
-from pybackend.api.train import barrier_train
-from pybackend.errors import InputError
-from pybackend.job.messages import Note
-from pybackend.job.model_options import check_model_options
-from pybackend.launchers import SparkLauncher, is_spark_frame
+from pybackend.core.api.calls import suggest
+from pybackend.core.api.model import find_source
+from pybackend.core.api.progress import printer
+from pybackend.core.api.train import barrier_train
+from pybackend.core.errors import InputError
+from pybackend.core.job.messages import Note
+from pybackend.core.job.model_options import check_model_options
+from pybackend.core.launchers import SparkLauncher, is_spark_frame
+from pybackend.core.words import term
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
 from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
-from pybackend.words import term
 
 
 class KerasEstimator(

@@ -9,16 +9,16 @@ from typing import Any
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.api.model import is_keras_model
-from pybackend.api.predict import predict_spark
-from pybackend.api.result import TrainResult
-from pybackend.errors import InputError
-from pybackend.job.model_options import ModelOptions
+from pybackend.core.api.model import is_keras_model
+from pybackend.core.api.predict import predict_spark
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import InputError
+from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.model.serialization import model_from_bytes
+from pybackend.core.words import term
 from pybackend.ml.columns import Classes, Names, add_columns
 from pybackend.ml.params import PredictionParams
 from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode
-from pybackend.model.serialization import model_from_bytes
-from pybackend.words import term
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
@@ -123,7 +123,12 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self
 
     def _transform(self, dataset: Any) -> Any:
-        from pybackend.model.outputs import count_classes, has_logits, is_classifier, list_outputs
+        from pybackend.core.model.outputs import (
+            count_classes,
+            has_logits,
+            is_classifier,
+            list_outputs,
+        )
 
         model = self.model
         frame = predict_spark(

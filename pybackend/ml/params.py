@@ -18,8 +18,8 @@ from pyspark.ml.param.shared import (
 )
 from pyspark.ml.util import Identifiable
 
-from pybackend.api.train import barrier_train
-from pybackend.words import show, term
+from pybackend.core.api.train import barrier_train
+from pybackend.core.words import show, term
 
 # Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
 # stage cannot change its number of tasks.

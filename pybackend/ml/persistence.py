@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from pybackend.api.result import TrainResult
-from pybackend.errors import InputError, SerializationError
-from pybackend.job import codec
-from pybackend.job.call_options import CLASSES
-from pybackend.job.job import MODEL_FILE
-from pybackend.job.options import ColumnEncoding
-from pybackend.model.file_checks import check_digest
-from pybackend.model.serialization import model_from_bytes, sha256_of
-from pybackend.words import either, show
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import InputError, SerializationError
+from pybackend.core.job import codec
+from pybackend.core.job.call_options import CLASSES
+from pybackend.core.job.job import MODEL_FILE
+from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.model.file_checks import check_digest
+from pybackend.core.model.serialization import model_from_bytes, sha256_of
+from pybackend.core.words import either, show
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def encode(
     model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
 ) -> bytes:
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
-    from pybackend.api.model import add_custom_objects
-    from pybackend.model.transfer import encode_file
-    from pybackend.model.view import ModelView
+    from pybackend.core.api.model import add_custom_objects
+    from pybackend.core.model.transfer import encode_file
+    from pybackend.core.model.view import ModelView
 
     view = ModelView(model)
     known = add_custom_objects(view, custom_objects)
@@ -96,7 +96,7 @@ class EstimatorWriter(_Writer):
         InputError
             The model is a function, or callbacks are set: neither can be read in safe mode.
         """
-        from pybackend.api.model import is_keras_model
+        from pybackend.core.api.model import is_keras_model
 
         stage = self.instance
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model

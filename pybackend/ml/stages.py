@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.util import DefaultParamsReader
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
+from pybackend.core.words import show
 from pybackend.ml.model import KerasModel
 from pybackend.ml.persistence import find_home
-from pybackend.words import show
 
 
 def save_stages(

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.markup import PAGE
-from pybackend.api.result import TrainResult
-from pybackend.data.files import write_whole
-from pybackend.errors import Failure, InputError, WorkerFailedError
-from pybackend.figures import show_time
-from pybackend.job.packages import BUILDS, find_version
+from pybackend.core.api.markup import PAGE
+from pybackend.core.api.result import TrainResult
+from pybackend.core.data.files import write_whole
+from pybackend.core.errors import Failure, InputError, WorkerFailedError
+from pybackend.core.figures import show_time
+from pybackend.core.job.packages import BUILDS, find_version
+from pybackend.core.words import show, term
 from pybackend.reporting.page import make_header, make_page, make_section
 from pybackend.reporting.training import make_timeline, make_training_page
-from pybackend.words import show, term
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.markup import PAGE
+from pybackend.core.api.markup import PAGE
 
 # The page makes no request and runs no script.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

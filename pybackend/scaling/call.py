@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pybackend.api.calls import explain_arguments
-from pybackend.api.result import TrainResult
-from pybackend.api.scaled import (
+from pybackend.core.api.calls import explain_arguments
+from pybackend.core.api.result import TrainResult
+from pybackend.core.api.scaled import (
     ScaledTraining,
     ScaleOrder,
     count_rows,
@@ -25,12 +25,12 @@ from pybackend.api.scaled import (
     share_batch,
     write_order,
 )
-from pybackend.errors import ClusterError, InputError
-from pybackend.job.arguments import check_choice, check_whole_number
-from pybackend.launchers import without_fork_server
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.arguments import check_choice, check_whole_number
+from pybackend.core.launchers import without_fork_server
+from pybackend.core.words import kind_of, setting, show
 from pybackend.scaling.result import ScalingResult
 from pybackend.scaling.rows import Mode, compare_rows, make_row
-from pybackend.words import kind_of, setting, show
 
 _STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
 _BATCH_SIZE = 32  # the default of `barrier_train`

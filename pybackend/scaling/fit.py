@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.collective import CostModel
+from pybackend.core.collective import CostModel
 from pybackend.scaling.rows import ScalingRow
 
 Array = npt.NDArray[np.float64]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective import CostModel
-from pybackend.errors import InputError
+from pybackend.core.collective import CostModel
+from pybackend.core.errors import InputError
+from pybackend.core.words import term
 from pybackend.scaling.fit import StepModel, fit_model
 from pybackend.scaling.rows import Mode, ScalingRow
-from pybackend.words import term
 
 _SAMPLES = 400
 Target = tuple[Mode, int]

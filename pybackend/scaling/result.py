@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.figure_file import check_figure, save_figure
-from pybackend.errors import InputError
-from pybackend.job.arguments import as_number, check_whole_number
-from pybackend.job.report import PARTS
+from pybackend.core.api.figure_file import check_figure, save_figure
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import as_number, check_whole_number
+from pybackend.core.job.report import PARTS
+from pybackend.core.words import show
 from pybackend.scaling.projection import METHOD, Projection, project_rows
 from pybackend.scaling.rows import ScalingRow
-from pybackend.words import show
 
 _INTERNAL = ("stretches", "buffers", "costs")
 

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.api.scaled import ScaledTraining
-from pybackend.errors import InputError
-from pybackend.job.report import PARTS
-from pybackend.words import setting
+from pybackend.core.api.scaled import ScaledTraining
+from pybackend.core.errors import InputError
+from pybackend.core.job.report import PARTS
+from pybackend.core.words import setting
 
 Mode = Literal["strong", "weak"]
 Array = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.errors import DatabaseError
-from pybackend.model.quiet import quiet_about_traces
+from pybackend.core.errors import DatabaseError
+from pybackend.core.model.quiet import quiet_about_traces
 from pybackend.sql.compile import DIALECTS, answer
 from pybackend.sql.connections import Connection
 from pybackend.sql.graph import Array, Concatenate, Gather, Graph, Lookup

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pybackend.api.model_columns import check_levels, check_type, predictions_of
-from pybackend.api.predict import check_model
-from pybackend.api.result import TrainResult
-from pybackend.data.predictions import Predictions
-from pybackend.errors import InputError
-from pybackend.job.call_options import Features, PredictionType
-from pybackend.job.options import ColumnEncoding, DataOptions, check_data_options
+from pybackend.core.api.model_columns import check_levels, check_type, predictions_of
+from pybackend.core.api.predict import check_model
+from pybackend.core.api.result import TrainResult
+from pybackend.core.data.predictions import Predictions
+from pybackend.core.errors import InputError
+from pybackend.core.job.call_options import Features, PredictionType
+from pybackend.core.job.options import ColumnEncoding, DataOptions, check_data_options
+from pybackend.core.words import REST, setting, show
 from pybackend.sql.duckdb import DuckdbWriter
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
@@ -22,7 +23,6 @@ from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsP
 from pybackend.sql.spark import SparkWriter
 from pybackend.sql.sqlite import SqliteWriter
 from pybackend.sql.writer import SqlWriter
-from pybackend.words import REST, setting, show
 
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
 DIALECTS: dict[str, type[SqlWriter]] = {

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.errors import DatabaseError, InputError, TfdistError
+from pybackend.core.errors import DatabaseError, InputError, TfdistError
+from pybackend.core.words import either, show
 from pybackend.sql.query import WeightsPart
-from pybackend.words import either, show
 
 _MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
 # Characters of a statement that errors show.

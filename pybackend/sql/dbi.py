@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 from pybackend.sql.connections import Connection, DuckDB, Postgres, SQLite, list_rows
 from pybackend.sql.query import WeightsPart
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pybackend.errors import DatabaseError, InputError
-from pybackend.job.call_options import Features, PredictionType
-from pybackend.job.options import ColumnEncoding
+from pybackend.core.errors import DatabaseError, InputError
+from pybackend.core.job.call_options import Features, PredictionType
+from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.words import show
 from pybackend.sql.compile import (
     DIALECTS,
     PredictionColumns,
@@ -22,7 +23,6 @@ from pybackend.sql.compile import (
 )
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.query import Question, SourceQuery, WeightsPart, list_columns
-from pybackend.words import show
 
 TABLE = "tfdist_models"
 # Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.

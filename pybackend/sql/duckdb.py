@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 from pybackend.sql import graph as ops
 from pybackend.sql.formulas import LARGEST, number
 from pybackend.sql.graph import Array, Graph, Node, unroll

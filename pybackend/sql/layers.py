@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from pybackend.core.words import setting
 from pybackend.sql.graph import Array, Lookup, Slope
 from pybackend.sql.lowering import (
     Lowering,
@@ -19,7 +20,6 @@ from pybackend.sql.lowering import (
     places_of,
 )
 from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
-from pybackend.words import setting
 
 # Called with the layer's tensors; only those in `_SEVERAL` take more than one.
 Lower = Callable[..., Value]

@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
-from pybackend.errors import InputError
-from pybackend.model.inputs import name_inputs
+from pybackend.core.errors import InputError
+from pybackend.core.model.inputs import name_inputs
+from pybackend.core.words import setting, show, term
 from pybackend.sql.graph import Graph
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.lowering import Lowering, Value, size_of
-from pybackend.words import setting, show, term
 
 # Arguments of calls, and values that do not change the result.
 _HARMLESS = {"training": (None, False), "mask": (None,)}

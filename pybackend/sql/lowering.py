@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
+from pybackend.core.words import setting, show
 from pybackend.sql import graph as ops
 from pybackend.sql.formulas import FORMULAS
 from pybackend.sql.graph import Array, Graph
-from pybackend.words import setting, show
 
 Shape = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 from pybackend.sql import graph as ops
 from pybackend.sql.formulas import LARGEST, number
 from pybackend.sql.graph import Array, Node, unroll

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from pybackend.core.words import setting
 from pybackend.sql.graph import Fold
 from pybackend.sql.lowering import Lowering, Value, check_layer, numbers_of, places_of
-from pybackend.words import setting
 
 _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 

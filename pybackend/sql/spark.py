@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 from pybackend.sql import graph as ops
 from pybackend.sql.formulas import LARGEST, number
 from pybackend.sql.graph import Array, Graph

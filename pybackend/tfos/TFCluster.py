@@ -18,15 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.progress import printer
-from pybackend.errors import ClusterError, InputError, SerializationError
-from pybackend.feed.client import Feeder
-from pybackend.feed.protocol import FEED
-from pybackend.job.arguments import check_seconds, check_whole_number
-from pybackend.job.job import FEED_TOKEN, FUNCTION, FunctionJob, make_job
-from pybackend.job.messages import Announced, Event, Note
-from pybackend.job.pickling import pickle_value
-from pybackend.launchers import (
+from pybackend.core.api.progress import printer
+from pybackend.core.errors import ClusterError, InputError, SerializationError
+from pybackend.core.job.arguments import check_seconds, check_whole_number
+from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
+from pybackend.core.job.messages import Announced, Event, Note
+from pybackend.core.job.pickling import pickle_value
+from pybackend.core.launchers import (
     FED_SCHEMA,
     DetachedLauncher,
     FeedFrame,
@@ -39,7 +37,9 @@ from pybackend.launchers import (
     run_watched,
     small_batches,
 )
-from pybackend.net.rendezvous import new_token
+from pybackend.core.net.rendezvous import new_token
+from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
 from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
 from pybackend.tfos.session import default_fs, session_of
 
@@ -496,6 +496,7 @@ def run(
     shows = next(
         (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
     )
+    launched = _LaunchedCluster(num_executors)
     settings = NodeSettings(
         places,
         default_fs(session.sparkContext),
@@ -503,11 +504,11 @@ def run(
         bool(release_port),
         shows.executor_id if tensorboard and shows else None,
         log_dir,
+        launched.token if is_fed else None,
     )
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    launched = _LaunchedCluster(num_executors)
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
         launched.fed = DetachedLauncher(session, launched.look)

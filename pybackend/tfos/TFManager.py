@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from pybackend.errors import InputError
-from pybackend.feed.queue import RowQueue
+from pybackend.core.errors import InputError
 from pybackend.tfos import marker
+from pybackend.tfos.feed.queue import RowQueue
 
 # Managers of this process by address, each with its key.
 _STARTED: dict[str, tuple[bytes, TFManager]] = {}

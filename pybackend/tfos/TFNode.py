@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 
 logger = logging.getLogger(__name__)
 

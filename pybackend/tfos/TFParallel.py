@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.api.data_checks import check_takes
-from pybackend.api.run import run_function
-from pybackend.errors import InputError
-from pybackend.job.arguments import check_flag, check_whole_number
-from pybackend.job.context import WorkerContext
-from pybackend.launchers import count_slots
+from pybackend.core.api.data_checks import check_takes
+from pybackend.core.api.run import run_function
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_flag, check_whole_number
+from pybackend.core.job.context import WorkerContext
+from pybackend.core.launchers import count_slots
 from pybackend.tfos.session import default_fs, session_of
 from pybackend.tfos.TFSparkNode import TFNodeContext
 

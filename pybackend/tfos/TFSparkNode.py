@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pybackend.errors import ClusterError, InputError
-from pybackend.net.rendezvous import reserve
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.net.rendezvous import reserve
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
 
 _TRAINING = ("chief", "master", "worker")

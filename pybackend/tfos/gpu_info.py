@@ -7,7 +7,7 @@ import subprocess
 import time
 from typing import Final, Literal, overload
 
-from pybackend.errors import ClusterError, InputError
+from pybackend.core.errors import ClusterError, InputError
 
 MAX_RETRIES = 3
 AS_STRING: Final = "string"

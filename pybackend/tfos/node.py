@@ -8,11 +8,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-from pybackend.job.context import WorkerContext
-from pybackend.net.rendezvous import split_address
+from pybackend.core.job.context import WorkerContext
+from pybackend.core.net.rendezvous import split_address
+from pybackend.tfos.feed.queue import RowQueue
+from pybackend.tfos.feed.server import open_feed
 from pybackend.tfos.TFManager import fed_manager
 from pybackend.tfos.TFSparkNode import TFNodeContext, start_tensorboard
 
@@ -48,6 +51,8 @@ class NodeSettings:
         Executor id of the node that starts TensorBoard; None: no node.
     log_dir
         Folder that it shows.
+    feed_token
+        Secret of the tasks that feed rows; None: no rows are fed.
     """
 
     places: tuple[NodePlace, ...]
@@ -56,6 +61,7 @@ class NodeSettings:
     release_port: bool = True
     tensorboard: int | None = None
     log_dir: str | None = None
+    feed_token: str | None = field(default=None, repr=False)
 
 
 def run_node(
@@ -65,6 +71,19 @@ def run_node(
     settings: NodeSettings,
 ) -> None:
     """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`."""
+    host, _ = split_address(context.addresses[context.rank])
+    token = settings.feed_token
+    with open_feed(host, token, context.announce) if token else nullcontext() as queue:
+        _call_node(context, map_fun, tf_args, settings, queue)
+
+
+def _call_node(
+    context: WorkerContext,
+    map_fun: Callable[[Any, Any], Any],
+    tf_args: Any,
+    settings: NodeSettings,
+    queue: RowQueue | None,
+) -> None:
     place = settings.places[context.rank]
     address = context.addresses[context.rank]
     host, port = split_address(address)
@@ -81,7 +100,7 @@ def run_node(
         spec,
         settings.default_fs,
         settings.working_dir,
-        _manager(context),
+        _manager(queue, context.announce),
         None if settings.release_port else _hold(host, port),
     )
     node = {**vars(place), "host": host, "port": port, "addr": address, "tb_port": shown}
@@ -100,11 +119,10 @@ def describe_cluster(places: Sequence[NodePlace], addresses: Sequence[str]) -> d
     return spec
 
 
-def _manager(context: WorkerContext) -> Any:
-    queue = getattr(context.source, "queue", None)
+def _manager(queue: RowQueue | None, announce: Callable[[str, str], object]) -> Any:
     manager = fed_manager(queue)
     if queue is not None:
-        threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
+        threading.Thread(target=_tell_end, args=(queue, announce), daemon=True).start()
     return manager
 
 

@@ -11,9 +11,9 @@ from pyspark.errors import AnalysisException
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Params, TypeConverters
 
-from pybackend.data.dataframe import column_as_array
-from pybackend.errors import InputError
-from pybackend.launchers import SavedModel, apply_saved_model
+from pybackend.core.data.dataframe import column_as_array
+from pybackend.core.errors import InputError
+from pybackend.core.launchers import SavedModel, apply_saved_model
 from pybackend.ml.params import param
 from pybackend.tfos import TFCluster
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.errors import ClusterError, InputError
-from pybackend.job.codec import decode, encode_line
-from pybackend.job.values import decode_value, encode_value
-from pybackend.net.greeting import RejectedError
-from pybackend.net.rendezvous import Acceptor, connect, listen, new_token
-from pybackend.net.stream import Stream
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.codec import decode, encode_line
+from pybackend.core.job.values import decode_value, encode_value
+from pybackend.core.net.greeting import RejectedError
+from pybackend.core.net.rendezvous import Acceptor, connect, listen, new_token
+from pybackend.core.net.stream import Stream
 from pybackend.tfos import util
 
 TFOS_SERVER_PORT = "TFOS_SERVER_PORT"

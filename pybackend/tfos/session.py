@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import InputError
-from pybackend.launchers import is_session
+from pybackend.core.errors import InputError
+from pybackend.core.launchers import is_session
 
 
 def session_of(sc: Any) -> Any:

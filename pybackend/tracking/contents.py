@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.plan import describe_plan
-from pybackend.api.prepared_training import PreparedTraining
-from pybackend.api.result import TrainResult
-from pybackend.api.tracking import list_numbers
-from pybackend.data.files import write_whole
-from pybackend.errors import ClusterError, InputError, TfdistError, WorkerFailedError
+from pybackend.core.api.plan import describe_plan
+from pybackend.core.api.prepared_training import PreparedTraining
+from pybackend.core.api.result import TrainResult
+from pybackend.core.api.tracking import list_numbers
+from pybackend.core.data.files import write_whole
+from pybackend.core.errors import ClusterError, InputError, TfdistError, WorkerFailedError
+from pybackend.core.words import install, show, term
 from pybackend.reporting.call import report, write_report
-from pybackend.words import install, show, term
 
 # One chart per worker and value: more than these would hide all others.
 _MOST_WORKERS = 64

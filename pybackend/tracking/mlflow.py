@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pybackend.api.calls import explain_arguments
-from pybackend.api.observer import Tracked, Tracker
-from pybackend.api.prepared_training import PreparedTraining
-from pybackend.api.result import TrainResult
+from pybackend.core.api.calls import explain_arguments
+from pybackend.core.api.observer import Tracked, Tracker
+from pybackend.core.api.prepared_training import PreparedTraining
+from pybackend.core.api.result import TrainResult
 from pybackend.tracking.contents import (
     add_arguments,
     check_flags,

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pybackend.api.calls import explain_arguments
-from pybackend.api.observer import Tracked, Tracker
-from pybackend.api.prepared_training import PreparedTraining
-from pybackend.api.result import TrainResult
-from pybackend.errors import InputError
+from pybackend.core.api.calls import explain_arguments
+from pybackend.core.api.observer import Tracked, Tracker
+from pybackend.core.api.prepared_training import PreparedTraining
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import InputError
+from pybackend.core.words import listed, show
 from pybackend.tracking.contents import (
     add_arguments,
     check_flags,
@@ -30,7 +31,6 @@ from pybackend.tracking.contents import (
     write_plan,
     write_result,
 )
-from pybackend.words import listed, show
 
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _NOT_IN_PROJECT = "\\#?%:"

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Unpack, cast
 
-from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
-from pybackend.errors import InputError
-from pybackend.job.call_options import TrainingOptions, TrialOptions
-from pybackend.job.checkpoint import check_recovery
-from pybackend.job.model_options import check_model_options
-from pybackend.launchers import launcher_for
+from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
+from pybackend.core.errors import InputError
+from pybackend.core.job.call_options import TrainingOptions, TrialOptions
+from pybackend.core.job.checkpoint import check_recovery
+from pybackend.core.job.model_options import check_model_options
+from pybackend.core.launchers import launcher_for
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Pruning
 from pybackend.tuning.result import Trial, Trials

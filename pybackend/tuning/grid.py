@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from pybackend.errors import InputError
-from pybackend.job.options import Exchange
+from pybackend.core.errors import InputError
+from pybackend.core.job.options import Exchange
+from pybackend.core.words import call_of, either, setting, show, term
 from pybackend.tuning.result import RESERVED
-from pybackend.words import call_of, either, setting, show, term
 
 # Arguments of `train_many` itself that may differ between trials.
 OPTIONS = ("batch_size", "epochs", "exchange", "seed", "steps_per_epoch")

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pybackend.errors import InputError
-from pybackend.job.arguments import check_choice, check_whole_number, name_arguments
-from pybackend.words import either, show
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_choice, check_whole_number, name_arguments
+from pybackend.core.words import either, show
 
 Mode = Literal["min", "max"]
 # Ends of the names of Keras's metrics.

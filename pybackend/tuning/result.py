@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from pybackend.api.markup import NOTEBOOK
-from pybackend.api.result import TrainResult
-from pybackend.errors import InputError
-from pybackend.figures import show_loss
-from pybackend.job.arguments import counted
+from pybackend.core.api.markup import NOTEBOOK
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import InputError
+from pybackend.core.figures import show_loss
+from pybackend.core.job.arguments import counted
+from pybackend.core.words import setting, show
 from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 from pybackend.tuning.stored import StoredResult
-from pybackend.words import setting, show
 
 Status = Literal["completed", "pruned", "failed"]
 _LAST = ("trained_epochs", "seconds", "seed", "error")

@@ -12,19 +12,19 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pybackend.api.calls import TrainingCall
-from pybackend.api.observer import Observer, Observers
-from pybackend.api.prepared_training import PreparedTraining
-from pybackend.api.result import TrainResult
-from pybackend.api.train import complete_training
-from pybackend.errors import InputError, TfdistError, printable
-from pybackend.job.messages import EpochEnded, Event, StepEnded, StopTraining
-from pybackend.launchers import Launcher, StopRequestedError, check_stop, stopped_by
+from pybackend.core.api.calls import TrainingCall
+from pybackend.core.api.observer import Observer, Observers
+from pybackend.core.api.prepared_training import PreparedTraining
+from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train import complete_training
+from pybackend.core.errors import InputError, TfdistError, printable
+from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
+from pybackend.core.launchers import Launcher, StopRequestedError, check_stop, stopped_by
+from pybackend.core.words import show, spoken
 from pybackend.tuning.grid import Arguments
 from pybackend.tuning.result import Trial
 from pybackend.tuning.source import Source
 from pybackend.tuning.stored import ModelFiles, StoredResult
-from pybackend.words import show, spoken
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
 _LOOK_SECONDS = 0.1

@@ -7,26 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.api.calls import TrainingCall
-from pybackend.api.data_checks import check_rows
-from pybackend.api.datasets import read_training_data
-from pybackend.api.display import choose_lines
-from pybackend.api.observer import EventFolder, Tracker, list_callbacks
-from pybackend.api.planned_rows import count_known
-from pybackend.api.prepared_training import prepare_training
-from pybackend.api.progress import epoch_line, say
-from pybackend.data.columns import ColumnSpec
-from pybackend.data.datasets import is_dataset
-from pybackend.errors import InputError
-from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
-from pybackend.job.job import TrainingJob, make_job
-from pybackend.job.messages import EpochEnded
-from pybackend.launchers import Checking, Dividing, Launcher
+from pybackend.core.api.calls import TrainingCall
+from pybackend.core.api.data_checks import check_rows
+from pybackend.core.api.datasets import read_training_data
+from pybackend.core.api.display import choose_lines
+from pybackend.core.api.observer import EventFolder, Tracker, list_callbacks
+from pybackend.core.api.planned_rows import count_known
+from pybackend.core.api.prepared_training import prepare_training
+from pybackend.core.api.progress import epoch_line, say
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.datasets import is_dataset
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
+from pybackend.core.job.job import TrainingJob, make_job
+from pybackend.core.job.messages import EpochEnded
+from pybackend.core.launchers import Checking, Dividing, Launcher
+from pybackend.core.words import show
 from pybackend.tuning.grid import Arguments, ModelFunction
 from pybackend.tuning.result import Trial, Trials
 from pybackend.tuning.runner import TrialCall, TrialRunner, make_trial
 from pybackend.tuning.source import Source
-from pybackend.words import show
 
 
 def choose_metric(call: TrainingCall) -> str:

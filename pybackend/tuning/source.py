@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from pybackend.errors import InputError
-from pybackend.job.arguments import check_whole_number
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_whole_number
+from pybackend.core.words import setting, show
 from pybackend.tuning.grid import Arguments, list_trials
 from pybackend.tuning.pruning import Mode, Pruning, check_pruning, choose_mode, rank_value
 from pybackend.tuning.result import Trial
-from pybackend.words import setting, show
 
 
 class Source(Protocol):

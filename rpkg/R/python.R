@@ -28,7 +28,7 @@ load_pybackend <- function(call = caller_env()) {
   tryCatch(
     {
       reticulate::import("pybackend.bridge")
-      reticulate::import("pybackend.words")$speak("R")
+      reticulate::import("pybackend.core.words")$speak("R")
       reticulate::import("pybackend")
     },
     error = function(error) {
@@ -42,7 +42,7 @@ load_pybackend <- function(call = caller_env()) {
 # Suppress the start-up lines of Keras and TensorFlow, no matter which code imports them.
 quiet_imports <- function() {
   tryCatch(
-    reticulate::import("pybackend.model.quiet_imports")$install(),
+    reticulate::import("pybackend.core.model.quiet_imports")$install(),
     error = function(error) NULL
   )
 }

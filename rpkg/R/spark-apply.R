@@ -127,7 +127,7 @@ spark_apply_worker <- function(df, context, barrier) {
   )
   start <- paste(
     "import sys; sys.path[0] = sys.argv[1];",
-    "from pybackend.launchers.spark.barrier_task import run_from_r; run_from_r(*sys.argv[1:])"
+    "from pybackend.core.launchers.spark.barrier_task import run_from_r; run_from_r(*sys.argv[1:])"
   )
   status <- suppressWarnings(system2(
     context$python,

@@ -428,7 +428,7 @@ def largest_difference(one: Any, other: Any) -> float:
 def worker_processes() -> list[int]:
     """Return process ids of the running tfdist workers that this test run started."""
     ours = marked_processes()
-    return FORGE.workers() + [pid for pid, command in ours if b"pybackend.worker" in command]
+    return FORGE.workers() + [pid for pid, command in ours if b"pybackend.core.worker" in command]
 
 
 def marked_processes(mark: str | None = None) -> list[tuple[int, bytes]]:
@@ -459,7 +459,7 @@ def python_without_blanks() -> str:
 
 def is_running(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
-    from pybackend.machine.processes import read_main_thread
+    from pybackend.core.machine.processes import read_main_thread
 
     state = read_main_thread(pid)
     return state is not None and state[0] != "Z"

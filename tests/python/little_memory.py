@@ -10,8 +10,8 @@ from pathlib import Path
 _PROGRAM = """
 import pathlib, resource, sys
 import h5py, numpy
-from pybackend.errors import SerializationError
-from pybackend.model.file_checks import check_file
+from pybackend.core.errors import SerializationError
+from pybackend.core.model.file_checks import check_file
 used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20),) * 2)
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):

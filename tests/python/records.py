@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.data.tfrecord.framing import build_heads, compute_masked_crcs
-from pybackend.data.tfrecord.protobuf import encode_one
+from pybackend.core.data.tfrecord.framing import build_heads, compute_masked_crcs
+from pybackend.core.data.tfrecord.protobuf import encode_one
 
 
 def field(number: int, content: bytes) -> bytes:

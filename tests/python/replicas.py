@@ -17,22 +17,22 @@ import numpy as np
 from conftest import full, largest_difference, record_outcome
 
 import pybackend
-from pybackend.api.model import (
+from pybackend.core.api.model import (
     add_custom_objects,
     encode_model,
     find_source,
 )
-from pybackend.api.settings import read_keras_defaults
-from pybackend.data.arrays import count_rows, flatten_data, nest, shard
-from pybackend.data.row_store import write_columns
-from pybackend.data.sharding import cut_shards, replay_batches
-from pybackend.job.codec import decode
-from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
-from pybackend.job.model_options import ModelOptions
-from pybackend.model.serialization import read_own_model
-from pybackend.model.transfer import read_objects, read_weights
-from pybackend.model.view import ModelView
-from pybackend.worker import JOB
+from pybackend.core.api.settings import read_keras_defaults
+from pybackend.core.data.arrays import count_rows, flatten_data, nest, shard
+from pybackend.core.data.row_store import write_columns
+from pybackend.core.data.sharding import cut_shards, replay_batches
+from pybackend.core.job.codec import decode
+from pybackend.core.job.job import MODEL_OBJECTS, TrainingJob, make_job
+from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.model.serialization import read_own_model
+from pybackend.core.model.transfer import read_objects, read_weights
+from pybackend.core.model.view import ModelView
+from pybackend.core.worker import JOB
 
 WORKERS = 2
 
@@ -233,10 +233,10 @@ def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]
 
 
 def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]]]) -> Any:
-    from pybackend.collective import join_mesh
-    from pybackend.engine.train import train
-    from pybackend.job.messages import EpochEnded, Note
-    from pybackend.net.rendezvous import address_of, listen
+    from pybackend.core.collective import join_mesh
+    from pybackend.core.engine.train import train
+    from pybackend.core.job.messages import EpochEnded, Note
+    from pybackend.core.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
     Path(folder, f"address-{context.rank}.new").write_text(address_of(server))

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from namespaces import Host, network, no_namespaces
 
-from pybackend.machine.janitor import swept_folder
+from pybackend.core.machine.janitor import swept_folder
 
 # In Slurm's order; sorted as text, n2 would be the last one.
 NODES = ("n2", "n10", "n11")

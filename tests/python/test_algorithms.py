@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.collective import CostModel
-from pybackend.collective.algorithms import measure
+from pybackend.core.collective import CostModel
+from pybackend.core.collective.algorithms import measure
 
 TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.05e-9)
 

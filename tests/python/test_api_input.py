@@ -33,7 +33,7 @@ from pybackend import (
     track_tensorboard,
     train_mnist,
 )
-from pybackend.api.calls import suggest
+from pybackend.core.api.calls import suggest
 from pybackend.types import TrainResult
 
 X = np.zeros((20, 3), "float32")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pybackend
-from pybackend.errors import InputError
-from pybackend.job.arguments import (
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import (
     check_choice,
     check_flag,
     check_fraction,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pybackend.data.arrays import (
+from pybackend.core.data.arrays import (
     check_enough_rows,
     count_rows,
     flatten,
@@ -21,8 +21,8 @@ from pybackend.data.arrays import (
     nest,
     shard,
 )
-from pybackend.data.ragged import Ragged, to_dense
-from pybackend.errors import InputError
+from pybackend.core.data.ragged import Ragged, to_dense
+from pybackend.core.errors import InputError
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)

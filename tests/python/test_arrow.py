@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.arrow import TensorReader, describe_schema
-from pybackend.data.column_groups import group_columns
-from pybackend.data.columns import ColumnGroup, ColumnSpec
-from pybackend.data.ragged import Ragged, to_dense
-from pybackend.errors import InputError
+from pybackend.core.data.arrow import TensorReader, describe_schema
+from pybackend.core.data.column_groups import group_columns
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.ragged import Ragged, to_dense
+from pybackend.core.errors import InputError
 
 LISTS = pa.list_(pa.float32())
 

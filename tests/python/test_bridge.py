@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pybackend import bridge
-from pybackend.api.display import choose_lines
 from pybackend.bridge import capture, capture_shown
-from pybackend.errors import (
+from pybackend.core.api.display import choose_lines
+from pybackend.core.errors import (
     ClusterError,
     Failure,
     InputError,
@@ -21,7 +21,7 @@ from pybackend.errors import (
     SerializationError,
     WorkerFailedError,
 )
-from pybackend.model.serialization import save_model
+from pybackend.core.model.serialization import save_model
 
 
 def fail(error: BaseException) -> None:

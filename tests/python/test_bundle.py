@@ -13,8 +13,8 @@ from pathlib import Path
 
 from conftest import wait_for
 
-from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import Bundle, bootstrap_command, library
+from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.launchers.remote.bundle import Bundle, bootstrap_command, library
 
 # Stands for this package: prints what it found, and waits for the end.
 TASK = """
@@ -57,9 +57,9 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
     rows.write_text("3 4")
     contents = {
         "lib/pybackend/__init__.py": b"",
-        "lib/pybackend/launchers/__init__.py": b"",
-        "lib/pybackend/launchers/hosts/__init__.py": b"",
-        "lib/pybackend/launchers/hosts/ssh_task.py": TASK.encode(),
+        "lib/pybackend/core/launchers/__init__.py": b"",
+        "lib/pybackend/core/launchers/hosts/__init__.py": b"",
+        "lib/pybackend/core/launchers/hosts/ssh_task.py": TASK.encode(),
         "one": b"1",
     }
     with bootstrap(tmp_path) as process:
@@ -98,7 +98,7 @@ def test_a_python_that_is_not_wanted_just_ends(tmp_path: Path) -> None:
 
 def test_a_bundle_in_a_folder_is_all_that_an_import_needs(tmp_path: Path) -> None:
     Bundle(library()).write(tmp_path)
-    program = "import cloudpickle, pybackend.launchers.remote.task as t; print(t.__file__)"
+    program = "import cloudpickle, pybackend.core.launchers.remote.task as t; print(t.__file__)"
     command = [
         sys.executable,
         "-c",

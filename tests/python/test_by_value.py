@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from replicas import named
 
-from pybackend.errors import InputError
-from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
+from pybackend.core.errors import InputError
+from pybackend.core.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 
 layers = keras.layers
 _RNG = np.random.default_rng(0)

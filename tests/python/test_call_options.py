@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.job.call_options import CALLS, CLASSES, describe_options, list_options, read_texts
-from pybackend.job.job import TrainingJob, make_job
+from pybackend.core.job.call_options import (
+    CALLS,
+    CLASSES,
+    describe_options,
+    list_options,
+    read_texts,
+)
+from pybackend.core.job.job import TrainingJob, make_job
 
 
 def test_a_training_takes_few_arguments() -> None:

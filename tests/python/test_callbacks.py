@@ -217,7 +217,7 @@ class PretendGpus(MoveWeights):
     """Makes this process believe that it has GPUs, so that rounding makes weights differ."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        from pybackend.engine import audit, sync
+        from pybackend.core.engine import audit, sync
 
         audit.uses_gpus = sync.uses_gpus = lambda collective: True
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from threads import Threads
 
-from pybackend.data.checkpoint_store import VERSION, CheckpointStore, Manifest, Part
-from pybackend.errors import ClusterError, InputError
-from pybackend.job.report import Generation
+from pybackend.core.data.checkpoint_store import VERSION, CheckpointStore, Manifest, Part
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.report import Generation
 
 
 def manifest(epoch: int, model: Part, step: int = 0) -> Manifest:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part
-from pybackend.engine.checkpointing import CheckpointWriter
-from pybackend.errors import ClusterError, InputError
-from pybackend.job.messages import Event, Note
+from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, Part
+from pybackend.core.engine.checkpointing import CheckpointWriter
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.messages import Event, Note
 
 
 def manifest(epoch: int) -> Manifest:

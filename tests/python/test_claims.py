@@ -11,11 +11,15 @@ import pytest
 from conftest import build_dense
 
 from pybackend import Exchange
-from pybackend.data.columns import ColumnSpec
-from pybackend.data.ragged import Ragged
-from pybackend.data.sources import FileRows
-from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, TrainingJob
-from pybackend.launchers.joined.claims import describe_call, describe_columns, find_disagreement
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.ragged import Ragged
+from pybackend.core.data.sources import FileRows
+from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, TrainingJob
+from pybackend.core.launchers.joined.claims import (
+    describe_call,
+    describe_columns,
+    find_disagreement,
+)
 
 PEERS = ["worker 0 (a:1)", "worker 1 (b:1)"]
 ROWS = {"x": np.zeros((4, 2), "float32"), "y": np.arange(4)}

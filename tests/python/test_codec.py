@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.errors import Failure
-from pybackend.job.codec import decode, encode
-from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Note, Order, read_event
-from pybackend.job.report import WorkerReport
+from pybackend.core.errors import Failure
+from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.messages import Arrival, EpochEnded, Event, Failed, Note, Order, read_event
+from pybackend.core.job.report import WorkerReport
 
 numbers = st.integers(0, 4096)
 texts = st.text(max_size=20)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads import Threads
 
-from pybackend.collective import (
+from pybackend.core.collective import (
     Alone,
     Collective,
     Compression,
@@ -29,11 +29,11 @@ from pybackend.collective import (
     gather_values,
     join_mesh,
 )
-from pybackend.collective import mesh as mesh_module
-from pybackend.collective.algorithms import count_pairs, find_neighbours, find_partners
-from pybackend.collective.joining import connects_to
-from pybackend.errors import ClusterError, InputError, PeerLostError
-from pybackend.net.rendezvous import address_of, listen, new_token
+from pybackend.core.collective import mesh as mesh_module
+from pybackend.core.collective.algorithms import count_pairs, find_neighbours, find_partners
+from pybackend.core.collective.joining import connects_to
+from pybackend.core.errors import ClusterError, InputError, PeerLostError
+from pybackend.core.net.rendezvous import address_of, listen, new_token
 
 LONG = 120.0  # seconds; an error that comes earlier came at once
 SIZES = [0, 1, 7, 1009, 65_536, 300_007]
@@ -456,7 +456,7 @@ def test_doubling_brings_every_ranks_part_to_all(size: int) -> None:
 
 def test_importing_it_does_not_import_tensorflow() -> None:
     program = (
-        "import sys, pybackend.collective;"
+        "import sys, pybackend.core.collective;"
         "print(sorted({'tensorflow', 'ml_dtypes'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

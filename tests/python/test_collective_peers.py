@@ -18,14 +18,14 @@ from namespaces import isolated, network, no_namespaces
 from test_collective import LONG, form, mesh, together
 from threads import Threads
 
-from pybackend.collective import Compression, Patience, all_sum, join_mesh
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.greeting import greet_as_client
-from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
-from pybackend.net.stream import Stream
+from pybackend.core.collective import Compression, Patience, all_sum, join_mesh
+from pybackend.core.errors import ClusterError, PeerLostError
+from pybackend.core.net.greeting import greet_as_client
+from pybackend.core.net.rendezvous import Acceptor, address_of, listen, new_token
+from pybackend.core.net.stream import Stream
 
 PROGRAM = (
-    "import socket, sys; from pybackend.collective import join_mesh;"
+    "import socket, sys; from pybackend.core.collective import join_mesh;"
     "server = socket.socket(fileno=int(sys.argv[1]));"
     "mesh = join_mesh(server, sys.argv[3:], 1, sys.argv[2], 120);"
     "print('joined', flush=True); sys.stdin.read()"
@@ -334,8 +334,8 @@ def test_a_peer_that_is_silent_while_costs_are_measured_is_named() -> None:
 
 
 REDUCE = (
-    "import socket, sys; import numpy as np; from pybackend.collective import join_mesh;"
-    "from pybackend.net.rendezvous import listen;"
+    "import socket, sys; import numpy as np; from pybackend.core.collective import join_mesh;"
+    "from pybackend.core.net.rendezvous import listen;"
     "rank, peers = int(sys.argv[1]), sys.argv[3:]; host, _, port = peers[rank].rpartition(':');"
     "server = socket.create_server((host, int(port)));"
     "print('listens', flush=True); sys.stdin.readline();"

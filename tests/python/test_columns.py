@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pybackend import words
-from pybackend.data.column_groups import group_columns
-from pybackend.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
-from pybackend.errors import InputError
+from pybackend.core import words
+from pybackend.core.data.column_groups import group_columns
+from pybackend.core.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
+from pybackend.core.errors import InputError
 
 KINDS = {
     "a": ColumnKind("number", "float32", 0, "float"),

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_collective import mesh, together
 
-from pybackend.collective import Compression
-from pybackend.collective.wire import BLOCK, Fp16
-from pybackend.errors import InputError
+from pybackend.core.collective import Compression
+from pybackend.core.collective.wire import BLOCK, Fp16
+from pybackend.core.errors import InputError
 
 KINDS: dict[str, tuple[Any, float]] = {
     "fp16": (np.float16, 65504.0),

@@ -42,9 +42,9 @@ from pybackend import (
     read_tfrecords,
     write_tfrecords,
 )
-from pybackend.launchers.spark import barrier as spark
-from pybackend.launchers.spark import jobs as spark_job
-from pybackend.launchers.spark.slots import check_slots, count_slots
+from pybackend.core.launchers.spark import barrier as spark
+from pybackend.core.launchers.spark import jobs as spark_job
+from pybackend.core.launchers.spark.slots import check_slots, count_slots
 from pybackend.types import WorkerContext
 
 register_pickle_by_value(test_elastic)

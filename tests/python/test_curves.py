@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.api.charts import find_ticks
-from pybackend.api.curves import Curve, check_smoothing, find_panels
-from pybackend.errors import InputError
+from pybackend.core.api.charts import find_ticks
+from pybackend.core.api.curves import Curve, check_smoothing, find_panels
+from pybackend.core.errors import InputError
 
 
 def epochs_of(name: str) -> list[int]:

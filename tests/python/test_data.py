@@ -24,12 +24,12 @@ from pybackend import (
     barrier_evaluate,
     barrier_train,
 )
-from pybackend.collective import Alone
-from pybackend.data.reading import call_pipeline
-from pybackend.data.sharding import replay_batches
-from pybackend.data.sources import FunctionRows
-from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.job.options import DataOptions
+from pybackend.core.collective import Alone
+from pybackend.core.data.reading import call_pipeline
+from pybackend.core.data.sharding import replay_batches
+from pybackend.core.data.sources import FunctionRows
+from pybackend.core.engine.pipeline_feed import PipelineFeed
+from pybackend.core.job.options import DataOptions
 from pybackend.types import WorkerContext
 
 LEVELS = ["cat", "dog", "owl"]

@@ -14,17 +14,17 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
-from pybackend.api import progress
-from pybackend.data import datasets
-from pybackend.data.arrays import count_rows, nest, shard
-from pybackend.data.datasets import is_dataset, read_batches
-from pybackend.data.sharding import share_batches
-from pybackend.errors import InputError
-from pybackend.job.job import MODEL_FILE, TrainingJob
-from pybackend.job.messages import Phases
-from pybackend.job.options import Exchange
-from pybackend.launchers import launcher_for
-from pybackend.model.serialization import model_from_bytes, model_to_bytes
+from pybackend.core.api import progress
+from pybackend.core.data import datasets
+from pybackend.core.data.arrays import count_rows, nest, shard
+from pybackend.core.data.datasets import is_dataset, read_batches
+from pybackend.core.data.sharding import share_batches
+from pybackend.core.errors import InputError
+from pybackend.core.job.job import MODEL_FILE, TrainingJob
+from pybackend.core.job.messages import Phases
+from pybackend.core.job.options import Exchange
+from pybackend.core.launchers import launcher_for
+from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 
 X = np.random.default_rng(0).normal(size=(201, 8)).astype("float32")
 Y = np.arange(201) % 3

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from pybackend.core.errors import ClusterError
+from pybackend.core.net.deadline import within
 from pybackend.doctor.session import _try_within
-from pybackend.errors import ClusterError
-from pybackend.net.deadline import within
 
 
 def test_a_value_and_an_error_are_passed_on() -> None:

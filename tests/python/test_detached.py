@@ -35,11 +35,11 @@ from object_store import object_store
 
 import pybackend
 from pybackend import ClusterError, InputError, Observer, WorkerFailedError
-from pybackend.api.job_folder import EventLog, JobFolder, new_folder
-from pybackend.api.progress import epoch_line
 from pybackend.cli import main
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import EpochEnded, Event, Note
+from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
+from pybackend.core.api.progress import epoch_line
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import EpochEnded, Event, Note
 from pybackend.types import DetachedJob
 
 MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
@@ -137,7 +137,7 @@ def test_a_silent_job_stays_silent(capfd: Any) -> None:
 def test_half_a_submission_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:  # killed after it has written some of the request
-        monkeypatch.setattr("pybackend.api.submit.write_request", lambda *_: os._exit(0))
+        monkeypatch.setattr("pybackend.core.api.submit.write_request", lambda *_: os._exit(0))
         submit()
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0

@@ -20,12 +20,12 @@ from conftest import wait_for
 
 import pybackend
 from pybackend import ClusterError
-from pybackend.api import detached_driver, result_file
-from pybackend.api.job_copy import copied, new_copy
-from pybackend.api.job_folder import EventLog, JobFolder, new_folder
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import EpochEnded
-from pybackend.job.report import WorkerReport
+from pybackend.core.api import detached_driver, result_file
+from pybackend.core.api.job_copy import copied, new_copy
+from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import EpochEnded
+from pybackend.core.job.report import WorkerReport
 from pybackend.types import TrainResult
 
 RESULT = TrainResult(

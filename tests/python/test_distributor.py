@@ -10,7 +10,7 @@ import pytest
 from conftest import shared_spark, wait_for, worker_processes
 
 from pybackend import InputError, TFDistributor, WorkerFailedError
-from pybackend.errors import TfdistError
+from pybackend.core.errors import TfdistError
 from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner, _find_visible
 from pybackend.tfos import TFParallel
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import pybackend
+from pybackend.core.job.packages import BUILDS
+from pybackend.core.r.function import FOR_R_BEFORE_45
 from pybackend.doctor.machine import doctor, find_java, find_missing
-from pybackend.job.packages import BUILDS
-from pybackend.r.function import FOR_R_BEFORE_45
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 GOOD = {

@@ -29,13 +29,13 @@ from pybackend import (
     replay_batches,
     submit_training,
 )
-from pybackend.engine import elastic as elastic_engine
-from pybackend.errors import Failure
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Note, Order, Standby
-from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
-from pybackend.launchers import crew, elastic
-from pybackend.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.engine import elastic as elastic_engine
+from pybackend.core.errors import Failure
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import Note, Order, Standby
+from pybackend.core.job.report import Generation, WorkerReport, count_by_epoch, list_groups
+from pybackend.core.launchers import crew, elastic
+from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
 from pybackend.types import TrainResult
 
 BATCH, SEED = 5, 7

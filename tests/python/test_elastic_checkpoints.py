@@ -27,10 +27,10 @@ from test_elastic import (
 )
 
 from pybackend import Elastic, InputError, Recovery, load_checkpoint
-from pybackend.data.checkpoint_store import CheckpointStore
-from pybackend.errors import WorkerFailedError
-from pybackend.job.report import Generation, find_groups_before, resume_generations
-from pybackend.model.compare import hash_weights
+from pybackend.core.data.checkpoint_store import CheckpointStore
+from pybackend.core.errors import WorkerFailedError
+from pybackend.core.job.report import Generation, find_groups_before, resume_generations
+from pybackend.core.model.compare import hash_weights
 from pybackend.types import TrainResult
 
 EPOCHS = 4

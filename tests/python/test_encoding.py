@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pybackend.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
-from pybackend.api.datasets import narrow_columns
-from pybackend.api.model_columns import choose_columns
-from pybackend.data.columns import ColumnSpec
-from pybackend.data.frames import FrameRows
-from pybackend.data.rows import StoredRows
-from pybackend.data.sources import FileRows
-from pybackend.errors import InputError
-from pybackend.job.options import DataOptions
+from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
+from pybackend.core.api.datasets import narrow_columns
+from pybackend.core.api.model_columns import choose_columns
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.frames import FrameRows
+from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.sources import FileRows
+from pybackend.core.errors import InputError
+from pybackend.core.job.options import DataOptions
 
 FRAME = pd.DataFrame(
     {

@@ -13,14 +13,14 @@ import pytest
 from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
-from pybackend.api.sent_files import note_files
-from pybackend.engine.state import offset_seeds
-from pybackend.job.job import TrainingJob
-from pybackend.job.options import Exchange, LocalSteps
-from pybackend.launchers import launcher_for
-from pybackend.model.callbacks import check_callbacks, select_callbacks
-from pybackend.model.checks import check_model
-from pybackend.model.view import ModelView
+from pybackend.core.api.sent_files import note_files
+from pybackend.core.engine.state import offset_seeds
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.options import Exchange, LocalSteps
+from pybackend.core.launchers import launcher_for
+from pybackend.core.model.callbacks import check_callbacks, select_callbacks
+from pybackend.core.model.checks import check_model
+from pybackend.core.model.view import ModelView
 
 TWO = TrainingJob(workers=2)
 

@@ -35,22 +35,22 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.job.job import EvaluationJob, FunctionJob, Job
-from pybackend.job.messages import Note
-from pybackend.launchers.environment import serving
-from pybackend.launchers.environment.archive import (
+from pybackend.core.job.job import EvaluationJob, FunctionJob, Job
+from pybackend.core.job.messages import Note
+from pybackend.core.launchers.environment import serving
+from pybackend.core.launchers.environment.archive import (
     PackedEnvironment,
     make_manifest,
     pack_environment_of,
     pack_for,
     read_packed,
 )
-from pybackend.launchers.environment.contents import (
+from pybackend.core.launchers.environment.contents import (
     describe_environment,
     find_python,
     list_entries,
 )
-from pybackend.launchers.environment.installing import (
+from pybackend.core.launchers.environment.installing import (
     Installation,
     Interpreter,
     check_host,
@@ -58,10 +58,10 @@ from pybackend.launchers.environment.installing import (
     install_here,
     read_blocks,
 )
-from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
-from pybackend.launchers.slurm.launcher import _install
-from pybackend.launchers.spark import barrier
-from pybackend.launchers.spark.preflight import _place
+from pybackend.core.launchers.environment.serving import ArchiveServer, UnreachedError
+from pybackend.core.launchers.slurm.launcher import _install
+from pybackend.core.launchers.spark import barrier
+from pybackend.core.launchers.spark.preflight import _place
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -195,7 +195,7 @@ def test_a_full_disk_of_a_host_is_named(packed: PackedEnvironment, small_disk: P
 PACK = """
 import sys
 from pathlib import Path
-from pybackend.launchers.environment.archive import pack_environment_of
+from pybackend.core.launchers.environment.archive import pack_environment_of
 pack_environment_of(sys.argv[1], Path(sys.argv[2], "env.tar.gz"))
 """
 
@@ -334,9 +334,9 @@ def test_an_environment_of_one_user_is_not_removed_with_another_users_files(
 EXECUTOR = """
 import sys
 from unittest.mock import Mock, patch
-from pybackend.launchers.environment.archive import read_packed
-from pybackend.launchers.environment.installing import read_blocks
-from pybackend.launchers.spark import preflight
+from pybackend.core.launchers.environment.archive import read_packed
+from pybackend.core.launchers.environment.installing import read_blocks
+from pybackend.core.launchers.spark import preflight
 served = Mock(read=lambda: read_blocks(sys.argv[2]))
 environment = preflight.SparkEnvironment(read_packed(sys.argv[1]), served)
 with patch.object(preflight, "_list_paths", tuple):

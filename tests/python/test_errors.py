@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from pybackend import barrier_run, errors
-from pybackend.api.calls import hide_frames
-from pybackend.api.job_record import describe_error, restore_error
-from pybackend.errors import (
+from pybackend import barrier_run
+from pybackend.core import errors
+from pybackend.core.api.calls import hide_frames
+from pybackend.core.api.job_record import describe_error, restore_error
+from pybackend.core.errors import (
     ClusterError,
     Failure,
     InputError,
@@ -22,7 +23,7 @@ from pybackend.errors import (
     TfdistError,
     WorkerFailedError,
 )
-from pybackend.figures import show_time
+from pybackend.core.figures import show_time
 from pybackend.types import WorkerContext
 
 ROOT = Failure(

@@ -12,13 +12,13 @@ from replicas import Case, Trained, train_all
 from test_exact_cases import X, Y, dense, layers, stack
 
 from pybackend import barrier_train
-from pybackend.collective import Alone
-from pybackend.engine.exchange import GradientExchange
-from pybackend.engine.feed import Feed
-from pybackend.engine.host import TransferSettings
-from pybackend.engine.steps import Position
-from pybackend.job.options import Exchange
-from pybackend.model.view import ModelView
+from pybackend.core.collective import Alone
+from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.feed import Feed
+from pybackend.core.engine.host import TransferSettings
+from pybackend.core.engine.steps import Position
+from pybackend.core.job.options import Exchange
+from pybackend.core.model.view import ModelView
 
 FLOOD = X.copy()
 FLOOD[1] = 1e30  # of rank 1; half precision cannot represent its loss

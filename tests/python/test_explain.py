@@ -13,8 +13,8 @@ from pythons import python_without
 
 import pybackend
 from pybackend import ClusterError, barrier_run
-from pybackend.launchers.spark import explain as explain_module
-from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.core.launchers.spark import explain as explain_module
+from pybackend.core.launchers.spark.explain import explain_spark_error
 
 SPARK_SAYS = """\
 Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost \
@@ -84,7 +84,7 @@ PROGRAM = """
 import sys, traceback
 from conftest import spark_session, wait_for
 import pybackend
-from pybackend.launchers.spark.explain import _levels
+from pybackend.core.launchers.spark.explain import _levels
 if __name__ == "__main__":
     with spark_session("local[2]") as session:
         session.sparkContext.setLogLevel("WARN")

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.ragged import Ragged
-from pybackend.data.row_store import RowStoreWriter, write_columns
-from pybackend.data.rows import ArrayRows, StoredRows
-from pybackend.data.sharding import (
+from pybackend.core.data.ragged import Ragged
+from pybackend.core.data.row_store import RowStoreWriter, write_columns
+from pybackend.core.data.rows import ArrayRows, StoredRows
+from pybackend.core.data.sharding import (
     Visits,
     count_sharded,
     count_steps,
     cut_shards,
     replay_batches,
 )
-from pybackend.engine import feed as module
-from pybackend.engine.feed import Feed
-from pybackend.job.report import Generation
+from pybackend.core.engine import feed as module
+from pybackend.core.engine.feed import Feed
+from pybackend.core.job.report import Generation
 
 WIDTH = 3
 
@@ -127,7 +127,7 @@ def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_byt
     columns = {**rows_of(100), "y": np.arange(100)}
     write_columns(tmp_path / "rows", columns)
     with (
-        mock.patch("pybackend.data.rows._MAPPED_BYTES", kept_bytes),
+        mock.patch("pybackend.core.data.rows._MAPPED_BYTES", kept_bytes),
         mock.patch.object(module, "_BLOCK_BYTES", 300),
     ):
         batches = Feed(StoredRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from little_memory import check_in_little_memory
 
-from pybackend.errors import SerializationError
-from pybackend.model import file_checks
-from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
+from pybackend.core.errors import SerializationError
+from pybackend.core.model import file_checks
+from pybackend.core.model.serialization import model_from_bytes, model_to_bytes, sha256_of
 
 STATE = "tfdist_optimizer_state"
 # The momentum of the kernel, from the optimizer below.

@@ -12,7 +12,7 @@ import pytest
 from conftest import build_dense
 
 import pybackend
-from pybackend.data.files import (
+from pybackend.core.data.files import (
     check_writable,
     find_files,
     get_size,
@@ -22,7 +22,7 @@ from pybackend.data.files import (
     remove_file,
     write_whole,
 )
-from pybackend.errors import InputError
+from pybackend.core.errors import InputError
 
 
 def fill(root: str) -> None:
@@ -104,7 +104,7 @@ def test_a_folder_of_this_machine_that_cannot_be_made_is_told_at_once(
 
 def test_a_folder_that_others_own_is_told() -> None:
     program = (
-        "import os; from pybackend.data.files import check_folder\n"
+        "import os; from pybackend.core.data.files import check_folder\n"
         "os.geteuid() or os.setuid(65534)\n"
         "check_folder('/usr/new/model.h5', 'model_uri')"
     )
@@ -160,7 +160,7 @@ def test_a_folder_of_any_file_system_works_alike(root: str, tmp_path: Path) -> N
 def test_local_files_need_no_fsspec(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['fsspec'] = None\n"
-        "from pybackend.data.files import check_writable, find_files, open_folder, read_file\n"
+        "from pybackend.core.data.files import check_writable, find_files, open_folder, read_file\n"
         "folder = open_folder(sys.argv[1])\n"
         "check_writable(folder.path('a'), 'path')\n"
         "folder.write('a', b'x')\n"

@@ -18,17 +18,17 @@ import pytest
 from conftest import is_running, wait_for
 from warm import children
 
-from pybackend.launchers import fork_server, forking
-from pybackend.launchers.fork_server import ForkServers
-from pybackend.launchers.forking import READY
-from pybackend.launchers.worker_kind import WorkerKind, describe_worker
-from pybackend.machine.processes import name_process, read_main_thread
+from pybackend.core.launchers import fork_server, forking
+from pybackend.core.launchers.fork_server import ForkServers
+from pybackend.core.launchers.forking import READY
+from pybackend.core.launchers.worker_kind import WorkerKind, describe_worker
+from pybackend.core.machine.processes import name_process, read_main_thread
 
 SCRIPT = """
 import json, os, signal, sys
 import keras, numpy as np
 import pybackend
-from pybackend.launchers import fork_server
+from pybackend.core.launchers import fork_server
 
 fork_server.ANSWER_SECONDS = 5.0
 
@@ -150,8 +150,8 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
 
 # As in the program of a server, by which it is known, but without TensorFlow.
 SERVE = (
-    "from pybackend.launchers.forking import serve; "
-    "from pybackend.launchers import forking as f; f._LOOK_SECONDS = 0.1; "
+    "from pybackend.core.launchers.forking import serve; "
+    "from pybackend.core.launchers import forking as f; f._LOOK_SECONDS = 0.1; "
 )
 
 
@@ -299,7 +299,7 @@ def test_a_server_that_has_ended_is_no_server() -> None:
 def test_one_that_is_stopped_as_it_is_forked_is_known_and_can_be_killed() -> None:
     ours, theirs = socket.socketpair()
     code = (
-        "import os, signal, socket, sys; from pybackend.launchers.forking import attend; "
+        "import os, signal, socket, sys; from pybackend.core.launchers.forking import attend; "
         "attend(socket.socket(fileno=int(sys.argv[1])), "
         "lambda message: os.kill(os.getpid(), signal.SIGSTOP))"
     )

@@ -14,8 +14,8 @@ import pytest
 from conftest import build_dense, is_running, marked_processes, spark_session, wait_for
 
 from pybackend import Elastic, InputError, Resources, barrier_train, kubernetes, slurm
-from pybackend.launchers.fork_server import ForkServers
-from pybackend.launchers.forking import READY
+from pybackend.core.launchers.fork_server import ForkServers
+from pybackend.core.launchers.forking import READY
 
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 Y = np.arange(32) % 3

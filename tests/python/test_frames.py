@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 
-from pybackend.api.datasets import narrow_columns
-from pybackend.data.arrays import flatten_data
-from pybackend.data.columns import ColumnSpec, check_column_spec
-from pybackend.data.frames import FrameRows, holds_frame, is_frame
-from pybackend.data.ragged import Ragged
-from pybackend.data.row_store import describe_layout, write_columns
-from pybackend.data.rows import StoredRows
-from pybackend.data.sources import FileRows
-from pybackend.errors import InputError
+from pybackend.core.api.datasets import narrow_columns
+from pybackend.core.data.arrays import flatten_data
+from pybackend.core.data.columns import ColumnSpec, check_column_spec
+from pybackend.core.data.frames import FrameRows, holds_frame, is_frame
+from pybackend.core.data.ragged import Ragged
+from pybackend.core.data.row_store import describe_layout, write_columns
+from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.sources import FileRows
+from pybackend.core.errors import InputError
 
 ROWS = 300
 RNG = np.random.default_rng(3)
@@ -206,7 +206,7 @@ def test_pandas_is_not_imported_to_find_out() -> None:
     assert is_frame(table(1))
     assert not is_frame({"a": [1]})
     code = (
-        "import sys; from pybackend.data.frames import is_frame; "
+        "import sys; from pybackend.core.data.frames import is_frame; "
         "assert not is_frame([1]); assert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

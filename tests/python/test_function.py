@@ -15,12 +15,12 @@ from conftest import wait_for, worker_processes
 from threads import Threads
 
 from pybackend import ClusterError, InputError, TFDistributor, WorkerFailedError, barrier_run
-from pybackend.function.adapters import Script
-from pybackend.function.call import name_place
-from pybackend.function.peer import Peer
-from pybackend.function.root import Outbox, Root
-from pybackend.net.rendezvous import address_of, listen
-from pybackend.net.stream import Stream
+from pybackend.core.function.adapters import Script
+from pybackend.core.function.call import name_place
+from pybackend.core.function.peer import Peer
+from pybackend.core.function.root import Outbox, Root
+from pybackend.core.net.rendezvous import address_of, listen
+from pybackend.core.net.stream import Stream
 from pybackend.types import WorkerContext
 
 

@@ -38,19 +38,19 @@ from test_checkpoint_store import manifest
 from test_values import Color
 from threads import Threads
 
-from pybackend.collective import Mesh
-from pybackend.collective.links import Link
-from pybackend.data.checkpoint_store import CheckpointStore
-from pybackend.data.ragged import Ragged
-from pybackend.data.row_store import write_columns
-from pybackend.data.rows import StoredRows
-from pybackend.data.text import decode_lines, encode_lines
-from pybackend.data.tfrecord.files import RecordFiles
-from pybackend.data.tfrecord.folder import Manifest
-from pybackend.data.tfrecord.framing import build_heads
-from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
-from pybackend.errors import (
+from pybackend.core.collective import Mesh
+from pybackend.core.collective.links import Link
+from pybackend.core.data.checkpoint_store import CheckpointStore
+from pybackend.core.data.ragged import Ragged
+from pybackend.core.data.row_store import write_columns
+from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.text import decode_lines, encode_lines
+from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.tfrecord.framing import build_heads
+from pybackend.core.data.tfrecord.part import write_part
+from pybackend.core.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
+from pybackend.core.errors import (
     ClusterError,
     Failure,
     InputError,
@@ -58,18 +58,17 @@ from pybackend.errors import (
     SerializationError,
     WorkerFailedError,
 )
-from pybackend.feed.items import decode_items, encode_items, read_batch, write_batch
-from pybackend.job.codec import decode, encode
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
-from pybackend.job.options import Exchange
-from pybackend.job.report import WorkerReport, read_metrics, read_report
-from pybackend.job.values import decode_state, decode_value, encode_state, encode_value
-from pybackend.launchers.remote.bundle import read_greeting
-from pybackend.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
-from pybackend.machine.capacity import read_machine
-from pybackend.net.greeting import _prove, greet_as_client, greet_as_server
-from pybackend.net.meeting import (
+from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import Arrival, EpochEnded, Event, Failed, Order
+from pybackend.core.job.options import Exchange
+from pybackend.core.job.report import WorkerReport, read_metrics, read_report
+from pybackend.core.job.values import decode_state, decode_value, encode_state, encode_value
+from pybackend.core.launchers.remote.bundle import read_greeting
+from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
+from pybackend.core.machine.capacity import read_machine
+from pybackend.core.net.greeting import _prove, greet_as_client, greet_as_server
+from pybackend.core.net.meeting import (
     Everyone,
     Finished,
     Join,
@@ -78,9 +77,10 @@ from pybackend.net.meeting import (
     Refused,
     ResultPart,
 )
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.stream import Stream
-from pybackend.tf_config import make_tf_config, names_cluster, read_tf_config
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.stream import Stream
+from pybackend.core.tf_config import make_tf_config, names_cluster, read_tf_config
+from pybackend.tfos.feed.items import decode_items, encode_items, read_batch, write_batch
 
 INPUTS = int(os.environ.get("TFDIST_FUZZ_INPUTS", "40"))
 MOST_KILOBYTES = 1 << 20

@@ -14,13 +14,18 @@ from test_exact_together import Forwarding, two_taggers
 from test_probes import compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
-from pybackend.collective import Alone
-from pybackend.data.rows import ArrayRows
-from pybackend.engine.calls import StepCalls
-from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch, check_runs_eagerly
-from pybackend.engine.probes import find_unsummable_metrics
-from pybackend.engine.step_means import build_losses
-from pybackend.model.view import ModelView
+from pybackend.core.collective import Alone
+from pybackend.core.data.rows import ArrayRows
+from pybackend.core.engine.calls import StepCalls
+from pybackend.core.engine.global_batch import (
+    GatheredRows,
+    GlobalBatch,
+    OverBatch,
+    check_runs_eagerly,
+)
+from pybackend.core.engine.probes import find_unsummable_metrics
+from pybackend.core.engine.step_means import build_losses
+from pybackend.core.model.view import ModelView
 
 layers = keras.layers
 TOGETHER = Exchange(loss_over="global batch")

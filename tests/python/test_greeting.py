@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads import Threads
 
-from pybackend.net.greeting import greet_as_client, greet_as_server
-from pybackend.net.rendezvous import listen, new_token
-from pybackend.net.stream import Stream
+from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.net.rendezvous import listen, new_token
+from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0

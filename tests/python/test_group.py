@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from conftest import wait_for
 
-from pybackend.errors import ClusterError, Failure, Moment, WorkerFailedError
-from pybackend.job.codec import encode
-from pybackend.job.job import FunctionJob, Job, TrainingJob
-from pybackend.job.messages import (
+from pybackend.core.errors import ClusterError, Failure, Moment, WorkerFailedError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import FunctionJob, Job, TrainingJob
+from pybackend.core.job.messages import (
     Begun,
     Event,
     Failed,
@@ -27,18 +27,18 @@ from pybackend.job.messages import (
     Reported,
     Standby,
 )
-from pybackend.job.options import Elastic, ParameterServer
-from pybackend.job.report import WorkerReport
-from pybackend.job.resources import Resources
-from pybackend.launchers.base import Outcome
-from pybackend.launchers.hosts.host_list import HostSlots
-from pybackend.launchers.hosts.launcher import _Slots
-from pybackend.launchers.kubernetes import task as pod_task
-from pybackend.launchers.member import Member
-from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
-from pybackend.launchers.remote.task import MODEL, REPORT, TASK, Post, RemoteTask, read_post
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
+from pybackend.core.job.options import Elastic, ParameterServer
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.resources import Resources
+from pybackend.core.launchers.base import Outcome
+from pybackend.core.launchers.hosts.host_list import HostSlots
+from pybackend.core.launchers.hosts.launcher import _Slots
+from pybackend.core.launchers.kubernetes import task as pod_task
+from pybackend.core.launchers.member import Member
+from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
+from pybackend.core.launchers.remote.task import MODEL, REPORT, TASK, Post, RemoteTask, read_post
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
 
 TOKEN = "token"
 

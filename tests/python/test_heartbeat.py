@@ -12,11 +12,11 @@ import pytest
 
 import pybackend
 from pybackend import InputError
-from pybackend.api import heartbeat
-from pybackend.api.heartbeat import time_of_disk
-from pybackend.api.job_copy import JobCopy, new_copy
-from pybackend.api.job_folder import JobFolder, new_folder
-from pybackend.job.job import TrainingJob
+from pybackend.core.api import heartbeat
+from pybackend.core.api.heartbeat import time_of_disk
+from pybackend.core.api.job_copy import JobCopy, new_copy
+from pybackend.core.api.job_folder import JobFolder, new_folder
+from pybackend.core.job.job import TrainingJob
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from test_collective import LONG, form, numbers, together
 from test_collective_peers import closing_after
 from test_shared import list_open
 
-from pybackend.collective import Compression, Mesh
-from pybackend.collective import mesh as mesh_module
-from pybackend.collective.algorithms import find_neighbours
-from pybackend.collective.hierarchy import find_layout
-from pybackend.collective.joining import connects_to
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.rendezvous import address_of, listen, new_token
+from pybackend.core.collective import Compression, Mesh
+from pybackend.core.collective import mesh as mesh_module
+from pybackend.core.collective.algorithms import find_neighbours
+from pybackend.core.collective.hierarchy import find_layout
+from pybackend.core.collective.joining import connects_to
+from pybackend.core.errors import ClusterError, PeerLostError
+from pybackend.core.net.rendezvous import address_of, listen, new_token
 
 SHAPES = ["aabb", "abbab", "aabbcc", *map(full, ["abab", "aaabbb", "aaaabbbb", "aabbaacc"])]
 COUNTS = [70_001, 300_007, 2_500_003]
@@ -236,8 +236,8 @@ TOKEN = new_token()
 PROGRAM = """
 import socket, sys
 import numpy as np
-from pybackend.collective import join_mesh
-from pybackend.net.rendezvous import split_address
+from pybackend.core.collective import join_mesh
+from pybackend.core.net.rendezvous import split_address
 _, rank, descriptor, token, *peers = sys.argv
 if descriptor == "none":
     server = socket.create_server(split_address(peers[int(rank)]))

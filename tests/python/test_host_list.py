@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from pybackend.errors import InputError
-from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
+from pybackend.core.errors import InputError
+from pybackend.core.launchers.hosts.host_list import (
+    HostSlots,
+    parse_hosts,
+    ranks_by_host,
+    read_hostfile,
+)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from pythons import python_with
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 import pybackend
-from pybackend.errors import ClusterError, InputError, WorkerFailedError
-from pybackend.job.job import FunctionJob
-from pybackend.launchers.hosts import launcher
+from pybackend.core.errors import ClusterError, InputError, WorkerFailedError
+from pybackend.core.job.job import FunctionJob
+from pybackend.core.launchers.hosts import launcher
 
 # The tests are not installed on the hosts.
 register_pickle_by_value(leaks)
@@ -227,7 +227,7 @@ class SleepWhileWriting(keras.callbacks.Callback):
         self.asleep, self.awake = str(folder / "asleep"), str(folder / "awake")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        from pybackend.data.checkpoint_store import CheckpointStore
+        from pybackend.core.data.checkpoint_store import CheckpointStore
 
         asleep, written = Path(self.asleep), CheckpointStore._write
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from pybackend import InputError, WorkerFailedError, barrier_train
-from pybackend.data.arrays import nest
-from pybackend.data.rows import to_rows
-from pybackend.model.inputs import (
+from pybackend.core.data.arrays import nest
+from pybackend.core.data.rows import to_rows
+from pybackend.core.model.inputs import (
     check_features,
     check_input_names,
     check_output_names,
@@ -21,7 +21,7 @@ from pybackend.model.inputs import (
     name_inputs,
     reshape_rows,
 )
-from pybackend.model.serialization import model_from_bytes, model_to_bytes
+from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 
 
 def _model(*names: str, by_name: bool = False) -> Any:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.errors import InputError, SerializationError
-from pybackend.feed.items import (
+from pybackend.core.errors import InputError, SerializationError
+from pybackend.tfos.feed.items import (
     decode_items,
     encode_items,
     frame_items,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from conftest import wait_for
 
-from pybackend.machine.janitor import swept_folder
+from pybackend.core.machine.janitor import swept_folder
 
 PROGRAM = """
-from pybackend.machine.janitor import swept_folder
+from pybackend.core.machine.janitor import swept_folder
 with swept_folder() as folder:
     (folder / "part").write_text("x")
     print(folder, flush=True)
@@ -22,7 +22,7 @@ with swept_folder() as folder:
 
 KILLED = """
 import os, pathlib, signal, sys
-from pybackend.machine.janitor import swept_folder
+from pybackend.core.machine.janitor import swept_folder
 make = pathlib.Path.mkdir
 def die(folder, **options):
     make(folder, **options)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import InputError
-from pybackend.job.arguments import MAX_WORKERS
-from pybackend.job.job import (
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import MAX_WORKERS
+from pybackend.core.job.job import (
     EvaluationJob,
     FunctionJob,
     Job,
@@ -21,8 +21,8 @@ from pybackend.job.job import (
     code_classes,
     make_job,
 )
-from pybackend.job.model_options import ModelOptions
-from pybackend.job.options import Exchange, LocalSteps
+from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
     "workers": 2,

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
-import pybackend.api.detached_job as detached_job
-import pybackend.api.job_copy as job_copy
-import pybackend.api.submit as submit
+import pybackend.core.api.detached_job as detached_job
+import pybackend.core.api.job_copy as job_copy
+import pybackend.core.api.submit as submit
 from pybackend import ClusterError, InputError
-from pybackend.api.job_copy import JobCopy, copied, new_copy
-from pybackend.api.job_folder import JobFolder, new_folder
-from pybackend.data.files import Folder, hide_password
-from pybackend.job.checkpoint import Checkpoint
-from pybackend.job.job import TrainingJob
-from pybackend.launchers.spark import attach
+from pybackend.core.api.job_copy import JobCopy, copied, new_copy
+from pybackend.core.api.job_folder import JobFolder, new_folder
+from pybackend.core.data.files import Folder, hide_password
+from pybackend.core.job.checkpoint import Checkpoint
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.launchers.spark import attach
 from pybackend.types import DetachedJob
 
 SECRET = "://ann:secret@host/"

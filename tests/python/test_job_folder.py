@@ -16,12 +16,12 @@ import pytest
 
 import pybackend
 from pybackend import InputError, SerializationError
-from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.cli import main
-from pybackend.job.codec import encode_line
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import EpochEnded, Note
-from pybackend.job.report import WorkerReport
+from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
+from pybackend.core.job.codec import encode_line
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import EpochEnded, Note
+from pybackend.core.job.report import WorkerReport
 from pybackend.types import TrainResult
 
 EPOCH = EpochEnded(1, 3, 1.0, {"loss": 0.5})

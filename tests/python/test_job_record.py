@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.api.job_record import Ended, JobError, describe_error, restore_error
-from pybackend.errors import (
+from pybackend.core.api.job_record import Ended, JobError, describe_error, restore_error
+from pybackend.core.errors import (
     ClusterError,
     DatabaseError,
     Failure,
@@ -16,7 +16,7 @@ from pybackend.errors import (
     TfdistError,
     WorkerFailedError,
 )
-from pybackend.job.codec import decode, encode
+from pybackend.core.job.codec import decode, encode
 
 ERRORS = [
     ClusterError("no slots"),
@@ -33,7 +33,9 @@ ERRORS = [
 
 def test_all_kinds_of_errors_are_here() -> None:
     # Others are raised in workers only.
-    kinds = {kind for kind in TfdistError.__subclasses__() if kind.__module__ == "pybackend.errors"}
+    kinds = {
+        kind for kind in TfdistError.__subclasses__() if kind.__module__ == "pybackend.core.errors"
+    }
     assert {type(error) for error in ERRORS} == kinds
 
 

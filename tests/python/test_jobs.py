@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pybackend.errors import ClusterError
-from pybackend.launchers.spark import explain, jobs
-from pybackend.launchers.spark.explain import ask_executors
-from pybackend.launchers.spark.jobs import IdleWatch, run_watched
+from pybackend.core.errors import ClusterError
+from pybackend.core.launchers.spark import explain, jobs
+from pybackend.core.launchers.spark.explain import ask_executors
+from pybackend.core.launchers.spark.jobs import IdleWatch, run_watched
 
 
 class FakeJob:

@@ -24,7 +24,7 @@ SCRIPT = """
 import json, os, sys
 import keras, numpy as np
 import pybackend
-from pybackend.launchers.remote import packing
+from pybackend.core.launchers.remote import packing
 
 folder, *options = sys.argv[1:]
 library = packing.library
@@ -50,7 +50,7 @@ def look():
 
 def shorten(idle):
     files = library()
-    name = "lib/pybackend/launchers/forking.py"
+    name = "lib/pybackend/core/launchers/forking.py"
     del files[f"{name}c"]
     long = b"IDLE_SECONDS = 600.0"
     assert long in files[name]

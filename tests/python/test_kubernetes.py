@@ -32,9 +32,9 @@ from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
-from pybackend.launchers.environment.archive import pack_environment_of
-from pybackend.launchers.kubernetes import launcher
-from pybackend.launchers.kubernetes.watch import KubernetesJob, PodState
+from pybackend.core.launchers.environment.archive import pack_environment_of
+from pybackend.core.launchers.kubernetes import launcher
+from pybackend.core.launchers.kubernetes.watch import KubernetesJob, PodState
 
 # The tests are not in the pods.
 register_pickle_by_value(test_elastic)

@@ -11,8 +11,8 @@ import pytest
 from conftest import build_dense
 
 import pybackend
-from pybackend.errors import InputError
-from pybackend.model.labels import (
+from pybackend.core.errors import InputError
+from pybackend.core.model.labels import (
     check_class_weight,
     check_has_labels,
     check_labels,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.errors import InputError
-from pybackend.launchers import launcher_for
+from pybackend.core.errors import InputError
+from pybackend.core.launchers import launcher_for
 
 PACKAGE = """
-from pybackend.launchers.local import LocalLauncher
+from pybackend.core.launchers.local import LocalLauncher
 
 
 class Queue(LocalLauncher):

@@ -12,10 +12,10 @@ from replicas import WORKERS, Case, check_equal, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend import Exchange, InputError, ScaleLearningRate
-from pybackend.job.job import Job, TrainingJob
-from pybackend.job.learning_rate import check_scale_lr
-from pybackend.model.checks import check_model
-from pybackend.model.view import ModelView
+from pybackend.core.job.job import Job, TrainingJob
+from pybackend.core.job.learning_rate import check_scale_lr
+from pybackend.core.model.checks import check_model
+from pybackend.core.model.view import ModelView
 
 EPOCHS = 3
 

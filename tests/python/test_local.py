@@ -31,16 +31,16 @@ from pybackend import (
     barrier_train,
     make_tf_config,
 )
-from pybackend.errors import ClusterError, SerializationError, TfdistError
-from pybackend.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.job.messages import Order
-from pybackend.job.values import decode_value
-from pybackend.launchers import local
-from pybackend.launchers.child import Child
-from pybackend.launchers.local import LocalLauncher
-from pybackend.machine.janitor import swept_folder
+from pybackend.core.errors import ClusterError, SerializationError, TfdistError
+from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
+from pybackend.core.job.messages import Order
+from pybackend.core.job.values import decode_value
+from pybackend.core.launchers import local
+from pybackend.core.launchers.child import Child
+from pybackend.core.launchers.local import LocalLauncher
+from pybackend.core.machine.janitor import swept_folder
+from pybackend.core.worker import _failure as worker_failure
 from pybackend.types import WorkerContext
-from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher
 
@@ -467,7 +467,7 @@ def test_a_child_passes_a_notice_on_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_log_is_printed_with_times() -> None:
-    code = "from pybackend.job.job import LOGGER; LOGGER.debug('a'); LOGGER.info('b')"
+    code = "from pybackend.core.job.job import LOGGER; LOGGER.debug('a'); LOGGER.info('b')"
     for level, wanted in {"debug": ["a", "b"], "INFO": ["b"], "": [], "loud": []}.items():
         printed = subprocess.run(
             [sys.executable, "-c", code],

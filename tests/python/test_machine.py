@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from pybackend.machine.capacity import (
+from pybackend.core.machine.capacity import (
     count_cores,
     list_groups,
     read_free_memory,
     read_memory,
 )
-from pybackend.machine.identity import is_loopback, is_own_address, own_address, read_boot
-from pybackend.machine.processes import (
+from pybackend.core.machine.identity import is_loopback, is_own_address, own_address, read_boot
+from pybackend.core.machine.processes import (
     find_family,
     is_process,
     list_children,
@@ -201,7 +201,7 @@ def test_free_memory_in_a_real_group(limited: Path, tmp_path: Path) -> None:
 import os, pathlib, sys
 sys.path.insert(0, {os.getcwd()!r})
 pathlib.Path({str(limited)!r}, "cgroup.procs").write_text(str(os.getpid()))
-from pybackend.machine.capacity import read_free_memory, read_memory
+from pybackend.core.machine.capacity import read_free_memory, read_memory
 print(read_memory() >> 20 if isinstance(read_memory(), int) else int(read_memory()) >> 20)
 print(int(read_free_memory()) >> 20)
 with open({str(tmp_path / "rows")!r}, "wb") as file:  # fills the page cache

@@ -15,14 +15,14 @@ import pytest
 from conftest import wait_for
 from threads import Threads
 
-from pybackend.errors import ClusterError
-from pybackend.job.codec import encode
-from pybackend.job.messages import PrintedLine
-from pybackend.net.greeting import greet_as_client, greet_as_server
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import new_token
-from pybackend.net.stream import Stream
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.messages import PrintedLine
+from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()
 

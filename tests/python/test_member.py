@@ -13,14 +13,15 @@ import pytest
 from cloudpickle import dumps
 from threads import Threads
 
-from pybackend.errors import ClusterError
-from pybackend.job.job import FEED_TOKEN, FUNCTION, FunctionJob
-from pybackend.job.messages import Event, PrintedLine
-from pybackend.job.report import WorkerReport
-from pybackend.job.resources import Resources
-from pybackend.job.values import decode_value
-from pybackend.launchers.member import Member, Source
-from pybackend.launchers.spark.detached_task import StartMember
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.job import FUNCTION, FunctionJob
+from pybackend.core.job.messages import Event, PrintedLine
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.resources import Resources
+from pybackend.core.job.values import decode_value
+from pybackend.core.launchers.member import Member, Source
+from pybackend.tfos.feed.protocol import FEED_TOKEN
+from pybackend.tfos.feed.spark_task import StartMember
 
 pytestmark = pytest.mark.launcher
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.api.mnist import mnist
-from pybackend.data import mnist as module
-from pybackend.errors import InputError
+from pybackend.core.api.mnist import mnist
+from pybackend.core.data import mnist as module
+from pybackend.core.errors import InputError
 
 SUBSET = Path(module.__file__).with_name("mnist_subset.npz")
 

@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from pybackend.api.model_columns import predictions_of
+from pybackend.core.api.model_columns import predictions_of
 
 L = keras.layers
 

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 
-from pybackend.errors import Failure
-from pybackend.job.notice import PREEMPTED, Notice, at_own_end
+from pybackend.core.errors import Failure
+from pybackend.core.job.notice import PREEMPTED, Notice, at_own_end
 
 # Sends itself signals, and prints how far it gets.
 PROGRAM = """
 import os, signal
-from pybackend.job import notice as module
-from pybackend.job.notice import Notice
+from pybackend.core.job import notice as module
+from pybackend.core.job.notice import Notice
 def tell():
     os.kill(os.getpid(), signal.SIGTERM)
 notice = Notice()

@@ -14,10 +14,10 @@ from object_store import ObjectStore, object_store
 from test_checkpoint_store import fill, manifest
 
 from pybackend import ClusterError, ModelOptions, Recovery, barrier_train, load_checkpoint
-from pybackend.data.checkpoint_store import CheckpointStore
-from pybackend.engine.checkpointing import CheckpointWriter
-from pybackend.job.messages import Event, Note
-from pybackend.model.compare import hash_weights
+from pybackend.core.data.checkpoint_store import CheckpointStore
+from pybackend.core.engine.checkpointing import CheckpointWriter
+from pybackend.core.job.messages import Event, Note
+from pybackend.core.model.compare import hash_weights
 
 URI = "s3://bucket/runs/a run"
 RNG = np.random.default_rng(0)

@@ -20,8 +20,8 @@ from pybackend import (
     WorkerFailedError,
     barrier_train,
 )
-from pybackend.api.observer import Observers, split_observers
-from pybackend.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
+from pybackend.core.api.observer import Observers, split_observers
+from pybackend.core.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
 
 EPOCH = EpochEnded(2, 5, 1.0, {"loss": 0.5})
 STEP = StepEnded(2, 5, 3, 10, 96, 0.5, {"loss": 0.6})

@@ -15,7 +15,7 @@ from conftest import full
 from keras import layers
 
 from pybackend import InputError, SerializationError
-from pybackend.model.onnx import check_onnx_installed
+from pybackend.core.model.onnx import check_onnx_installed
 from pybackend.types import TrainResult
 
 
@@ -134,7 +134,7 @@ def test_what_onnx_cannot_hold_is_named(tmp_path: Path, monkeypatch: Any) -> Non
 
     with pytest.raises(InputError, match="only functional and Sequential models"):
         of(Own()).export(tmp_path / "model.onnx")
-    monkeypatch.setattr("pybackend.model.onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("pybackend.core.model.onnx.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"onnx is not installed .*tfdist\[onnx\]"):
         check_onnx_installed()
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import sysconfig
 
 def test_it_starts_anew_with_its_own_library_first() -> None:
     program = (
-        "import os; from pybackend.launchers.package_files import load_own_libraries as load;"
+        "import os; from pybackend.core.launchers.package_files import load_own_libraries as load;"
         "load(); import ssl, sys; print(os.environ['LD_LIBRARY_PATH'], *sys.argv[1:])"
     )
     listed = "/nonexistent/lib"  # no Python's own folder, as /usr/lib/... is of Debian's

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data import parquet
-from pybackend.data.files import open_file
-from pybackend.data.parquet import ParquetFiles, find_partitions
-from pybackend.errors import InputError
+from pybackend.core.data import parquet
+from pybackend.core.data.files import open_file
+from pybackend.core.data.parquet import ParquetFiles, find_partitions
+from pybackend.core.errors import InputError
 
 
 def write(folder: Path, sizes: list[int], group: int) -> None:

@@ -21,9 +21,9 @@ import pytest
 import tensorflow as tf
 
 import pybackend
-from pybackend.errors import InputError, TfdistError
-from pybackend.job import pickling
-from pybackend.job.pickling import (
+from pybackend.core.errors import InputError, TfdistError
+from pybackend.core.job import pickling
+from pybackend.core.job.pickling import (
     explain_failure,
     find_annotations,
     make_code,

@@ -11,14 +11,14 @@ import pytest
 from slurm import Slurm, needs_slurm, slurm_cluster
 
 from pybackend import ClusterError
-from pybackend.launchers.place import find_slurm_place
-from pybackend.launchers.slurm.nodes import expand_counts, expand_nodes
+from pybackend.core.launchers.place import find_slurm_place
+from pybackend.core.launchers.slurm.nodes import expand_counts, expand_nodes
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
 
 SHOW = """
 import json, os, socket
-from pybackend.launchers.place import find_slurm_place
+from pybackend.core.launchers.place import find_slurm_place
 place = find_slurm_place(os.environ)
 shown = place and [place.rank, place.size, place.meeting, place.peers]
 print(json.dumps([socket.gethostname(), shown]))

@@ -11,8 +11,8 @@ import pytest
 from matplotlib import pyplot
 
 import pybackend
-from pybackend.api.result import TrainResult
-from pybackend.errors import InputError
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import InputError
 
 
 def result(history: dict[str, list[Any]]) -> TrainResult:
@@ -71,8 +71,8 @@ def test_many_metrics_fill_rows_of_three() -> None:
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     # A new Python without site-packages: the package is really absent.
     program = (
-        "from pybackend.api.result import TrainResult\n"
-        "from pybackend.errors import InputError\n"
+        "from pybackend.core.api.result import TrainResult\n"
+        "from pybackend.core.errors import InputError\n"
         "try:\n    TrainResult(b'', 'h5', '', {'loss': [1.0]}, [], 1.0, 0, 1).plot()\n"
         "except InputError as error:\n    print(error)\n"
     )

@@ -11,8 +11,8 @@ import pytest
 from conftest import full
 from keras import ops
 
-from pybackend.engine.probes import is_mean_in_evaluation, mixes_rows
-from pybackend.model.view import ModelView
+from pybackend.core.engine.probes import is_mean_in_evaluation, mixes_rows
+from pybackend.core.model.view import ModelView
 
 layers = keras.layers
 _RNG = np.random.default_rng(3)

@@ -22,21 +22,21 @@ from conftest import wait_for
 from rich.console import Console
 
 import pybackend
-from pybackend.api import progress
-from pybackend.api.display import (
+from pybackend.core.api import progress
+from pybackend.core.api.display import (
     Lines,
     Live,
     Speed,
     choose_lines,
     relayed_to,
 )
-from pybackend.api.observer import Observers
-from pybackend.api.progress import describe_start, epoch_line, following, printer
-from pybackend.errors import Moment
-from pybackend.figures import show_seconds
-from pybackend.job.codec import encode
-from pybackend.job.job import Job, PredictionJob, TrainingJob
-from pybackend.job.messages import (
+from pybackend.core.api.observer import Observers
+from pybackend.core.api.progress import describe_start, epoch_line, following, printer
+from pybackend.core.errors import Moment
+from pybackend.core.figures import show_seconds
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import Job, PredictionJob, TrainingJob
+from pybackend.core.job.messages import (
     EpochEnded,
     Event,
     Note,
@@ -49,8 +49,8 @@ from pybackend.job.messages import (
     read_event,
     sent_by,
 )
-from pybackend.launchers import Outcome
-from pybackend.launchers.local import LocalLauncher
+from pybackend.core.launchers import Outcome
+from pybackend.core.launchers.local import LocalLauncher
 
 EPOCH = EpochEnded(1, 3, 4.06, {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]})
 LINE = PrintedLine("hello", rank=1)
@@ -329,11 +329,11 @@ def test_durations_of_all_lengths() -> None:
 
 def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
     program = """if True:
-        from pybackend.api.observer import Observers
-        from pybackend.api.progress import following
-        from pybackend.job.job import TrainingJob
-        from pybackend.job.messages import EpochEnded, StepEnded
-        from pybackend.launchers.local import LocalLauncher
+        from pybackend.core.api.observer import Observers
+        from pybackend.core.api.progress import following
+        from pybackend.core.job.job import TrainingJob
+        from pybackend.core.job.messages import EpochEnded, StepEnded
+        from pybackend.core.launchers.local import LocalLauncher
         with following(LocalLauncher(), TrainingJob(workers=2), Observers()) as (job, on_event):
             assert job.reports_steps
             on_event(StepEnded(1, 1, 5, 20, 160, 0.5, {"loss": 0.75}))

@@ -21,7 +21,7 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.r.function import _column_for_r
+from pybackend.core.r.function import _column_for_r
 
 pytestmark = pytest.mark.launcher
 

@@ -32,8 +32,8 @@ from pybackend import (
     barrier_train,
     load_checkpoint,
 )
-from pybackend.errors import TfdistError
-from pybackend.model.compare import hash_weights
+from pybackend.core.errors import TfdistError
+from pybackend.core.model.compare import hash_weights
 from pybackend.types import TrainResult
 
 EPOCHS, STEPS = 4, 8

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(bool(no_namespaces()), reason="NO NETWORK NAMESP
 
 PROGRAM = """
 import json, sys
-from pybackend.errors import ClusterError
-from pybackend.launchers.remote.task import find_own_address
+from pybackend.core.errors import ClusterError
+from pybackend.core.launchers.remote.task import find_own_address
 found = []
 for hosts, rank, reached in json.loads(sys.argv[1]):
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from pybackend.api.result import TrainResult
-from pybackend.job.report import Generation, WorkerReport
+from pybackend.core.api.result import TrainResult
+from pybackend.core.job.report import Generation, WorkerReport
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pybackend.errors import ClusterError
-from pybackend.machine.identity import own_address
-from pybackend.net import greeting, rendezvous
-from pybackend.net.greeting import greet_as_client
-from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, reserve
-from pybackend.net.stream import Stream
+from pybackend.core.errors import ClusterError
+from pybackend.core.machine.identity import own_address
+from pybackend.core.net import greeting, rendezvous
+from pybackend.core.net.greeting import greet_as_client
+from pybackend.core.net.rendezvous import Acceptor, address_of, listen, new_token, reserve
+from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.collective import Alone
-from pybackend.data.row_store import write_columns
-from pybackend.engine.replica import fit_in_memory
+from pybackend.core.collective import Alone
+from pybackend.core.data.row_store import write_columns
+from pybackend.core.engine.replica import fit_in_memory
 
 
 class Beside(Alone):
@@ -57,7 +57,7 @@ def test_another_workers_rows_are_named(folder: Path) -> None:
 def test_workers_of_one_machine_share_what_is_free(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pybackend.engine.replica.read_free_memory", lambda: 120_000.0)
+    monkeypatch.setattr("pybackend.core.engine.replica.read_free_memory", lambda: 120_000.0)
     assert decide(folder, None, Beside(1, same_machine=False)) == (True, [])
     for limit in (None, 120_000):
         fits, (note,) = decide(folder, limit, Beside(1, same_machine=True))

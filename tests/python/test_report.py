@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pybackend.errors import ClusterError, Failure, WorkerFailedError
-from pybackend.job.codec import encode
-from pybackend.job.job import FunctionJob
-from pybackend.job.report import WorkerReport, read_metrics, read_report
-from pybackend.launchers.remote.bundle import read_greeting
-from pybackend.launchers.spark.barrier import follow_stage
-from pybackend.net.meeting import MeetingServer
+from pybackend.core.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import FunctionJob
+from pybackend.core.job.report import WorkerReport, read_metrics, read_report
+from pybackend.core.launchers.remote.bundle import read_greeting
+from pybackend.core.launchers.spark.barrier import follow_stage
+from pybackend.core.net.meeting import MeetingServer
 
 GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))
 # Damaged reports, and the messages about them.

@@ -15,10 +15,10 @@ from conftest import build_dense
 from killing import KillAt
 
 from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
-from pybackend.api.charts import find_ticks
 from pybackend.bridge import capture, report_record
-from pybackend.errors import Failure, Moment
-from pybackend.figures import show_number, show_seconds, show_time
+from pybackend.core.api.charts import find_ticks
+from pybackend.core.errors import Failure, Moment
+from pybackend.core.figures import show_number, show_seconds, show_time
 from pybackend.types import TrainResult
 
 HOSTILE = '</script><b>\u2028 & "bold" \''

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from pybackend import InputError, Resources, WorkerFailedError, barrier_run, barrier_train
-from pybackend.job.codec import encode
-from pybackend.job.job import FunctionJob, Job
-from pybackend.launchers import local
-from pybackend.launchers.joined.gathering import find_share
-from pybackend.launchers.memory import MemoryWatch
-from pybackend.launchers.place import Place
-from pybackend.launchers.shares import Machine, find_shortage, share_of_machine
-from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
-from pybackend.machine.capacity import count_cores, list_gpus, read_meminfo
-from pybackend.machine.processes import find_family
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import FunctionJob, Job
+from pybackend.core.launchers import local
+from pybackend.core.launchers.joined.gathering import find_share
+from pybackend.core.launchers.memory import MemoryWatch
+from pybackend.core.launchers.place import Place
+from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine
+from pybackend.core.launchers.slurm.settings import SlurmSettings, with_resources
+from pybackend.core.machine.capacity import count_cores, list_gpus, read_meminfo
+from pybackend.core.machine.processes import find_family
 from pybackend.types import WorkerContext
 
 pytestmark = pytest.mark.launcher

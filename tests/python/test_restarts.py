@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pybackend import ClusterError, Recovery, WorkerFailedError
-from pybackend.api import restarts
-from pybackend.errors import Failure
-from pybackend.job.job import TrainingJob
+from pybackend.core.api import restarts
+from pybackend.core.errors import Failure
+from pybackend.core.job.job import TrainingJob
 
 
 def test_the_pause_before_a_restart_grows_while_workers_cannot_be_started(

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.api.result import TrainResult
-from pybackend.errors import Failure, InputError, root_cause_first
-from pybackend.job.codec import decode, encode
-from pybackend.job.report import StepTimes, WorkerReport
+from pybackend.core.api.result import TrainResult
+from pybackend.core.errors import Failure, InputError, root_cause_first
+from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.report import StepTimes, WorkerReport
 
 CONTENT = b"\x89HDF\r\n\x1a\n not really"
 

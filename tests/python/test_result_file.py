@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from pybackend import InputError, SerializationError, barrier_train
-from pybackend.errors import Moment
-from pybackend.job.report import Generation, Restart
+from pybackend.core.errors import Moment
+from pybackend.core.job.report import Generation, Restart
 from pybackend.types import TrainResult
 
 

@@ -16,7 +16,7 @@ from conftest import full, largest_difference
 
 import pybackend
 from pybackend import InputError, SerializationError, load_model
-from pybackend.model.serialization import model_from_bytes, model_to_bytes
+from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 from pybackend.types import TrainResult
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import RLIB, needs_r, shared_spark, wait_for, worker_processes
 
 from pybackend import RFunction, barrier_train
-from pybackend.launchers.spark.sparklyr import _is_without_protobuf
+from pybackend.core.launchers.spark.sparklyr import _is_without_protobuf
 
 PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if PYSPARK < (4, 2):

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pybackend.data import rows as rows_module
-from pybackend.data.arrays import count_rows, shard
-from pybackend.data.layout import Kind, check_layouts, read_layouts
-from pybackend.data.ragged import Ragged, concatenate, join_texts, pack_lists, to_dense
-from pybackend.data.row_store import (
+from pybackend.core.data import rows as rows_module
+from pybackend.core.data.arrays import count_rows, shard
+from pybackend.core.data.layout import Kind, check_layouts, read_layouts
+from pybackend.core.data.ragged import Ragged, concatenate, join_texts, pack_lists, to_dense
+from pybackend.core.data.row_store import (
     BLOB_BYTES,
     SCHEMA,
     RowStoreWriter,
@@ -31,8 +31,8 @@ from pybackend.data.row_store import (
     unify_layout,
     write_columns,
 )
-from pybackend.data.rows import StoredRows, make_zero_row
-from pybackend.errors import ClusterError, InputError
+from pybackend.core.data.rows import StoredRows, make_zero_row
+from pybackend.core.errors import ClusterError, InputError
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
 

@@ -17,12 +17,12 @@ from conftest import full, python_without_blanks, wait_for
 from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
-from pybackend.errors import ClusterError
-from pybackend.launchers.hosts.host_list import HostSlots
-from pybackend.launchers.script import group
-from pybackend.launchers.script.group import CaughtSignals, ScriptGroup
-from pybackend.launchers.script.output import ScriptOutput
-from pybackend.launchers.script.plan import HostRanks, ScriptCommand, ScriptRun
+from pybackend.core.errors import ClusterError
+from pybackend.core.launchers.hosts.host_list import HostSlots
+from pybackend.core.launchers.script import group
+from pybackend.core.launchers.script.group import CaughtSignals, ScriptGroup
+from pybackend.core.launchers.script.output import ScriptOutput
+from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptRun
 
 pytestmark = [
     pytest.mark.launcher,

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 import pybackend
 from pybackend import InputError
-from pybackend.api.calls import TrainingCall
-from pybackend.api.scaled import (
+from pybackend.cli import main
+from pybackend.core.api.calls import TrainingCall
+from pybackend.core.api.scaled import (
     VARIABLE,
     ScaledTraining,
     ScaleOrder,
@@ -32,11 +33,10 @@ from pybackend.api.scaled import (
     resolve_scale,
     write_order,
 )
-from pybackend.cli import main
-from pybackend.collective import Alone, CostModel
-from pybackend.engine.step_clock import Arrivals, StepClock
-from pybackend.errors import ClusterError
-from pybackend.job.report import PARTS
+from pybackend.core.collective import Alone, CostModel
+from pybackend.core.engine.step_clock import Arrivals, StepClock
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.report import PARTS
 from pybackend.scaling.fit import expected_excess
 from pybackend.scaling.rows import compare_rows, make_row
 from pybackend.types import ScalingResult, StepTimes, TrainResult, WorkerReport

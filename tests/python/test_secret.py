@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pybackend import cli
-from pybackend.errors import InputError
-from pybackend.net.secret import derive_token, find_secret, make_secret
+from pybackend.core.errors import InputError
+from pybackend.core.net.secret import derive_token, find_secret, make_secret
 
 TEXT = "0123456789abcdef"
 

@@ -20,9 +20,9 @@ import tensorflow as tf
 from conftest import full
 from replicas import named
 
-from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
-from pybackend.model import serialization
-from pybackend.model.serialization import (
+from pybackend.core.errors import InputError, SerializationError, UnverifiedFileWarning
+from pybackend.core.model import serialization
+from pybackend.core.model.serialization import (
     decode_base64,
     load_model,
     model_from_base64,

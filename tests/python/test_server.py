@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from conftest import wait_for
 
-from pybackend.errors import ClusterError, InputError
-from pybackend.feed.client import Feeder, split_items
-from pybackend.feed.items import encode_items, frame_items
-from pybackend.feed.server import FeedServer
-from pybackend.net.rendezvous import new_token
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.net.rendezvous import new_token
+from pybackend.tfos.feed.client import Feeder, split_items
+from pybackend.tfos.feed.items import encode_items, frame_items
+from pybackend.tfos.feed.server import FeedServer
 from pybackend.tfos.reservation import Client, Server
 
 HOST = "127.0.0.1"
@@ -196,7 +196,7 @@ def test_a_task_tried_again_cannot_do_without_a_worker_that_has_returned(
 def test_results_reach_a_slow_reader_after_the_function_has_returned(
     server: FeedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pybackend.feed.server._FINISH_SECONDS", 0.0)
+    monkeypatch.setattr("pybackend.tfos.feed.server._FINISH_SECONDS", 0.0)
     may_read = threading.Event()
     text = "x" * 1_000_000
 
@@ -293,8 +293,8 @@ def test_more_nodes_register_than_greet_at_once() -> None:
 
 
 def test_missing_results_are_named(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybackend.feed.queue._OWED_SECONDS", 0.2)
-    monkeypatch.setattr("pybackend.feed.queue._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("pybackend.tfos.feed.queue._OWED_SECONDS", 0.2)
+    monkeypatch.setattr("pybackend.tfos.feed.queue._LOOK_SECONDS", 0.05)
     fed = Running(lambda: list(feeder(server, timeout=1.0).infer(batches(range(10)), "a", 0, 0)))
     assert len(server.queue.take(20, keeps_apart=True)[0]) == 10
     server.queue.give([1, 2])

@@ -24,10 +24,10 @@ from pybackend import (
     read_tfrecords,
     write_tfrecords,
 )
-from pybackend.launchers import is_session, is_spark_frame
-from pybackend.launchers.spark import jobs
-from pybackend.launchers.spark import session as session_module
-from pybackend.launchers.spark.session import is_connect
+from pybackend.core.launchers import is_session, is_spark_frame
+from pybackend.core.launchers.spark import jobs
+from pybackend.core.launchers.spark import session as session_module
+from pybackend.core.launchers.spark.session import is_connect
 
 Server = tuple[str, subprocess.Popen[bytes]]
 # Seconds for an answer in these tests, and for the end of a cancelled job.

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend import InputError
-from pybackend.data import sharding
-from pybackend.data.sharding import (
+from pybackend.core.data import sharding
+from pybackend.core.data.sharding import (
     EpochOrder,
     SharedVisits,
     Visits,
@@ -26,7 +26,7 @@ from pybackend.data.sharding import (
     replay_batches,
     shard_slice,
 )
-from pybackend.job.report import Generation
+from pybackend.core.job.report import Generation
 
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
 batch_sizes = st.integers(1, 70)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from test_collective import mesh, numbers, together
 
-from pybackend.collective import Compression, shared
-from pybackend.collective import mesh as mesh_module
-from pybackend.net.rendezvous import address_of, listen, new_token
+from pybackend.core.collective import Compression, shared
+from pybackend.core.collective import mesh as mesh_module
+from pybackend.core.net.rendezvous import address_of, listen, new_token
 
 
 def sums(members: list[Any], count: int = 100_003) -> None:
@@ -55,7 +55,7 @@ def test_ranks_of_one_host_share_memory_and_leave_nothing() -> None:
 PROGRAM = """
 import socket, sys
 import numpy as np
-from pybackend.collective import join_mesh
+from pybackend.core.collective import join_mesh
 _, rank, descriptor, token, *peers = sys.argv
 mesh = join_mesh(socket.socket(fileno=int(descriptor)), peers, int(rank), token, 60)
 for count in (300_000, 10, 2_000_003, 100_000):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pybackend.job.messages import PrintedLine
-from pybackend.net.connection_errors import StreamEndError
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.shared_lines import SharedLines
+from pybackend.core.job.messages import PrintedLine
+from pybackend.core.net.connection_errors import StreamEndError
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.shared_lines import SharedLines
 
 
 class Ends:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.launchers.shares import share_of_machine
+from pybackend.core.launchers.shares import share_of_machine
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.job.job import TrainingJob
-from pybackend.job.options import DataOptions, Exchange
-from pybackend.job.resources import Resources
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.options import DataOptions, Exchange
+from pybackend.core.job.resources import Resources
 
 PUBLIC = {
     name: getattr(pybackend, name)

@@ -10,9 +10,9 @@ import pytest
 from conftest import wait_for
 from threads import Threads
 
-from pybackend.launchers.spark import slots
-from pybackend.launchers.spark.session import hold, small_batches
-from pybackend.launchers.spark.slots import take_slots
+from pybackend.core.launchers.spark import slots
+from pybackend.core.launchers.spark.session import hold, small_batches
+from pybackend.core.launchers.spark.slots import take_slots
 
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 

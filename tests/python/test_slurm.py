@@ -27,8 +27,8 @@ from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
-from pybackend.launchers.slurm import launcher, watch
-from pybackend.launchers.slurm.queue import (
+from pybackend.core.launchers.slurm import launcher, watch
+from pybackend.core.launchers.slurm.queue import (
     SlurmJob,
     describe_end,
     describe_notice,
@@ -36,7 +36,7 @@ from pybackend.launchers.slurm.queue import (
     read_job,
     signal_option,
 )
-from pybackend.net.meeting import MeetingServer
+from pybackend.core.net.meeting import MeetingServer
 
 register_pickle_by_value(test_elastic)
 

@@ -17,13 +17,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.api.datasets import narrow_columns, note_index
-from pybackend.api.score import barrier_evaluate
-from pybackend.data.columns import ColumnSpec
-from pybackend.data.frames import FrameRows
-from pybackend.data.rows import StoredRows
-from pybackend.data.sources import FileRows, open_row_files
-from pybackend.errors import InputError
+from pybackend.core.api.datasets import narrow_columns, note_index
+from pybackend.core.api.score import barrier_evaluate
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.frames import FrameRows
+from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.sources import FileRows, open_row_files
+from pybackend.core.errors import InputError
 
 
 def write(folder: Path, rows: int, **columns: Any) -> str:

@@ -43,21 +43,21 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.api.mnist import digit_model
-from pybackend.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.job.options import DataOptions
-from pybackend.job.values import decode_value
-from pybackend.launchers.spark import attach, explain
-from pybackend.launchers.spark import barrier as spark_launcher
-from pybackend.launchers.spark import jobs as spark_job
-from pybackend.launchers.spark import session as session_module
-from pybackend.launchers.spark.attach import attach_spark
-from pybackend.launchers.spark.barrier import SparkLauncher
-from pybackend.launchers.spark.preflight import check_network
-from pybackend.launchers.spark.session import driver_python, ship_package
-from pybackend.net import rendezvous
-from pybackend.net.greeting import greet_as_server
-from pybackend.net.meeting import MeetingServer
+from pybackend.core.api.mnist import digit_model
+from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
+from pybackend.core.job.options import DataOptions
+from pybackend.core.job.values import decode_value
+from pybackend.core.launchers.spark import attach, explain
+from pybackend.core.launchers.spark import barrier as spark_launcher
+from pybackend.core.launchers.spark import jobs as spark_job
+from pybackend.core.launchers.spark import session as session_module
+from pybackend.core.launchers.spark.attach import attach_spark
+from pybackend.core.launchers.spark.barrier import SparkLauncher
+from pybackend.core.launchers.spark.preflight import check_network
+from pybackend.core.launchers.spark.session import driver_python, ship_package
+from pybackend.core.net import rendezvous
+from pybackend.core.net.greeting import greet_as_server
+from pybackend.core.net.meeting import MeetingServer
 from pybackend.types import WorkerContext
 
 
@@ -763,7 +763,7 @@ import os, tempfile
 from pathlib import Path
 from conftest import spark_session, wait_for
 import pybackend
-from pybackend.launchers.spark import barrier, explain
+from pybackend.core.launchers.spark import barrier, explain
 from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
 token = barrier.new_token()
 barrier.new_token = lambda: token

@@ -27,7 +27,7 @@ from detaching import (
 
 import pybackend
 from pybackend import ClusterError, InputError
-from pybackend.launchers.spark.attach import VARIABLE
+from pybackend.core.launchers.spark.attach import VARIABLE
 from pybackend.types import DetachedJob
 
 pytestmark = [pytest.mark.launcher, pytest.mark.full]

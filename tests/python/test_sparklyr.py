@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
-from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.job.job import FunctionJob
-from pybackend.job.messages import Note
-from pybackend.launchers.spark import session, sparklyr
-from pybackend.launchers.spark.sparklyr import RStage, _explain
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import new_token
+from pybackend.core.errors import ClusterError, WorkerFailedError
+from pybackend.core.job.job import FunctionJob
+from pybackend.core.job.messages import Note
+from pybackend.core.launchers.spark import session, sparklyr
+from pybackend.core.launchers.spark.sparklyr import RStage, _explain
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import new_token
 
 PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuilder"
 

@@ -17,8 +17,8 @@ from replicas import named
 from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
-from pybackend.api.result import TrainResult
-from pybackend.model.inputs import name_inputs
+from pybackend.core.api.result import TrainResult
+from pybackend.core.model.inputs import name_inputs
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.compile import answer
 from pybackend.sql.connections import Connection, connect

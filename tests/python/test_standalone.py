@@ -23,7 +23,7 @@ from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_clust
 
 import pybackend
 from pybackend import ClusterError, Recovery, WorkerFailedError, barrier_run, barrier_train
-from pybackend.launchers.spark.preflight import TOO_LONG
+from pybackend.core.launchers.spark.preflight import TOO_LONG
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 
@@ -197,9 +197,9 @@ def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
 
 JOIN = """
 import sys
-from pybackend.collective import join_mesh
-from pybackend.errors import ClusterError
-from pybackend.net.rendezvous import listen
+from pybackend.core.collective import join_mesh
+from pybackend.core.errors import ClusterError
+from pybackend.core.net.rendezvous import listen
 peers, rank = sys.argv[2:], int(sys.argv[1])
 try:
     with listen(peers[rank].partition(":")[0]) as server:

@@ -19,9 +19,9 @@ from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
 from pybackend import InputError, Observer, Recovery, barrier_train
-from pybackend.data.checkpoint_checks import describe_settings
-from pybackend.job.job import TrainingJob
-from pybackend.model.view import ModelView
+from pybackend.core.data.checkpoint_checks import describe_settings
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.model.view import ModelView
 from pybackend.types import TrainResult
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
@@ -193,7 +193,7 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
 
 
 def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
-    from pybackend.strategy.chief import check_asynchronous
+    from pybackend.core.parameter_server.chief import check_asynchronous
 
     job = TrainingJob(3, exchange=pybackend.ParameterServer(), roles=(*ROLES.items(),))
     for reason, build in unfit_models().items():

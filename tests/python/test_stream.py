@@ -13,10 +13,10 @@ import pytest
 from threads import Threads
 
 import pybackend
-from pybackend.net.connection_errors import StreamEndError
-from pybackend.net.rendezvous import listen, new_token
-from pybackend.net.stream import Stream, wait_any
-from pybackend.net.tls import Tls
+from pybackend.core.net.connection_errors import StreamEndError
+from pybackend.core.net.rendezvous import listen, new_token
+from pybackend.core.net.stream import Stream, wait_any
+from pybackend.core.net.tls import Tls
 
 LONG = 30.0
 

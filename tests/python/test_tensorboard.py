@@ -24,11 +24,11 @@ from pybackend import (
     train_many,
     view_tensorboard,
 )
-from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
-from pybackend.job.job import TrainingJob, make_job
-from pybackend.job.messages import EpochEnded, EventBytes, Note
-from pybackend.job.tensorboard import check_folder, choose_folder
+from pybackend.core.api.sent_files import EventFiles
+from pybackend.core.job.job import TrainingJob, make_job
+from pybackend.core.job.messages import EpochEnded, EventBytes, Note
+from pybackend.core.job.tensorboard import check_folder, choose_folder
 from pybackend.types import TrainResult
 
 
@@ -198,7 +198,7 @@ def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None
     import keras
     import numpy as np
 
-    from pybackend.engine.session_callbacks import make_tensorboard
+    from pybackend.core.engine.session_callbacks import make_tensorboard
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
     model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
@@ -243,7 +243,7 @@ def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any)
 
 
 def test_trials_write_into_folders_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
-    from pybackend.api.observer import split_folder
+    from pybackend.core.api.observer import split_folder
 
     monkeypatch.chdir(tmp_path)
     chosen = track_tensorboard().choose()

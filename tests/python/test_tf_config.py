@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import ClusterError
-from pybackend.tf_config import (
+from pybackend.core.errors import ClusterError
+from pybackend.core.tf_config import (
     ClusterSpec,
     make_tf_config,
     parse_address,

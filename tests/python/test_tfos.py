@@ -47,7 +47,7 @@ def members() -> dict[int, Path]:
     return {
         pid: Path(words[-3].decode())
         for pid, words in commands
-        if any(b"detached_task" in word for word in words)
+        if any(b"feed.spark_task" in word for word in words)
     }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend import InputError
-from pybackend.data.tfrecord.encode import encode_batch
+from pybackend.core.data.tfrecord.encode import encode_batch
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MICROSECOND = datetime.timedelta(microseconds=1)

@@ -19,12 +19,12 @@ from conftest import full
 from records import entry, example, field, write
 
 from pybackend import InputError
-from pybackend.data.tfrecord import chunks, files
-from pybackend.data.tfrecord.files import RecordFiles
-from pybackend.data.tfrecord.folder import Manifest
-from pybackend.data.tfrecord.framing import build_heads
-from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import INT64, to_spark_fields
+from pybackend.core.data.tfrecord import chunks, files
+from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.tfrecord.framing import build_heads
+from pybackend.core.data.tfrecord.part import write_part
+from pybackend.core.data.tfrecord.types import INT64, to_spark_fields
 
 X = pa.schema([("x", pa.int64())])
 
@@ -33,8 +33,8 @@ X = pa.schema([("x", pa.int64())])
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of a kilobyte with as many marks, so that small files have several."""
     monkeypatch.setattr(files, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr("pybackend.data.tfrecord.part._MARK_BYTES", 1000)
-    monkeypatch.setattr("pybackend.data.tfrecord.part._BYTES_TOGETHER", 3000)
+    monkeypatch.setattr("pybackend.core.data.tfrecord.part._MARK_BYTES", 1000)
+    monkeypatch.setattr("pybackend.core.data.tfrecord.part._BYTES_TOGETHER", 3000)
 
 
 def batch_of(first: int, last: int) -> pa.RecordBatch:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from pybackend import InputError
-from pybackend.data import files
-from pybackend.data.tfrecord import folder
-from pybackend.data.tfrecord.files import RecordFiles
-from pybackend.data.tfrecord.folder import Manifest
-from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import to_spark_fields
+from pybackend.core.data import files
+from pybackend.core.data.tfrecord import folder
+from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.tfrecord.part import write_part
+from pybackend.core.data.tfrecord.types import to_spark_fields
 
 TOKEN = "0123456789abcdef"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.data.tfrecord import framing
+from pybackend.core.data.tfrecord import framing
 
 
 @given(st.lists(st.binary(max_size=700), max_size=8))

@@ -17,17 +17,17 @@ from relay import Relay, altered, relaying
 from test_collective import mesh, together
 from threads import Threads
 
-from pybackend.collective import Compression, Mesh, join_mesh
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.job.messages import PrintedLine
-from pybackend.net import greeting, tls
-from pybackend.net.connection_errors import AlteredError
-from pybackend.net.greeting import greet_as_client, greet_as_server
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import address_of, listen, new_token
-from pybackend.net.stream import Stream
-from pybackend.net.tls import _GENERATOR, _ORDER, Tls, make_certificate, multiply
+from pybackend.core.collective import Compression, Mesh, join_mesh
+from pybackend.core.errors import ClusterError, PeerLostError
+from pybackend.core.job.messages import PrintedLine
+from pybackend.core.net import greeting, tls
+from pybackend.core.net.connection_errors import AlteredError
+from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.stream import Stream
+from pybackend.core.net.tls import _GENERATOR, _ORDER, Tls, make_certificate, multiply
 
 LONG = 30.0
 GREETING = 32 + 4 + 1 + 32  # nonce, rank, request, proof

@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import pytest
 
-from pybackend.engine.training_state import (
+from pybackend.core.engine.training_state import (
     continue_log,
     describe_callback,
     find_lost,
     read_callback,
     restore_callback,
 )
-from pybackend.errors import InputError
-from pybackend.job.values import decode_state, encode_state
+from pybackend.core.errors import InputError
+from pybackend.core.job.values import decode_state, encode_state
 
 
 def resume(then: Any, change: dict[str, Any], now: Any) -> Any:

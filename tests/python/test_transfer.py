@@ -18,9 +18,9 @@ from replicas import Case, check_equal, named
 from test_by_value import Net, Scaled
 
 import pybackend
-from pybackend.api.model import add_custom_objects, encode_model
-from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import (
+from pybackend.core.api.model import add_custom_objects, encode_model
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.job import (
     EXTRAS,
     MODEL_DIGESTS,
     MODEL_FILE,
@@ -28,9 +28,9 @@ from pybackend.job.job import (
     TrainingJob,
     make_job,
 )
-from pybackend.model.by_value import take_snapshot
-from pybackend.model.compare import find_differences, hash_weights
-from pybackend.model.transfer import (
+from pybackend.core.model.by_value import take_snapshot
+from pybackend.core.model.compare import find_differences, hash_weights
+from pybackend.core.model.transfer import (
     describe_inputs,
     encode_file,
     encode_objects,
@@ -38,7 +38,7 @@ from pybackend.model.transfer import (
     restore,
     write_weights,
 )
-from pybackend.model.view import ModelView
+from pybackend.core.model.view import ModelView
 
 # The first test waits until the workers have trained all cases.
 layers = keras.layers

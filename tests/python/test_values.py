@@ -29,8 +29,8 @@ from hypothesis.extra import numpy as hnp
 from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.sql import Row
 
-from pybackend.errors import SerializationError
-from pybackend.job.values import decode_value, encode_value
+from pybackend.core.errors import SerializationError
+from pybackend.core.job.values import decode_value, encode_value
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pybackend.errors import SerializationError
-from pybackend.job.values import decode_state, encode_state
+from pybackend.core.errors import SerializationError
+from pybackend.core.job.values import decode_state, encode_state
 
 STATE = {
     "none": None,

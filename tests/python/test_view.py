@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pybackend.engine.one_process import StepState
-from pybackend.model.view import ModelView, build_model, has_own
+from pybackend.core.engine.one_process import StepState
+from pybackend.core.model.view import ModelView, build_model, has_own
 
 layers = keras.layers
 X, Y = np.ones((4, 8), "float32"), np.ones((4, 3), "float32")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend import words
-from pybackend.errors import Failure, InputError, WorkerFailedError
-from pybackend.job.arguments import check_choice, check_flag
-from pybackend.job.job import Job, TrainingJob, make_job
-from pybackend.job.learning_rate import check_scale_lr
-from pybackend.job.options import check_exchange
-from pybackend.job.roles import check_roles
-from pybackend.words import (
+from pybackend.core import words
+from pybackend.core.errors import Failure, InputError, WorkerFailedError
+from pybackend.core.job.arguments import check_choice, check_flag
+from pybackend.core.job.job import Job, TrainingJob, make_job
+from pybackend.core.job.learning_rate import check_scale_lr
+from pybackend.core.job.options import check_exchange
+from pybackend.core.job.roles import check_roles
+from pybackend.core.words import (
     REST,
     Code,
     call_of,

@@ -165,8 +165,8 @@ test_that("calls of Python end their job", {
   main <- reticulate::py_run_string(
     paste(
       "import os, signal, time",
-      "from pybackend.api.display import choose_lines",
-      "from pybackend.errors import ClusterError",
+      "from pybackend.core.api.display import choose_lines",
+      "from pybackend.core.errors import ClusterError",
       "def searches(outcome):",
       "    choose_lines(1).trials('Training 2 trials', 0, 2)",
       "    if outcome == 'failed':",

@@ -54,7 +54,7 @@ test_that("what is written in R comes back whole, also in another session", {
   rows <- iris_arrays()
   fit <- train_defined(made, 1)
   expect_identical(fit$model_format, "weights.h5")
-  compare <- reticulate::import("pybackend.model.compare")
+  compare <- reticulate::import("pybackend.core.model.compare")
   expect_identical(compare$hash_weights(fit$model), fit$rebuilding$digest)
 
   path <- withr::local_tempfile(fileext = ".rds")

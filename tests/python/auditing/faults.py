@@ -17,15 +17,15 @@ from auditing import models
 from auditing.models import MODELS, OPTIMIZERS, OUT, dense, plain, stack
 from auditing.subject import Change, Fault, Subject
 
-from pybackend.data.sharding import Visits
-from pybackend.engine import host, metrics, sync
-from pybackend.engine.exchange import GradientExchange
-from pybackend.engine.feed import Feed
-from pybackend.engine.flat import TAIL, FlatExchange
-from pybackend.engine.lifecycle import Lifecycle
-from pybackend.engine.shards import ShardedUpdate
-from pybackend.engine.sync import EpochSync
-from pybackend.job.options import Exchange
+from pybackend.core.data.sharding import Visits
+from pybackend.core.engine import host, metrics, sync
+from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.feed import Feed
+from pybackend.core.engine.flat import TAIL, FlatExchange
+from pybackend.core.engine.lifecycle import Lifecycle
+from pybackend.core.engine.shards import ShardedUpdate
+from pybackend.core.engine.sync import EpochSync
+from pybackend.core.job.options import Exchange
 
 # --- subjects ---
 

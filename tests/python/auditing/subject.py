@@ -21,7 +21,7 @@ import replicas
 from replicas import Case, Trained
 
 import pybackend
-from pybackend.job.options import Exchange
+from pybackend.core.job.options import Exchange
 
 Verdict = Literal["equal", "different", "undecided", "stopped", "unaudited"]
 Change = tuple[Any, str, Callable[[Any], Any]]
@@ -180,9 +180,9 @@ def _work(
     counts: Any,
 ) -> Any:
     """Call `replicas._work` in a worker; each training runs with its fault."""
-    engine = sys.modules.get("pybackend.engine.train")
+    engine = sys.modules.get("pybackend.core.engine.train")
     if engine is None:
-        import pybackend.engine.train as engine
+        import pybackend.core.engine.train as engine
     plain = engine.train
 
     def train(job: Any, collective: Any, rows: Any, own: Path, emit: Any) -> Any:

@@ -127,12 +127,12 @@ class Popen(_POPEN):  # type: ignore[type-arg]
 
 def _is_worker(command: Any) -> bool:
     is_python = isinstance(command, list) and command[0] == sys.executable
-    return is_python and any("'pybackend.worker'" in str(word) for word in command)
+    return is_python and any("'pybackend.core.worker'" in str(word) for word in command)
 
 
 def _fork(path: str | Path, command: Any, options: Any) -> Any:
     """Have the forge fork what a launcher would start."""
-    from pybackend.launchers.forking import ForkedProcess
+    from pybackend.core.launchers.forking import ForkedProcess
 
     passed = options["pass_fds"]
     words = command[command.index("-c") + 2 :]
@@ -179,8 +179,8 @@ def serve(path: str) -> None:
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    import pybackend.engine.score
-    import pybackend.engine.train  # noqa: F401
+    import pybackend.core.engine.score
+    import pybackend.core.engine.train  # noqa: F401
 
     gc.freeze()  # garbage collection in a forked process would copy all of this
     gc.enable()
@@ -215,7 +215,7 @@ def _name(pid: int) -> str:
 
 def _attend(connection: socket.socket) -> NoReturn:
     """Fork a process, with its guardian, and run its program."""
-    from pybackend.launchers.forking import attend
+    from pybackend.core.launchers.forking import attend
 
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     asking, _, _ = struct.unpack("3i", credentials)
@@ -263,7 +263,7 @@ def _run(message: Mapping[str, Any]) -> None:
         sys.argv[0] = program = DAEMON
         _become_daemon(message["path"])
     else:
-        sys.argv[0], program = "-c", "pybackend.worker"
+        sys.argv[0], program = "-c", "pybackend.core.worker"
         inherited = os.environ["PYTHONPATH"].split(os.pathsep)
         sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
     runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -50,7 +50,7 @@ def arguments() -> dict[str, Any]:
 
 def expected() -> list[Any]:
     """The weights after the same global batches in this one process, by Keras alone."""
-    from pybackend.data.sharding import replay_batches
+    from pybackend.core.data.sharding import replay_batches
 
     x, y = arrays()
     model = build()

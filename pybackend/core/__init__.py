@@ -1,0 +1,1 @@
+"""The core: everything between a call and the model that comes back."""

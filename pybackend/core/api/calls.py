@@ -1,0 +1,365 @@
+"""The arguments of a call as they were passed, and an error for unknown ones."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
+
+import pybackend
+from pybackend.core.errors import InputError, TfdistError, skip_frames
+from pybackend.core.job.call_options import (
+    CALLS,
+    EvaluationOptions,
+    TablePredictionOptions,
+    TrainingOptions,
+    complete,
+    list_options,
+    read_texts,
+)
+from pybackend.core.job.options import DataOptions, Elastic, Exchange
+from pybackend.core.launchers import Launcher
+from pybackend.core.machine.janitor import check_temporary_folder
+from pybackend.core.words import call_of, either, setting, show, term
+
+
+class SparkSession(Protocol):
+    """A ``pyspark.sql.SparkSession``, classic or Connect, for annotations without pyspark."""
+
+    def createDataFrame(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# The first argument of a call.
+Target = Launcher | SparkSession | Literal["local"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """Arguments of a call with a model.
+
+    Parameters
+    ----------
+    options
+        The options that were passed; afterwards, all options of such calls.
+    """
+
+    group: ClassVar[type]
+    usual: ClassVar[dict[str, Any]] = {}
+
+    model: Any
+    options: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", complete(self.group, {**self.usual, **self.options}))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, for `make_job`."""
+        return {**vars(self), **self.options}
+
+
+IN_THIS_PROCESS = {"workers": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationCall(ModelCall):
+    """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
+
+    group = EvaluationOptions
+    usual = IN_THIS_PROCESS
+
+    options: EvaluationOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionCall(ModelCall):
+    """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
+
+    group = TablePredictionOptions
+    usual = IN_THIS_PROCESS
+
+    options: TablePredictionOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCall(ModelCall):
+    """Arguments of `barrier_train`.
+
+    Parameters
+    ----------
+    elastic, roles
+        Derived from ``workers`` and ``exchange``.
+    tensorboard
+        Folder or URI for event files, derived from `track_tensorboard` in ``callbacks``.
+    discards_checkpoints
+        Derived from a `BackupAndRestore` in ``callbacks``.
+    shares_memory
+        False: the exchange is measured as between hosts.
+    """
+
+    group = TrainingOptions
+
+    options: TrainingOptions
+    spark: Any
+    data: Any
+    elastic: Elastic | None = None
+    roles: Mapping[str, int] | None = None
+    tensorboard: str | None = None
+    discards_checkpoints: bool = False
+    shares_memory: bool = True
+
+    def with_options(self, **options: Unpack[TrainingOptions]) -> Self:
+        """Return the call with other values of some options."""
+        return replace(self, options={**self.options, **options})
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
+_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
+
+
+def _list_advice() -> dict[str | None, dict[str, str]]:
+    """Return what to pass instead of arguments that have another form here.
+
+    They are grouped by the argument that a call must have: advice must not name one that it lacks.
+    """
+    given, count = f"pass `data{either('=', ' = ')}", "pass `workers`"
+    return {
+        None: {
+            "steps": "all rows are used, in batches of `batch_size`",
+            "exchange": "evaluation always computes batch-dependent values from the global batch",
+            "return_dict": f"it always returns a {term('dict')}",
+            "spark": f"pass the connection as `{term('spark')}`",
+            "spark_context": f"pass a SparkSession as `{term('spark')}`",
+        },
+        "data": {
+            **dict.fromkeys(("x", "y"), f"{given}{term('(x, y)')}`"),
+            "sample_weight": f"{given}{term('(x, y, sample_weight)')}`, or name a column with "
+            "`weight`",
+        },
+        "model": dict.fromkeys(
+            ("optimizer", "loss", "metrics", "learning_rate"),
+            f"the model has it: `{either('model.', '')}compile({either('', 'model, ')}optimizer, "
+            "loss, metrics)`",
+        ),
+        "workers": {
+            **dict.fromkeys(("num_workers", "num_proc", "num_processes"), count),
+            "use_multiprocessing": f"each worker is a process: {count}",
+        },
+        "validation_data": {
+            "validation_batch_size": "validation rows are read in batches of `batch_size`",
+            "validation_steps": "all rows of `validation_data` are used",
+            "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
+            "view_metrics": "`verbose` shows the progress, and the result draws the curves",
+            **dict.fromkeys(
+                ("min_workers", "max_workers"),
+                _pass(workers=call_of("Elastic", 4, min=2, max=8)),
+            ),
+        },
+        "callbacks": {
+            "tensorboard": _pass(callbacks=[call_of("track_tensorboard", ...)]),
+            "detach": f"{_submit()}; to plan that, call `{call_of('plan', ..., submit=True)}`",
+            "submit": _submit(),
+        },
+        **_list_objects(),
+    }
+
+
+def _list_objects() -> dict[str | None, dict[str, str]]:
+    """Return the part of `_list_advice` about options of objects."""
+    servers = _pass(exchange=call_of("ParameterServer", servers=1))
+    each = "the number per worker"
+    return {
+        "exchange": {
+            **_list_options_of("exchange", "Exchange", _EXCHANGE_OPTIONS),
+            "roles": servers,
+            "strategy": "omit it: the workers' gradients are averaged in every step. To train on "
+            f"parameter servers, {servers}",
+        },
+        "recovery": {
+            "checkpoint": f"{_pass(recovery=call_of('Recovery', ...))}, or only the folder",
+            "resume": _pass(recovery=call_of("Recovery", ..., resume=True)),
+            **_list_options_of("recovery", "Recovery", ("every", "keep", "pause"), ...),
+            **_list_options_of("recovery", "Recovery", ("restarts", "timeout")),
+        },
+        "model_options": {
+            "model_uri": _pass(model_options=call_of("ModelOptions", uri=...)),
+            **_list_options_of("model_options", "ModelOptions", ("custom_objects", "safe_mode")),
+        },
+        "data_options": _list_options_of("data_options", "DataOptions", _DATA_OPTIONS),
+        "resources": {
+            "gpus": f"{_pass(resources=call_of('Resources', gpus=1))}, {each}",
+            "cpus": f"{_pass(resources=call_of('Resources', cpus=4))}, {each}",
+            "memory": f"{_pass(resources=call_of('Resources', memory='4GB'))}, the memory per "
+            "worker",
+        },
+    }
+
+
+def _list_options_of(
+    argument: str, maker: str, names: Iterable[str], *first: Any
+) -> dict[str, str]:
+    return {one: _pass(**{argument: call_of(maker, *first, **{one: ...})}) for one in names}
+
+
+def _pass(**argument: Any) -> str:
+    return f"pass `{setting(**argument)}`"
+
+
+def _submit() -> str:
+    return f"call `{call_of('submit_training', ...)}`, which returns a job"
+
+
+# Where code that is not the caller's own is: this package, other ones, and the standard library.
+# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
+_OWN = (
+    os.path.dirname(pybackend.__file__),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
+
+
+def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a call whose last parameter is ``**options`` with the options in `CALLS`.
+
+    Its signature lists them, and its docstring describes those that it does not describe itself:
+    in full if `barrier_train` does not have them, too.
+    """
+    known = list_options(CALLS[fn.__name__])
+    signature = inspect.signature(fn)
+    *own, _ = signature.parameters.values()
+    listed = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.option.default, annotation=text
+        )
+        for one in known.values()
+        for text in [one.type_name]
+        if one.name not in signature.parameters
+    ]
+    fn.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+    if fn.__doc__ is not None:  # as with `python -OO`
+        fn.__doc__ = _add_texts(fn.__doc__, fn.__name__, [one.name for one in listed])
+    return fn
+
+
+def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
+    """Return a docstring with the texts of options at the end of its section Parameters."""
+    known, usual = list_options(CALLS[call]), list_options(CALLS["barrier_train"])
+    left = [name for name in names if name not in read_texts(doc)]
+    is_first = call == "barrier_train"
+    entries = [
+        f"{name}\n{textwrap.indent(known[name].text, '    ')}"
+        for name in left
+        if is_first or name not in usual
+    ]
+    if shared := [] if is_first else [name for name in left if name in usual]:
+        entries.append(f"{textwrap.fill(', '.join(shared), 96)}\n    As in `barrier_train`.")
+    text = inspect.cleandoc(doc)
+    _, _, rest = text.partition("Parameters\n----------\n")
+    end = re.search(r"\n\n(?=\w+\n---)", rest)
+    assert end is not None, f"{call} has no sections Parameters and Returns"
+    place = len(text) - len(rest) + end.start()
+    return "\n".join([text[:place], *entries]) + text[place:]
+
+
+def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
+
+    The errors are those of `hide_frames`.
+    """
+    signature = inspect.signature(fn)
+
+    @hide_frames
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
+        _open_standard_streams()
+        check_temporary_folder()
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that errors, except tfdist's faults, come without its frames.
+
+    What failed on a worker is in the message. Our frames would only hide the caller's line.
+    """
+
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return fn(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            # What the caller's own code did, such as an observer, comes after our frames.
+            frames = skip_frames(error.__traceback__, _OWN)
+            if frames is None and not isinstance(error, TfdistError | KeyboardInterrupt):
+                raise  # a fault of ours
+            raise error.with_traceback(frames)  # noqa: B904 (the same)
+
+    return call
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that are missing, as in a daemon, on the null device.
+
+    Otherwise the next file or connection would get one of their descriptors and be used as a
+    stream.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the system assigns the lowest free number
+            os.open(os.devnull, os.O_RDWR)
+
+
+def suggest(unknown: str, known: Iterable[str]) -> str | None:
+    """Suggest a replacement for an unknown argument; None if no argument is similar."""
+    known = list(known)
+    if unknown in ("detach", "submit") and "folder" in known:
+        return "omit it: this call submits the training, and returns a job"
+    near = difflib.get_close_matches(unknown, known, 1)
+    advice = (of for needed, of in _list_advice().items() if needed in (None, *known))
+    instead = next((of[unknown] for of in advice if unknown in of), None)
+    return instead or (f"did you mean `{near[0]}`?" if near else None)
+
+
+def _explain(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    known = list(signature.parameters.values())
+    by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        named = setting(**{known[len(by_place)].name: ...})
+        if not by_place:
+            return f"{name}() takes its arguments by name, e.g. {named}"
+        return (
+            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
+            f"got {len(args)} positional arguments: pass arrays together as {term('(x, y)')}, and "
+            f"other arguments by name, e.g. {named}"
+        )
+    unknown = next((given for given in kwargs if given not in signature.parameters), None)
+    if unknown is not None:
+        instead = suggest(unknown, signature.parameters) or "see its help"
+        return f"{name}() has no argument `{unknown}`: {instead}"
+    missing = [p for p in by_place if p not in kwargs][len(args) :]
+    if not missing:
+        return None
+    first = signature.parameters.keys() & {"spark"} and (
+        f": the first one, `{term('spark')}`, is {show(None)} or {show('local')} for this "
+        "machine, or a SparkSession"
+    )
+    return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"

@@ -1,0 +1,152 @@
+"""The process that drives a detached training run, independently of the session that submitted it.
+
+It makes the ordinary call. Its events, and the result or the error, go into the job's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pybackend.core.api.heartbeat import BEAT_SECONDS
+from pybackend.core.api.job_copy import copied
+from pybackend.core.api.job_folder import VARIABLE, EventLog, JobFolder
+from pybackend.core.api.job_record import describe_error
+from pybackend.core.api.observer import Observer, Observers
+from pybackend.core.api.prepared_training import PreparedTraining
+from pybackend.core.api.result import TrainResult
+from pybackend.core.api.submit import opened_request
+from pybackend.core.api.train import run_prepared
+from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.errors import ClusterError, TfdistError
+from pybackend.core.words import either, show, speak
+
+_LOOK_SECONDS = 0.2
+# A folder may be moved, and replaced by a link.
+_GONE_SECONDS = 30.0
+
+
+def main(place: str, lock: str) -> None:
+    """Drive the job in a folder; ``lock`` is the descriptor of its lock."""
+    os.set_inheritable(int(lock), False)
+    # A shell starts background jobs with Ctrl-C ignored; here it is how a job is cancelled.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    folder = JobFolder(Path(place))
+    speak(folder.submitted.language)
+    folder = folder.publish()
+    with copied(folder):
+        _drive(folder)
+
+
+def _drive(folder: JobFolder) -> None:
+    """Run the training, and write its end."""
+    try:
+        with _watched(folder), opened_request(folder) as (prepared, began):
+            _train(folder, prepared, began)
+    except KeyboardInterrupt:
+        folder.end("cancelled")
+    except TfdistError as error:
+        folder.end("failed", describe_error(error))
+    except BaseException as error:
+        unknown = f"the process that drives the job failed: {type(error).__name__}: {error}"
+        folder.end("failed", describe_error(ClusterError(f"{unknown} (see {folder.output})")))
+        raise
+    else:
+        folder.end("finished")
+
+
+def _train(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
+    def is_asked(number: int, logs: object) -> bool:
+        return folder.is_asked("stop")
+
+    # Observers run in the sessions that attach, and ask this one to stop the training.
+    job = prepared.request.job
+    ask = Observer(is_asked, None if job.is_asynchronous else is_asked)
+    request = replace(prepared.request, observers=Observers([ask]))
+    log = EventLog(folder)
+    result = run_prepared(replace(prepared, request=request), began, log, log)
+    verbose = folder.read_job().verbose
+    decode = result.decode and replace(result.decode, verbose=verbose)  # type: ignore[type-var]
+    folder.free()  # before: the result may need its space
+    _write(folder, result, decode)
+
+
+def _write(folder: JobFolder, result: TrainResult, decode: object) -> None:
+    """Write a result to the job's folder, or at least to another disk."""
+    try:
+        with naming_full_disk(folder.path, "files of the result", VARIABLE):
+            folder.decoder.write_bytes(pickle.dumps(decode))
+            result.save(folder.result)
+    except (OSError, TfdistError) as error:
+        with suppress(OSError):
+            folder.decoder.unlink()  # for the end of the job
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterError(
+            f"training has ended, but its result could not be written to {folder.path}: {reason}. "
+            f"{_rescue(folder, result)}"
+        ) from error
+
+
+def _rescue(folder: JobFolder, result: TrainResult) -> str:
+    """Write a result to a new folder elsewhere on this machine, and return where it is."""
+    tried = [tempfile.gettempdir(), "/dev/shm"]  # noqa: S108  a disk of its own in containers
+    for place in tried:
+        made = None
+        try:
+            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=place)
+            path = show(str(result.save(Path(made, folder.result.name))))
+        except (OSError, TfdistError):
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            continue
+        read = either(f"TrainResult.load({path})", f"read_fit({path})")
+        return f"The result is in {path} on {socket.gethostname()}: read it there with {read}"
+    return f"The result could not be written to {' or '.join(tried)}, either"
+
+
+@contextmanager
+def _watched(folder: JobFolder) -> Iterator[None]:
+    """Show that this process runs; interrupt the block, as with Ctrl-C, if the job is cancelled.
+
+    Without its folder, a job cannot be found, cancelled or give its result. So this ends it, too.
+    """
+    has_ended = threading.Event()
+    guard = threading.Lock()
+
+    def look() -> None:
+        last, seen = 0.0, time.monotonic()
+        while not has_ended.wait(_LOOK_SECONDS):
+            if time.monotonic() - last > BEAT_SECONDS:
+                folder.beat()
+                last = time.monotonic()
+            if not folder.is_gone:
+                seen = time.monotonic()
+            is_deleted = time.monotonic() - seen > _GONE_SECONDS
+            with guard:
+                if (is_deleted or folder.is_asked("cancel")) and not has_ended.is_set():
+                    has_ended.set()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        with guard:
+            has_ended.set()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

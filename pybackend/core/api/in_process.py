@@ -1,0 +1,243 @@
+"""Evaluate or predict with a result's model in this process, with rows read as in training."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall
+from pybackend.core.api.datasets import read_data
+from pybackend.core.api.model_columns import (
+    TrainedColumns,
+    check_levels,
+    check_on_missing,
+    check_type,
+    choose_columns,
+    predictions_of,
+)
+from pybackend.core.api.settings import read_keras_defaults
+from pybackend.core.data import arrays
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.datasets import is_dataset
+from pybackend.core.data.frames import FrameRows, has_frames, is_frame, is_pandas
+from pybackend.core.data.predictions import Predictions, spread_rows
+from pybackend.core.data.row_store import write_columns
+from pybackend.core.data.rows import Rows, StoredRows, to_rows
+from pybackend.core.data.sources import FileRows, read_table
+from pybackend.core.errors import InputError
+from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
+from pybackend.core.job.options import check_data_options
+from pybackend.core.launchers import is_spark_frame, launcher_for
+from pybackend.core.model.quiet import quiet_about_traces
+from pybackend.core.words import term
+
+
+def evaluate_here(
+    find_model: Callable[[], Any],
+    known: TrainedColumns | None,
+    data: Any,
+    call: EvaluationCall,
+) -> dict[str, Any]:
+    """Evaluate a model in this process, for `TrainResult.evaluate`.
+
+    Parameters
+    ----------
+    find_model
+        Returns the model, possibly slowly, so checks that do not need the model come first.
+    """
+    _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
+    job = _make_job(EvaluationJob, call)
+    columns = choose_columns(call, check_data_options(call.options["data_options"]), known)
+    if is_dataset(data):
+        given: dict[str, Any] = {"x": data}
+        model = _find_compiled(find_model, job)
+    else:
+        found = read_data(launcher_for("local"), data, "data", columns, job)
+        model = _find_compiled(find_model, job)
+        parts = ("x", "y", "sample_weight")
+        given = dict(zip(parts, _feed(found, model, "data"), strict=True))
+        given["batch_size"] = job.batch_size
+    with quiet_about_traces():
+        metrics = model.evaluate(**given, verbose=job.verbose, return_dict=True)
+    # A metric such as F1Score has a value for each class.
+    return {name: np.asarray(value).tolist() for name, value in metrics.items()}
+
+
+def predict_here(
+    find_model: Callable[[], Any],
+    known: TrainedColumns | None,
+    x: Any,
+    call: PredictionCall,
+) -> Any:
+    """Predict with a model in this process, for `TrainResult.predict`."""
+    check_type(call.options["type"])
+    check_levels(call.options["levels"])
+    skips_incomplete = check_on_missing(call.options["on_missing"])
+    _refuse_elsewhere(x, "x", "predict_spark(result, df)")
+    job = _make_job(PredictionJob, call)
+    columns = choose_columns(call, check_data_options(None), known)
+    complete = None
+    if is_dataset(x):
+        with quiet_about_traces():
+            outputs = find_model().predict(x, verbose=job.verbose)
+    else:
+        found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
+        complete = getattr(found, "complete", None)
+        outputs = _predict_rows(find_model(), found, job)
+    return shape_outputs(outputs, complete, x, call, known, find_model)
+
+
+def shape_outputs(
+    outputs: Any,
+    complete: Any,
+    x: Any,
+    call: PredictionCall,
+    known: TrainedColumns | None,
+    find_model: Callable[[], Any],
+) -> Any:
+    """Return a model's outputs in the form that ``type`` asks for.
+
+    Parameters
+    ----------
+    outputs
+        Outputs for the complete rows of ``x``.
+    complete
+        Which rows are complete; None: all.
+    """
+    if not shows_columns(call.options["type"], x):
+        return _spread_outputs(outputs, complete)
+
+    import keras
+
+    levels = None if known is None else check_levels(known.levels)
+    made = predictions_of(
+        find_model(), call.options["type"], check_levels(call.options["levels"]), levels
+    )
+    columns_of = made.arrow(keras.tree.flatten(outputs), complete)
+    return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
+
+
+def shows_columns(kind: str | None, x: Any) -> bool:
+    """Return whether predictions of a type for these inputs are columns, not the raw outputs."""
+    return kind != "raw" and (kind is not None or is_frame(x))
+
+
+def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
+    """Return a model's outputs for rows, even for zero rows."""
+    columns = found.columns if isinstance(found, FrameRows) else found
+    if isinstance(columns, dict) and not arrays.count_rows(columns):
+        from pybackend.core.model.outputs import empty_outputs
+
+        return empty_outputs(model)
+    given = _feed(found, model, "x")[0]
+    with quiet_about_traces():
+        return model.predict(given, batch_size=job.batch_size, verbose=job.verbose)
+
+
+def _spread_outputs(outputs: Any, complete: Any) -> Any:
+    """Expand a model's outputs for the complete rows to all rows; None: all rows are complete."""
+    if complete is None or complete.all():
+        return outputs
+    import keras
+
+    return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
+
+
+def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
+    return replace(make_job(kind, call.arguments), **read_keras_defaults())
+
+
+def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
+    if is_spark_frame(data):
+        raise InputError(
+            f"`{name}` is a {term('Spark DataFrame')}, but this call needs rows in memory: use "
+            f"{instead}, or pass df.toPandas()"
+        )
+    if callable(data) and not is_dataset(data):
+        raise InputError(
+            f"`{name}` is a function, but no workers call it here: pass the tf.data.Dataset that "
+            "it returns"
+        )
+
+
+def _find_compiled(find_model: Callable[[], Any], job: ModelJob) -> Any:
+    from pybackend.core.model.checks import check_model
+    from pybackend.core.model.view import ModelView
+
+    model = find_model()
+    check_model(ModelView(model), job)
+    return model
+
+
+def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, *, skips_incomplete: bool) -> Any:
+    if isinstance(x, (str, os.PathLike)):
+        if not skips_incomplete:
+            return FileRows.at(x, columns, job.floatx, "x")
+        x = read_table(x, columns, "x")
+    if has_frames(x):
+        return FrameRows.of((x,), columns, job.floatx, "x", skips_incomplete=skips_incomplete)
+    return arrays.flatten_inputs(x, job.floatx, may_be_empty=True)
+
+
+def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
+    """Return x, y and weights (or None) for Keras, in the shapes of the model's inputs."""
+    import keras
+
+    from pybackend.core.model.inputs import check_input_names, reshape_rows
+    from pybackend.core.model.labels import check_has_labels, check_labels
+
+    columns = found.columns if isinstance(found, FrameRows) else found
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        rows = _open_rows(columns, Path(folder))
+        if name == "data":
+            check_has_labels(model, rows.spec, name, trains=False)
+            if isinstance(columns, dict):
+                check_labels(model, columns, name)
+        try:
+            if isinstance(found, dict):
+                check_input_names(model, found)
+            rows = reshape_rows(rows, model)
+        except InputError as error:
+            raise InputError(f"`{name}`: {error}") from error
+        taken = rows.take(np.arange(len(rows)))
+    batch = arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
+    parts: tuple[Any, ...] = keras.utils.unpack_x_y_sample_weight(batch)
+    return parts
+
+
+def _open_rows(columns: Any, folder: Path) -> Rows:
+    """Return rows of arrays; files and text pass through a row store, as on workers."""
+    rows = folder / "rows"
+    if isinstance(columns, FileRows):
+        columns.spool(rows, 1, 0, True)
+    elif all(isinstance(column, np.ndarray) for column in columns.values()):
+        return to_rows(columns)
+    else:
+        write_columns(rows, columns)
+    return StoredRows(rows, in_memory=True)
+
+
+def _as_tensor(column: Any) -> Any:
+    """Return text as a tensor, because Keras does not accept arrays of text."""
+    if column.dtype.kind != "O":
+        return column
+    import tensorflow as tf
+
+    return tf.constant(column)
+
+
+def _tabulate(made: Predictions, columns: Sequence[Any], index: Any) -> Any:
+    """Return predictions as columns of a data frame, with the names of `predict_spark`."""
+    import pandas as pd
+
+    named = {
+        field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)
+    }
+    frame = pd.DataFrame(named)
+    return frame if index is None else frame.set_index(index)

@@ -1,0 +1,273 @@
+"""Copies of jobs at a URI, for sessions on other machines.
+
+The driver of a job updates its copy every few seconds. Others may be able to write to the store, so
+nothing in a copy is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pybackend.core.api.heartbeat import (
+    BEAT_SECONDS,
+    LOST_SECONDS,
+    age_of_beat,
+    watched_seconds,
+)
+from pybackend.core.api.job_folder import EVENTS, JobFolder, Root, list_folders
+from pybackend.core.api.job_record import (
+    Ended,
+    Status,
+    Submitted,
+    naming_damage,
+    parse_events,
+)
+from pybackend.core.api.result import TrainResult
+from pybackend.core.data.files import hide_password, open_folder
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.job import Job, TrainingJob
+from pybackend.core.job.messages import Event
+from pybackend.core.words import show
+
+_BEAT = "beat"
+_RESULT = "result.json"
+_ENDED = "ended.json"
+_SUBMITTED = "submitted.json"
+_JOB = "job.json"
+_UPDATE_SECONDS = 3.0
+# A store that is overloaded for a moment must not lose a result.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class JobCopy:
+    """The copy of a job, as a session on another machine reads it; see `JobFolder`."""
+
+    uri: str
+
+    look_seconds: ClassVar[float] = 2.0
+
+    @property
+    def id(self) -> str:
+        return posixpath.basename(self.uri)
+
+    @property
+    def place(self) -> str:
+        """The URI, which may be shown."""
+        return hide_password(self.uri)
+
+    @property
+    def exists(self) -> bool:
+        return self._read(_JOB) is not None
+
+    @property
+    def submitted(self) -> Submitted:
+        with naming_damage(_SUBMITTED):
+            return decode(self._read(_SUBMITTED) or b"", Submitted)
+
+    @property
+    def ended(self) -> Ended | None:
+        content = self._read(_ENDED)
+        # Some stores show a file before its content.
+        with naming_damage(_ENDED):
+            return decode(content, Ended) if content else None
+
+    @property
+    def status(self) -> Status:
+        """The status, of which the caller knows ``"unreadable"`` by an error."""
+        self.read_job()
+        self.submitted  # noqa: B018
+        if (ended := self.ended) is not None:
+            return ended.status
+        if (beat := self._read(_BEAT)) is None:
+            return "lost"
+        try:
+            age = age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
+            return "running" if age < LOST_SECONDS else "lost"
+        except ValueError:  # it is just being written
+            return "running"
+
+    @property
+    def watched_seconds(self) -> float:
+        """For how long this session has seen the same beat."""
+        return watched_seconds(self.uri)
+
+    def read_job(self) -> Job:
+        with naming_damage(_JOB):
+            return Job.from_json((self._read(_JOB) or b"").decode())
+
+    def read_events(self, start: int) -> tuple[list[Event], int]:
+        return parse_events((self._read(EVENTS) or b"")[start:], start)
+
+    def load_result(self) -> TrainResult:
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            path = Path(folder, _RESULT)
+            path.write_bytes(self._read(_RESULT) or b"")
+            return TrainResult.load(path)
+
+    def may_run(self) -> bool:
+        """Return False: an unreadable copy may be removed, since its job is elsewhere."""
+        return False
+
+    def ask(self, what: Literal["cancel", "stop"]) -> None:
+        with _reaching(self.uri):
+            open_folder(self.uri).write(what, b"1")
+
+    def remove(self) -> None:
+        root, _, name = self.uri.rpartition("/")
+        with _reaching(self.uri):
+            open_folder(root).remove(name)
+
+    def _read(self, name: str) -> bytes | None:
+        with _reaching(self.uri):
+            return open_folder(self.uri).read(name)
+
+
+def list_jobs(root: Root) -> list[JobFolder | JobCopy]:
+    """Return all jobs in a folder or at a URI, oldest first."""
+    if root.copies is None:
+        return [*list_folders(root.path)]
+    with _reaching(root.copies):
+        names = open_folder(root.copies).names() or []
+    found = [JobCopy(posixpath.join(root.copies, name)) for name in names]
+    return [copy for copy in found if copy.exists]
+
+
+@contextmanager
+def new_copy(folder: JobFolder) -> Iterator[None]:
+    """Write what is known of a new job to its URI, if it has one; remove it if the block fails.
+
+    Raises
+    ------
+    InputError
+        The URI cannot be written to.
+    """
+    uri = folder.submitted.copy
+    if uri is None:
+        yield
+        return
+    try:
+        files = open_folder(uri)
+        files.make()
+        # The URI itself may have a password.
+        files.write(_SUBMITTED, encode(replace(folder.submitted, copy=None)).encode())
+        files.write(_BEAT, str(time.time()).encode())
+        # Last: now it exists. Only what `DetachedJob` shows; the rest may have passwords, too.
+        job = folder.read_job()
+        assert isinstance(job, TrainingJob)
+        shown = TrainingJob(workers=job.workers, epochs=job.epochs, verbose=job.verbose)
+        files.write(_JOB, shown.to_json().encode())
+    except InputError:
+        raise
+    except Exception as error:  # each file system has its own errors
+        message = f"jobs cannot be written to {show(uri)}: {error}"
+        raise InputError(hide_password(message)) from error
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            JobCopy(uri).remove()
+        raise
+
+
+@contextmanager
+def copied(folder: JobFolder) -> Iterator[None]:
+    """Update the copy of a job during the block, and complete it after the block."""
+    uri = folder.submitted.copy
+    if uri is None:
+        yield
+        return
+    has_ended, is_complete = threading.Event(), threading.Event()
+    writer = _Writer(folder, uri)
+    thread = threading.Thread(target=writer.run, args=(has_ended,), daemon=True)
+    # On a thread of its own, since a large log or result takes long.
+    beat = threading.Thread(target=_beat, args=(uri, is_complete), daemon=True)
+    thread.start()
+    beat.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+        writer.finish()
+        is_complete.set()
+        beat.join(BEAT_SECONDS)  # the store may have stopped responding
+
+
+def _beat(uri: str, is_complete: threading.Event) -> None:
+    """Show sessions on other machines that the driver is running."""
+    files = open_folder(uri)
+    while not is_complete.wait(BEAT_SECONDS):
+        with suppress(Exception):  # tried again
+            if files.read(_JOB) is not None:  # else it was removed
+                files.write(_BEAT, str(time.time()).encode())
+
+
+class _Writer:
+    """Writes what is new in a job's folder to its copy, and reads requests from there."""
+
+    def __init__(self, folder: JobFolder, uri: str) -> None:
+        self._folder = folder
+        self._files = open_folder(uri)
+        self._sent = 0
+
+    def run(self, has_ended: threading.Event) -> None:
+        while not has_ended.wait(_UPDATE_SECONDS):
+            try:
+                self._update()
+            except Exception as error:  # tried again
+                _complain("updated", error)
+
+    def finish(self) -> None:
+        # First: the job may be removed in the meantime.
+        ended = None if self._folder.is_gone else self._folder.ended
+        for attempt in range(_ATTEMPTS):
+            time.sleep(attempt * _UPDATE_SECONDS)
+            try:
+                if self._files.read(_JOB) is None:  # the copy was removed
+                    return
+                self._update()
+                if self._folder.result.exists():
+                    self._files.write(_RESULT, self._folder.result.read_bytes())
+                if ended is not None:
+                    self._files.write(_ENDED, encode(ended).encode())
+                return
+            except Exception as error:
+                _complain("completed", error)
+
+    def _update(self) -> None:
+        with suppress(FileNotFoundError):
+            # Stores cannot append to a file.
+            if os.path.getsize(self._folder.events) > self._sent:
+                content = self._folder.events.read_bytes()
+                self._files.write(EVENTS, content)
+                self._sent = len(content)
+        for what in ("cancel", "stop"):
+            if self._files.read(what) is not None:
+                self._folder.ask(what)
+
+
+def _complain(what: str, error: Exception) -> None:
+    print(hide_password(f"the copy of the job was not {what}: {error}"), flush=True)
+
+
+@contextmanager
+def _reaching(uri: str) -> Iterator[None]:
+    """Turn errors of a store into `ClusterError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each file system has its own errors
+        message = f"jobs at {show(uri)} cannot be read or written: {error}"
+        raise ClusterError(hide_password(message)) from error

@@ -1,0 +1,196 @@
+"""The columns that a model was trained on, and the columns for its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pybackend.core.api.calls import ModelCall, PredictionCall, TrainingCall
+from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
+from pybackend.core.data.predictions import Output, Predictions
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_choice
+from pybackend.core.job.options import DataOptions
+from pybackend.core.words import setting, show
+
+
+class TrainedColumns(Protocol):
+    """Attributes of a `TrainResult` that describe the columns used in training."""
+
+    @property
+    def features(self) -> Any: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def categories(self) -> Any: ...
+    @property
+    def encode(self) -> Any: ...
+    @property
+    def levels(self) -> Any: ...
+
+
+def choose_columns(
+    call: ModelCall, options: DataOptions, known: TrainedColumns | None
+) -> ColumnSpec:
+    """Return the columns of the call, or else those that a result's model was trained on."""
+    columns = ColumnSpec(
+        features=as_list(call.options["features"]),
+        label=call.options["label"],
+        weight=call.options["weight"],
+        tensors=options.tensors,
+        categories=options.categories,
+        encode=options.encode,
+        tfrecord_spec=options.tfrecord_spec,
+        repartition=options.repartition,
+        finds_levels=isinstance(call, TrainingCall),
+    )
+    check_column_spec(columns)
+    if isinstance(call, PredictionCall):
+        columns = replace(columns, label=None)
+    return columns if known is None else _add_defaults(columns, known)
+
+
+def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
+    """Read columns as in training, unless the call specifies otherwise."""
+    named = replace(columns, features=columns.features or known.features).named_columns
+
+    def select(given: Any) -> dict[str, Any] | None:
+        return {column: v for column, v in (given or {}).items() if column in named} or None
+
+    categories = select(known.categories) if columns.categories is None else columns.categories
+    if known.levels is not None and isinstance(columns.label, str):
+        categories = {columns.label: known.levels, **(categories or {})}
+    encode = select(known.encode) if columns.encode is None else columns.encode
+    return replace(
+        columns,
+        features=known.features if columns.features is None else columns.features,
+        tensors=known.tensors if columns.tensors is None else columns.tensors,
+        categories=categories,
+        encode=encode or None,
+        known_from=None if columns.features or not known.features else "the training",
+    )
+
+
+_TYPES = ("class", "prob", "raw")
+_ON_MISSING = ("null", "error")
+
+
+def check_type(kind: Any) -> None:
+    """Reject an unknown type of prediction."""
+    if kind is not None and kind not in _TYPES:
+        raise InputError(
+            f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
+            f"{show(kind)}"
+        )
+
+
+def check_on_missing(on_missing: Any) -> bool:
+    """Return whether rows that lack a value get no prediction."""
+    if on_missing not in _ON_MISSING:
+        raise InputError(
+            f"`on_missing` must be {show('null')} or {show('error')}, not {show(on_missing)}"
+        )
+    return bool(on_missing == "null")
+
+
+def check_runtime(runtime: Any) -> None:
+    """Reject an unknown runtime, and one whose packages are missing here."""
+    check_choice("runtime", runtime, choices=["keras", "onnx"])
+    if runtime == "onnx":
+        from pybackend.core.model.onnx import check_onnx_installed
+
+        check_onnx_installed()
+
+
+def check_levels(levels: Any) -> tuple[str, ...] | None:
+    """Return the names of the classes, and check that they differ."""
+    if levels is None:
+        return None
+    if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
+        raise InputError(f"`levels` must be a list of class names, not {show(levels)}")
+    names = tuple(str(level) for level in levels)
+    if len(set(names)) < len(names):
+        raise InputError(f"`levels` must be distinct names, not {show(list(names))}")
+    return names
+
+
+def predictions_of(
+    model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
+) -> Predictions:
+    """Return the predictions from a model's outputs; ``known`` levels are used if they fit.
+
+    Raises
+    ------
+    InputError
+        The outputs do not fit ``kind`` or ``levels``.
+    """
+    from pybackend.core.model.outputs import (
+        count_classes,
+        gives_probabilities,
+        has_class_loss,
+        has_logits,
+        is_classifier,
+        list_outputs,
+    )
+
+    outputs = list_outputs(model)
+    are_logits = has_logits(model, outputs)
+    classes = max(2 if are_logits else 0, count_classes(model, outputs))
+    are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
+    are_classes = are_logits or (
+        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
+    )
+    if kind == "prob" and classes and not are_certain:
+        raise InputError(
+            f"{setting(type='prob')} needs probabilities, but this model outputs scores: its last "
+            "layer is not a softmax (or a sigmoid, for a single output), and its loss is not a "
+            f"Keras loss with {setting(from_logits=True)}. Use {setting(type='class')} or "
+            f"{setting(type='raw')}"
+        )
+    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
+    shows_numbers = chosen.has_numbers and are_certain
+    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
+
+
+def divide_predictions(
+    model: Any, predictions: Predictions, levels: Mapping[str, Sequence[str]]
+) -> dict[str, Predictions]:
+    """Return the predictions of each of a model's outputs, with classes if its levels are known."""
+    from pybackend.core.model.labels import take_output
+
+    found = {}
+    for place, output in enumerate(predictions.outputs):
+        found[output.name] = Predictions((replace(output, name=""),))
+        names = check_levels(levels.get(output.name))
+        if names and (alone := take_output(model, output.name, place)) is not None:
+            found[output.name] = predictions_of(alone, None, None, names)
+    return found
+
+
+def choose_predictions(
+    outputs: tuple[Output, ...],
+    classes: int,
+    kind: str | None,
+    levels: tuple[str, ...] | None,
+    known: tuple[str, ...] | None,
+    is_of_classes: bool,
+) -> Predictions:
+    """Choose the predictions from outputs; ``known`` levels are used if they fit."""
+    if levels is not None and len(levels) != classes:
+        given = f"has {classes} classes" if classes else "does not output a number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None:
+        kind = "both" if classes and (is_of_classes or levels) else "raw"
+    elif kind != "raw" and not classes:
+        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
+        raise InputError(
+            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
+            "probability with one of Keras's binary losses. Each row of this model's output has "
+            f"shape {shapes}: use {setting(type='raw')}"
+        )
+    if kind == "raw":
+        return Predictions(outputs)
+    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)

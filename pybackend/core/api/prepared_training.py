@@ -1,0 +1,215 @@
+"""All checks that a training run makes before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, cast
+
+from pybackend.core.api.calls import TrainingCall
+from pybackend.core.api.checkpoints import check_resumes, resolve_checkpoint
+from pybackend.core.api.datasets import read_training_data
+from pybackend.core.api.observer import (
+    Observers,
+    Tracker,
+    split_folder,
+    split_observers,
+    split_trackers,
+)
+from pybackend.core.api.planned_rows import count_known
+from pybackend.core.api.request import Request, prepare
+from pybackend.core.api.scaled import check_scale, resolve_scale
+from pybackend.core.api.settings import describe_optimizer, describe_settings
+from pybackend.core.data.columns import ColumnSpec
+from pybackend.core.data.datasets import is_dataset
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
+from pybackend.core.job.checkpoint import Recovery, check_recovery
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.options import Elastic, ParameterServer, check_data_options
+from pybackend.core.job.tensorboard import check_installed
+from pybackend.core.launchers import Launcher, count_workers, launcher_for
+from pybackend.core.r.function import RFunction
+from pybackend.core.words import call_of, install, setting, show, term
+
+ReadData = Callable[[Launcher, TrainingCall, ColumnSpec, TrainingJob], Mapping[str, Any]]
+# Arguments that asynchronous training does not support, and why.
+_SYNCHRONOUS = {
+    "callbacks": "the workers do not finish steps together, so there is no step after which to "
+    "call them",
+    "class_weight": "pass sample weights",
+    "steps_per_epoch": "an epoch always has one step for each batch of the rows",
+}
+
+
+def _asynchronous() -> str:
+    return setting(exchange=call_of("ParameterServer", ...))
+
+
+def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
+    """Return the call, with the total number of processes as ``workers``, and their roles.
+
+    Raises
+    ------
+    InputError
+        An argument is not supported. The message names it and the reason.
+    """
+    servers, asked = call.options["exchange"], call.options["workers"]
+    if not isinstance(servers, ParameterServer):
+        return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
+    observers, others = split_observers(call.options["callbacks"])
+    if Observers(observers).see_steps:
+        raise InputError(
+            f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
+            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
+        )
+    if call.tensorboard is not None:
+        raise InputError(
+            f"{call_of('track_tensorboard')} cannot be combined with {_asynchronous()}: it needs a "
+            "callback"
+        )
+    given: Mapping[str, Any] = {**call.options, "callbacks": others}
+    for name, reason in _SYNCHRONOUS.items():
+        if given[name] not in (None, False, []):
+            raise InputError(f"`{name}` cannot be combined with {_asynchronous()}: {reason}")
+    checkpoint = check_recovery(call.options["recovery"]).checkpoint
+    if checkpoint is not None and checkpoint.every != "epoch":
+        raise InputError(
+            f"`recovery` with {_asynchronous()} needs {setting(every='epoch')}, not "
+            f"{show(checkpoint.every)}: steps are always running except between epochs"
+        )
+    if call.options["shuffle"] == "global":
+        raise InputError(
+            f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
+            "always has the same rows"
+        )
+    for name, value in {
+        "data": call.data,
+        "validation_data": call.options["validation_data"],
+    }.items():
+        if is_dataset(value) or callable(value):
+            raise InputError(
+                f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "
+                "files): workers take steps independently, so batches of a data set or a function "
+                "cannot be assigned to them"
+            )
+    roles = _choose_roles(launcher, servers, asked)
+    count = count_workers(launcher, sum(roles.values()))
+    return replace(call, roles=roles).with_options(workers=count)
+
+
+def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> dict[str, int]:
+    """Return the number of processes per role: a chief, ``workers`` workers, and the servers."""
+    others = 1 + asked.servers
+    if workers is None:
+        started = count_workers(launcher, None, default=others + 2)
+        workers = started - others
+        if workers < 1:
+            raise InputError(
+                f"{_asynchronous()} needs a chief, a worker and "
+                f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
+                f"started: start {others + 1} or more"
+            )
+    most = MAX_WORKERS - others
+    workers = check_whole_number("workers", workers, least=1, most=most)
+    return {"chief": 1, "worker": workers, "ps": asked.servers}
+
+
+@dataclass(frozen=True)
+class PreparedTraining:
+    """A checked training run, its launcher, its `Recovery`, and its trackers.
+
+    ``settings`` are those of `TrainResult`.
+    """
+
+    request: Request[TrainingJob]
+    launcher: Launcher
+    recovery: Recovery
+    settings: dict[str, Any]
+    trackers: tuple[Tracker, ...] = ()
+
+
+def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
+    """Check the arguments of `barrier_train`, and encode them for the workers.
+
+    ``read`` returns the data sets.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid. The message names it.
+    """
+    launcher = launcher_for(call.spark)
+    trackers, others = split_trackers(call.options["callbacks"])
+    folder, callbacks = split_folder(others)
+    call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
+    call = resolve_scale(resolve_roles(launcher, resolve_elastic(launcher, call)))
+    call = resolve_checkpoint(call)
+    recovery = check_recovery(call.options["recovery"])
+    request = prepare(TrainingJob, call, partial(read, launcher, call))
+    if launcher.is_here:
+        _check_installed(request.job, call)
+    check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
+    check_scale(request)
+    if any(tracker.steps for tracker in trackers):
+        request = replace(request, observers=request.observers.tracking_steps())
+    settings = describe_settings(request.job, launcher, recovery.restarts)
+    settings["validation_split"] = float(call.options["validation_split"]) or None
+    settings["optimizer"] = describe_optimizer(request.model)
+    return PreparedTraining(request, launcher, recovery, settings, trackers)
+
+
+def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
+    """Check the packages that workers with this process's Python need."""
+    if job.tensorboard is not None:
+        check_installed()
+    is_in_r = isinstance(call.model, RFunction) or isinstance(call.data, RFunction)
+    if is_in_r and find_spec("rpy2") is None:
+        raise InputError(
+            "functions written in R need the Python package rpy2 in the workers, which is missing "
+            f"for {sys.executable}: {install('r')}"
+        )
+
+
+def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
+    """Return the call with a number as ``workers``, and with the limits of elastic training.
+
+    Raises
+    ------
+    InputError
+        An argument is not supported. The message names it and the reason.
+    """
+    elastic = call.options["workers"]
+    if not isinstance(elastic, Elastic):
+        return call
+    if launcher.why_fixed is not None:
+        raise InputError(
+            f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
+            f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
+            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its "
+            "`restarts` restart all workers after one is lost, from the newest checkpoint if it "
+            "has a folder"
+        )
+    reason = None
+    if callable(call.data) or callable(call.options["validation_data"]):
+        reason = "a `data` function: only the function knows which rows each worker has"
+    elif isinstance(call.data, (str, os.PathLike)) and call.options["shuffle"] != "global":
+        reason = (
+            f"files when each worker reads only a share of them: pass {setting(shuffle='global')}, "
+            "so that every worker has all rows"
+        )
+    elif not check_data_options(call.options["data_options"]).repartition:
+        reason = f"{setting(repartition=False)}: every worker has all rows"
+    if reason is not None:
+        raise InputError(
+            f"{setting(workers=call_of('Elastic', ...))} cannot be combined with {reason}"
+        )
+    workers = elastic.workers
+    if workers is None:
+        workers = max(count_workers(launcher, None), elastic.min)
+        workers = min(workers, elastic.max or workers)
+    return replace(call, elastic=elastic).with_options(workers=workers)

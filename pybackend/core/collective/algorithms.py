@@ -1,0 +1,305 @@
+"""Collectives by recursive doubling or along a ring, whichever is predicted to be faster.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
+(2005). If the number of ranks is not a power of two, the first ranks are folded in pairs
+beforehand, and unfolded afterwards. Both ranks of an exchange add the same two sums in the same
+order, so all ranks get identical bits.
+
+The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
+buffer, for any N. Each segment is summed along one chain of ranks and then passed on, so all ranks
+get identical bits.
+
+The model of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH" (2005): a message of n bytes takes alpha + n beta, and adding n bytes takes n gamma.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+
+from pybackend.core.collective.call import Call
+from pybackend.core.collective.links import Link
+from pybackend.core.collective.wire import (
+    BLOCK,
+    CHUNK,
+    Array,
+    Compression,
+    split_chunks,
+    view_bytes,
+)
+
+
+def count_pairs(world_size: int) -> int:
+    """Count the pairs of ranks to fold so that a power of two remains."""
+    return world_size - (1 << (world_size.bit_length() - 1))
+
+
+def find_partners(rank: int, world_size: int) -> list[int]:
+    """Find the ranks that a rank exchanges its sum with in each round; none for a folded rank."""
+    pairs = count_pairs(world_size)
+    if rank < 2 * pairs and rank % 2:
+        return []
+    position = rank // 2 if rank < 2 * pairs else rank - pairs
+    others = [position ^ 1 << turn for turn in range(world_size.bit_length() - 1)]
+    return [2 * other if other < pairs else other + pairs for other in others]
+
+
+def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
+    """Find the ranks to which a rank is connected: on the ring, and for recursive doubling."""
+    ring = {(rank - 1) % world_size, (rank + 1) % world_size}
+    return sorted(ring | set(find_partners(rank, world_size)))
+
+
+def all_reduce(
+    call: Call, links: Mapping[int, Link], rank: int, world_size: int, buffer: Array, scratch: Array
+) -> None:
+    """Sum in place. ``scratch`` has room for as many bytes as the buffer."""
+    received = scratch[: buffer.nbytes].view(buffer.dtype)
+    ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
+    is_folded = rank < 2 * count_pairs(world_size)
+    if is_folded and rank % 2:
+        call.flow(links[rank - 1], ours, None, [])
+        call.flow(None, [], links[rank - 1], ours)
+        return
+    if is_folded:
+        call.flow(None, [], links[rank + 1], theirs)
+        np.add(buffer, received, out=buffer)
+    for partner in find_partners(rank, world_size):
+        call.flow(links[partner], ours, links[partner], theirs)
+        # The order of the terms affects the bits of NaNs.
+        first, second = (buffer, received) if rank < partner else (received, buffer)
+        np.add(first, second, out=buffer)
+    if is_folded:
+        call.flow(links[rank + 1], ours, None, [])
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Rank on the ring, with links to the ranks before and after it."""
+
+    rank: int
+    world_size: int
+    before: Link
+    after: Link
+
+    def all_reduce(self, call: Call, buffer: Array, scratch: Array) -> None:
+        """Sum in place. ``scratch`` has room for `CHUNK` bytes.
+
+        Each chunk is added when it is received, and sent on when it is added.
+        """
+        segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
+        # Received data are added and sent next, so both are cut at the same positions.
+        summed = list(chain(*segments[1:]))
+        received = scratch.view(buffer.dtype)
+
+        def add(index: int) -> None:
+            if index < len(summed):
+                part = buffer[summed[index]]
+                np.add(part, received[: len(part)], out=part)
+
+        raw = view_bytes(buffer)
+        incoming = [
+            *_slice_views(scratch.data, buffer.itemsize, (_move_to_zero(span) for span in summed)),
+            *_slice_views(raw, buffer.itemsize, chain(*segments[:-1])),
+        ]
+        outgoing = _slice_views(raw, buffer.itemsize, chain(*segments, *segments[:-2]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
+
+    def reduce_scatter(
+        self, call: Call, buffer: Array, parts: Sequence[slice], scratch: Array
+    ) -> None:
+        """Sum this rank's part in place: the first half of `all_reduce`, with parts of any size.
+
+        The other parts of the buffer then have partial sums.
+        """
+        step = CHUNK // buffer.itemsize
+        # A rank completes the last segment that it receives, which is its own part.
+        order = [parts[(self.rank - turn - 1) % self.world_size] for turn in range(self.world_size)]
+        segments = [_split(part.start, part.stop, step) for part in order]
+        summed = list(chain(*segments[1:]))
+        received = scratch.view(buffer.dtype)
+
+        def add(index: int) -> None:
+            part = buffer[summed[index]]
+            np.add(part, received[: len(part)], out=part)
+
+        zeros = (_move_to_zero(span) for span in summed)
+        incoming = _slice_views(scratch.data, buffer.itemsize, zeros)
+        outgoing = _slice_views(view_bytes(buffer), buffer.itemsize, chain(*segments[:-1]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
+
+    def all_reduce_coded(
+        self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
+    ) -> None:
+        """Sum in place like `all_reduce`, with data sent in half precision and float32 sums.
+
+        The rank that completes a segment also rounds its own copy. ``residual`` has the errors of
+        each element.
+        """
+        wire = codec.wire(len(buffer))
+        segments = self._cut(len(buffer), BLOCK)
+        summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
+        received = scratch.view(wire.dtype)
+        for span in segments[0]:
+            codec.encode(buffer[span], wire[span], residual[span])
+
+        def use(index: int) -> None:
+            if index < len(summed):
+                span = summed[index]
+                codec.add(received[: span.stop - span.start], buffer[span])
+                codec.encode(buffer[span], wire[span], residual[span])
+            else:
+                span = final[index - len(summed)]
+                codec.decode(wire[span], buffer[span])
+
+        raw = view_bytes(wire)
+        incoming = [
+            *_slice_views(scratch.data, wire.itemsize, (_move_to_zero(span) for span in summed)),
+            *_slice_views(raw, wire.itemsize, final),
+        ]
+        outgoing = _slice_views(raw, wire.itemsize, chain(*segments, *segments[:-2]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=use)
+
+    def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
+        """Fill the arrays of all other ranks with the data that these ranks send."""
+        order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
+        pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
+        outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
+        call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
+
+    def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
+        """Pass the root's bytes on from rank to rank, up to the one before the root."""
+        self.pass_on(call, raw, root, (root - 1) % self.world_size)
+
+    def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
+        """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
+        size = self.world_size
+        if (self.rank - first) % size > (last - first) % size:
+            return
+        pieces = split_chunks(raw)
+        before = None if self.rank == first else self.before
+        after = None if self.rank == last else self.after
+        call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
+
+    def _cut(self, length: int, step: int) -> list[list[slice]]:
+        """Cut a buffer into segments, and these into spans of ``step`` elements, in sending order.
+
+        In the first round this rank sends all segments but the last, and receives and adds all but
+        the first; then the last one is complete. In the second round it sends the last one and then
+        all but the last two, and receives all but the last.
+        """
+        size = self.world_size
+        segments = []
+        for turn in range(size):
+            k = (self.rank - turn) % size
+            start, stop = length * k // size, length * (k + 1) // size
+            segments.append(_split(start, stop, step))
+        return segments
+
+
+def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
+    return [raw[span.start * itemsize : span.stop * itemsize] for span in spans]
+
+
+def _split(start: int, stop: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+
+def _move_to_zero(span: slice) -> slice:
+    return slice(0, span.stop - span.start)
+
+
+Algorithm = Literal["ring", "doubling", "shared"]
+
+_MESSAGE = 1 << 20
+_TINY_ROUNDS = 12
+_LARGE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks.
+
+    Parameters
+    ----------
+    latency_seconds
+        alpha: for an exchange of tiny messages between two ranks.
+    seconds_per_byte
+        beta: for an exchange between two ranks that sends as much as it receives.
+    add_seconds_per_byte
+        gamma: for adding one buffer to another.
+    """
+
+    latency_seconds: float
+    seconds_per_byte: float
+    add_seconds_per_byte: float
+
+    def predict_ring(self, nbytes: float, world_size: int) -> float:
+        """Predict reduce-scatter and all-gather: many rounds, each sending 1 / N of the buffer."""
+        others = world_size - 1
+        moved = 2 * self.seconds_per_byte + self.add_seconds_per_byte
+        return 2 * others * self.latency_seconds + others / world_size * nbytes * moved
+
+    def predict_doubling(self, nbytes: float, world_size: int) -> float:
+        """Predict recursive doubling: few rounds, each sending the whole buffer."""
+        message = self.latency_seconds + nbytes * self.seconds_per_byte
+        add = nbytes * self.add_seconds_per_byte
+        rounds = world_size.bit_length() - 1
+        fold = 2 * message + add if count_pairs(world_size) else 0.0
+        return rounds * (message + add) + fold
+
+    def choose(self, nbytes: float, world_size: int, ring_bytes: float | None = None) -> Algorithm:
+        """Choose the algorithm that is predicted to be faster.
+
+        ``ring_bytes`` is the number of bytes that a ring would send, if it differs from ``nbytes``.
+        """
+        ring = self.predict_ring(nbytes if ring_bytes is None else ring_bytes, world_size)
+        return "doubling" if self.predict_doubling(nbytes, world_size) <= ring else "ring"
+
+
+TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.1e-9)
+"""Guess for a network of 10 gigabits per second."""
+
+
+def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
+    """Measure the three values and agree on their means; all ranks must call this together.
+
+    Parameters
+    ----------
+    doubling
+        All-reduce by recursive doubling.
+    world_size
+        The number of ranks, at least 2.
+    """
+    rounds = world_size.bit_length() - 1 + (2 if count_pairs(world_size) else 0)
+    tiny, large = np.zeros(1), np.zeros(_MESSAGE // 4, np.float32)
+    other = np.zeros_like(large)
+    latency = _time_fastest(lambda: doubling(tiny), _TINY_ROUNDS) / rounds
+    add = _time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
+    message = _time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
+    # At most a terabyte per second, even if the clock measures more.
+    per_byte = max((message - latency) / _MESSAGE - add, 1e-12)
+    values = np.array([latency, per_byte, add])
+    # All ranks must choose the same algorithm, so all use the same values.
+    doubling(values)
+    return CostModel(*(values / world_size).tolist())
+
+
+def _time_fastest(work: Callable[[], object], rounds: int) -> float:
+    """Return the time of the fastest of several runs, in seconds: noise only slows runs down."""
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,356 @@
+"""Collectives of NumPy buffers over links, each with the algorithm predicted to be faster."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+
+from pybackend.core.collective import algorithms
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
+from pybackend.core.collective.call import Call
+from pybackend.core.collective.hierarchy import HostSum, Layout
+from pybackend.core.collective.links import Link, Patience
+from pybackend.core.collective.shared import NO_OFFER, offer_memory, open_memory
+from pybackend.core.collective.wire import CHUNK, Array, Compression, view_bytes
+from pybackend.core.errors import ClusterError, InputError
+
+_CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
+# Most bytes in memory of data that a rank forwards to the one that gathers.
+_BLOCK = 8 << 20
+
+
+class Mesh:
+    """Connections of one rank to the others. Not thread-safe: one collective at a time.
+
+    All ranks call the same methods in the same order, with buffers of the same type and size; each
+    call checks that and raises a `ClusterError`. After an error, a mesh can only be closed.
+
+    Parameters
+    ----------
+    links
+        A link to each rank that `find_neighbours` returns, and to those of ``layout``.
+    rank, world_size
+        This rank, and the number of ranks.
+    patience
+        How long it waits for peers.
+    algorithm
+        ``"auto"`` uses the algorithm that ``cost_model`` predicts to be faster; the others are for
+        tests and benchmarks.
+    layout
+        Ranks that try, at the first large sum, whether they can share memory; None on all ranks or
+        on none.
+
+    Attributes
+    ----------
+    cost_model
+        Measured costs, the same on all ranks.
+
+    Raises
+    ------
+    PeerLostError
+        From any method: immediately if a peer closes its connection, after its link's timeout if
+        its machine does not answer, and after ``patience.longest`` if it does not join the call.
+    ClusterError
+        From any method: a peer is in a different call, or its buffer has a different type or size.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        rank: int,
+        world_size: int,
+        algorithm: Literal["auto"] | Algorithm = "auto",
+        patience: Patience | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.algorithm = algorithm
+        self.cost_model = TEN_GIGABITS  # until `calibrate` measures
+        self.links = dict(links)
+        self._patience = patience or Patience()
+        self._count = 0
+        self.scratch = np.empty(CHUNK, np.uint8)
+        before, after = (rank - 1) % world_size, (rank + 1) % world_size
+        self._ring = Ring(rank, world_size, self.links[before], self.links[after])
+        self.shared: HostSum | None = None
+        self._layout = layout
+
+    @property
+    def waited(self) -> float:
+        """Total seconds that this rank has waited for others."""
+        return self._patience.waited
+
+    @property
+    def route(self) -> str:
+        """The route of large sums: shared memory, sockets, encrypted sockets, or two of these."""
+        is_protected = any(link.stream.is_protected for link in self.links.values())
+        sockets = "encrypted sockets" if is_protected else "sockets"
+        if self.shared is None:
+            return sockets
+        return f"shared memory and {sockets}" if self.shared.layout.hosts > 1 else "shared memory"
+
+    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
+        """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
+
+        Parameters
+        ----------
+        buffer
+            Array of any shape, and any type that NumPy can add.
+        codec
+            Compression to half precision, for float32 only. Small buffers, for which the number of
+            rounds matters more than the bytes, are not compressed.
+        """
+        _check(buffer)
+        buffer = buffer.reshape(-1)
+        if codec and buffer.dtype != np.float32:
+            raise InputError(f"compression needs a float32 buffer, not a {buffer.dtype} one")
+        on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
+        algorithm = self._choose_sum(on_the_wire, buffer.nbytes, codec is not None)
+        # A sum that overflows is infinite, which the engine and Keras's callbacks detect.
+        with np.errstate(over="ignore", invalid="ignore"):
+            coded = _CODECS[codec.kind if codec else None]
+            kind = b"m" if algorithm == "shared" else b"+"
+            call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
+            if algorithm == "shared":
+                assert self.shared is not None
+                self.shared.all_reduce(call, buffer, self._scratch_of, codec)
+            elif algorithm == "doubling":
+                if codec:
+                    codec.repay(buffer)
+                self._double(call, buffer)
+            elif codec:
+                residual = codec.residual(len(buffer))
+                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec, residual)
+            else:
+                self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
+
+    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
+
+        The other parts are undefined afterwards. The terms have the same order as in `all_reduce`,
+        except on a ring.
+
+        Parameters
+        ----------
+        ends
+            Where each rank's part ends, in elements; the first begins at 0.
+        """
+        _check(buffer)
+        parts, detail = _cut_at(ends)
+        algorithm = self._choose_sum(buffer.nbytes, buffer.nbytes, False)
+        if algorithm == "shared" and not self._is_one_host:
+            algorithm = self._choose(buffer.nbytes, buffer.nbytes)
+        call = self._call(b"s", buffer.dtype, buffer.nbytes, detail)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if algorithm == "shared":
+                assert self.shared is not None
+                self.shared.reduce_parts(call, buffer, parts)
+            elif algorithm == "doubling":
+                self._double(call, buffer)
+            else:
+                self._ring.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
+
+    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Fill the other ranks' parts of a contiguous 1-D buffer with the data of these ranks.
+
+        ``ends`` is as in `reduce_scatter`; together, the two send as much as an `all_reduce`.
+        """
+        _check(buffer)
+        parts, detail = _cut_at(ends)
+        call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
+        if self._is_one_host and buffer.nbytes > CHUNK:
+            assert self.shared is not None
+            self.shared.gather_parts(call, buffer, parts)
+        elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
+            self._ring.all_gather(call, [buffer[part] for part in parts])
+        else:
+            raw, own = buffer.view(np.uint8), parts[self.rank]
+            raw[: own.start * buffer.itemsize] = 0
+            raw[own.stop * buffer.itemsize :] = 0
+            self._double(call, raw)
+
+    def all_gather(self, part: Array) -> list[Array]:
+        """Collect every rank's array, in rank order.
+
+        Parameters
+        ----------
+        part
+            Contiguous, with at least one dimension; the first may differ between ranks, and be
+            0. The returned list contains this array itself.
+        """
+        _check(part)
+        row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
+        lengths = np.zeros(self.world_size, np.int64)
+        lengths[self.rank] = len(part)
+        # The shape of a row is in the header: bytes alone do not distinguish (2, 3) from (3, 2).
+        shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
+        self._double(self._call(b"g", part.dtype, row, shape), lengths)
+        parts = self._make_parts(part, lengths)
+        total = sum(map(int, lengths)) * row
+        call = self._call(b"G", part.dtype, total)
+        if self._choose(total / 2, total) == "ring":
+            self._ring.all_gather(call, parts)
+            return parts
+        # Each rank's bytes at their position and zeros elsewhere: the sum joins them.
+        ends = np.cumsum(lengths) * row
+        together = np.zeros(total, np.uint8)
+        together[ends[self.rank] - part.nbytes : ends[self.rank]] = view_bytes(part)
+        self._double(call, together)
+        for rank, array in enumerate(parts):
+            if rank != self.rank and array.nbytes:
+                piece = together[ends[rank] - array.nbytes : ends[rank]]
+                array.reshape(-1).view(np.uint8)[:] = piece
+        return parts
+
+    def gather(self, part: Array, root: int = 0) -> list[Array]:
+        """Collect every rank's array at rank ``root``, in rank order; an empty list elsewhere.
+
+        The other ranks hold at most one block of the forwarded data in memory.
+
+        Parameters
+        ----------
+        part
+            Contiguous and 1-D; lengths may differ. The list contains this array itself.
+        """
+        _check(part)
+        self._check_root(root)
+        lengths = np.zeros(self.world_size, np.int64)
+        lengths[self.rank] = len(part)
+        self._double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
+        is_root = self.rank == root
+        parts = self._make_parts(part, lengths if is_root else np.zeros_like(lengths))
+        for turn in range(1, self.world_size):
+            source = (root - turn) % self.world_size
+            total = int(lengths[source]) * part.itemsize
+            has_it = is_root or self.rank == source
+            for start in range(0, total, _BLOCK):
+                stop = min(start + _BLOCK, total)
+                call = self._call(b"r", part.dtype, stop - start, source)
+                whole = view_bytes(parts[source]) if has_it else None
+                block = whole[start:stop] if whole else self._scratch_of(stop - start).data
+                self._ring.pass_on(call, block, source, root)
+        return parts if is_root else []
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Replace a contiguous buffer of any shape with that of rank ``root``."""
+        _check(buffer)
+        self._check_root(root)
+        call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
+        raw = view_bytes(buffer)
+        if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
+            self._ring.broadcast(call, raw, root)
+            return
+        # The bytes of one rank plus the zeros of all others.
+        mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
+        if self.rank != root:
+            mine[:] = 0
+        self._double(call, mine)
+
+    def close(self) -> None:
+        """Close all connections, and release shared memory."""
+        self.shared = None
+        for link in self.links.values():
+            link.close()
+
+    def calibrate(self) -> None:
+        """Measure ``cost_model``; all ranks must call this together."""
+        self.cost_model = measure(self._sum_by_doubling, self.world_size)
+
+    def _can_share(self, is_coded: bool) -> bool:
+        """Return whether to use memory; compression is for data that is sent to other hosts."""
+        if self._layout and not (is_coded and self._layout.hosts == 1):
+            self._share_memory(self._layout)
+        return self.shared is not None and not (is_coded and self.shared.layout.hosts == 1)
+
+    def _share_memory(self, layout: Layout) -> None:
+        """Use memory that the ranks of each host share, if all can; all must call this together."""
+        self._layout = None  # tried once, also by the sums below
+        first, count = layout.local[0], len(layout.local)
+        with ExitStack() as until:
+            local = [link for rank, link in self.links.items() if rank in layout.local]
+            is_open = not any(link.stream.is_protected for link in local)
+            offer, memory = NO_OFFER, None
+            if self.rank == first and is_open:
+                offer, memory = offer_memory(count, until)
+            offers = self.all_gather(np.frombuffer(offer, np.uint8))
+            if self.rank != first and is_open:
+                memory = open_memory(offers[first].tobytes(), count)
+            able = np.array([memory is not None], np.int64)
+            self.all_reduce(able)
+        if memory is None or able[0] < self.world_size:
+            return
+        self.shared = HostSum(memory, layout, self.rank, self.links)
+
+    def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
+        """Allocate every rank's array, with the announced length; this rank's is ``part``."""
+        try:
+            parts = [np.empty((int(length), *part.shape[1:]), part.dtype) for length in lengths]
+        except (ValueError, MemoryError) as error:
+            raise ClusterError(
+                f"worker {self.rank} has too little memory for the data of the workers: they "
+                f"announced {lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
+            ) from error
+        parts[self.rank] = part
+        return parts
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise InputError(f"root must be a rank below {self.world_size}, not {root}")
+
+    def _sum_by_doubling(self, buffer: Array) -> None:
+        self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+
+    @property
+    def _is_one_host(self) -> bool:
+        return self.shared is not None and self.shared.layout.hosts == 1
+
+    def _double(self, call: Call, buffer: Array) -> None:
+        scratch = self._scratch_of(buffer.nbytes)
+        algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
+
+    def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
+        # A fixed size, not a prediction: the order of the terms must be the same in every run.
+        is_large = nbytes > CHUNK and self.algorithm == "auto"
+        if (is_large or self.algorithm == "shared") and self._can_share(is_coded):
+            return "shared"
+        return self._choose(ring_bytes, nbytes)
+
+    def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
+        if self.algorithm in ("ring", "doubling"):
+            return self.algorithm
+        return self.cost_model.choose(doubling_bytes, self.world_size, ring_bytes)
+
+    def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
+        self._count += 1
+        return Call(
+            self.rank,
+            self.links.values(),
+            self._patience,
+            number=self._count,
+            kind=kind,
+            detail=detail,
+            dtype=dtype,
+            size=size,
+        )
+
+    def _scratch_of(self, size: int) -> Array:
+        if self.scratch.size < size:
+            self.scratch = np.empty(size, np.uint8)
+        return self.scratch[:size]
+
+
+def _check(buffer: Array) -> None:
+    # reshape() would silently copy any other array, and the sum would be lost.
+    if not buffer.flags.c_contiguous or buffer.ndim == 0:
+        raise InputError("a collective needs a contiguous array with at least one dimension")
+
+
+def _cut_at(ends: Sequence[int]) -> tuple[list[slice], int]:
+    """Return the ranks' parts of a buffer, and a number for the header that differs if they do."""
+    parts = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return parts, zlib.crc32(repr([*map(int, ends)]).encode()) >> 1

@@ -1,0 +1,242 @@
+"""Memory that the ranks of a host share; sums go through it instead of sockets.
+
+The memory is a Linux memfd, which has no name: nothing is left of it when the last rank ends, even
+by SIGKILL, and the limit on /dev/shm in containers does not apply. The other ranks open it through
+the first rank's folder in /proc, which only works for the same user on the same host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pybackend.core.collective.wire import Array
+
+# Bytes of a buffer that are summed at a time: few enough to stay in the cache.
+_SLOT = 1 << 21
+# The slots of many ranks are smaller.
+_MOST = 64 << 20
+_NAME = "tfdist"
+_NONCE = 32
+_OFFER = struct.Struct(f"=qq{_NONCE}s")
+NO_OFFER = bytes(_OFFER.size)
+
+
+class SharedMemory:
+    """Memory of all ranks of a host, with two slots for each rank, used in turn.
+
+    While some ranks still read one slot, the others already write to their other one. Two ranks
+    compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
+
+    Parameters
+    ----------
+    memory
+        Mapped by all ranks.
+    rank, world_size
+        Position of this rank on the host, and the number of ranks there.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
+        whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
+        self._slots = whole.reshape(2, world_size, _size_of_slot(world_size))
+        self._turn = 0
+        self._rank = rank
+
+    def all_reduce(self, meet: Callable[[], None], buffer: Array) -> None:
+        """Sum in place, in the order of the ranks.
+
+        Parameters
+        ----------
+        meet
+            Returns once all ranks have called it.
+        """
+        for start, slots in self._take_slots(buffer):
+            part = buffer[start : start + len(slots[0])]
+            slots[self._rank][:] = part
+            meet()
+            if len(slots) == 2:
+                np.add(slots[0], slots[1], out=part)
+            else:
+                self._sum_by_parts(meet, slots, part)
+
+    def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> slice:
+        """Sum this rank's part of a buffer in place, in the order of the ranks.
+
+        Parameters
+        ----------
+        meet
+            As in `all_reduce`.
+        parts
+            Number of parts; each of the first ranks sums one.
+
+        Returns
+        -------
+        slice
+            This rank's part, empty if it has none.
+        """
+        step = self._slots.shape[2] // buffer.itemsize // parts
+        for spans in _split_parts(len(buffer), parts, step):
+            slots = self._take_turn(buffer.dtype)
+            for place, span in enumerate(spans):
+                slots[self._rank][place * step :][: span.stop - span.start] = buffer[span]
+            meet()
+            if self._rank < parts:
+                total = buffer[spans[self._rank]]
+                rows = [slot[self._rank * step :][: len(total)] for slot in slots]
+                _sum_rows(rows, total)
+        return _find_part(len(buffer), parts, self._rank)
+
+    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: int) -> None:
+        """Copy each part of a buffer from the rank that sums it."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for spans in _split_parts(len(buffer), parts, step):
+            slots = self._take_turn(buffer.dtype)
+            if self._rank < parts:
+                own = buffer[spans[self._rank]]
+                slots[self._rank][: len(own)] = own
+            meet()
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    buffer[span] = slots[rank][: span.stop - span.start]
+
+    def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
+        """Return the next slot of each rank as an array."""
+        slots = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
+        return [slot[:usable].view(dtype) for slot in slots]
+
+    def reduce_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        """Sum this rank's part in place, in the order of the ranks; the rest is unchanged.
+
+        Parameters
+        ----------
+        parts
+            The elements of each rank.
+        """
+        for start, slots in self._take_slots(buffer):
+            chunk = buffer[start : start + len(slots[0])]
+            slots[self._rank][:] = chunk
+            meet()
+            own = _overlap(parts[self._rank], start, len(chunk))
+            _sum_rows([slot[own] for slot in slots], chunk[own])
+
+    def gather_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        """Fill the parts of all other ranks with the data of these ranks."""
+        for start, slots in self._take_slots(buffer):
+            chunk = buffer[start : start + len(slots[0])]
+            spans = [_overlap(part, start, len(chunk)) for part in parts]
+            own = spans[self._rank]
+            slots[self._rank][own] = chunk[own]
+            meet()
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    chunk[span] = slots[rank][span]
+
+    def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
+        """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for start in range(0, len(buffer) or 1, step):
+            yield start, [slot[: len(buffer) - start] for slot in self._take_turn(buffer.dtype)]
+
+    def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
+        """Let each rank sum one part of a buffer, which the others then copy."""
+        spans = [_find_part(len(part), len(slots), rank) for rank in range(len(slots))]
+        own = spans[self._rank]
+        total = part[own]
+        _sum_rows([slot[own] for slot in slots], total)
+        slots[self._rank][own] = total
+        meet()
+        for rank, span in enumerate(spans):
+            if rank != self._rank:
+                part[span] = slots[rank][span]
+
+
+def _sum_rows(rows: list[Array], total: Array) -> None:
+    np.add(rows[0], rows[1], out=total)
+    for row in rows[2:]:
+        np.add(total, row, out=total)
+
+
+def _find_part(length: int, parts: int, rank: int) -> slice:
+    """Find one of several equal parts of a buffer, empty after the last one."""
+    return slice(length * min(rank, parts) // parts, length * min(rank + 1, parts) // parts)
+
+
+def _split_parts(length: int, parts: int, step: int) -> Iterator[list[slice]]:
+    """Yield the next ``step`` elements of each part, at least once; some may be empty."""
+    whole = [_find_part(length, parts, rank) for rank in range(parts)]
+    longest = max(part.stop - part.start for part in whole)
+    for at in range(0, longest or 1, step):
+        yield [
+            slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
+            for part in whole
+        ]
+
+
+def _overlap(part: slice, start: int, size: int) -> slice:
+    """Return where a part of the buffer lies in a chunk of it; an empty slice if it does not."""
+    first, last = (min(max(end - start, 0), size) for end in (part.start, part.stop))
+    return slice(first, last)
+
+
+def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
+    """Allocate memory on a host's first rank; the others must open it before ``until`` is closed.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks on the host.
+
+    Returns
+    -------
+    tuple
+        What `open_memory` needs, and the memory; `NO_OFFER` and None if the system has none.
+    """
+    if not hasattr(os, "memfd_create") or not _size_of_slot(world_size):
+        return NO_OFFER, None
+    try:
+        descriptor = os.memfd_create(_NAME)
+        until.callback(os.close, descriptor)
+        # Else the system would end the process when it runs out of memory, at the first use.
+        os.posix_fallocate(descriptor, 0, _size_of(world_size))
+        memory = mmap.mmap(descriptor, 0)
+    except OSError:
+        return NO_OFFER, None
+    nonce = secrets.token_bytes(_NONCE)
+    memory[:_NONCE] = nonce
+    return _OFFER.pack(os.getpid(), descriptor, nonce), memory
+
+
+def open_memory(offer: bytes, world_size: int) -> mmap.mmap | None:
+    """Map the memory that a host's first rank offers; None if this process cannot see it."""
+    pid, descriptor, nonce = _OFFER.unpack(offer)
+    path = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # another process's file
+            return None
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        memory = mmap.mmap(own, _size_of(world_size))
+    except (OSError, ValueError):  # it is shorter
+        return None
+    finally:
+        os.close(own)
+    return memory if memory[:_NONCE] == nonce else None
+
+
+def _size_of(world_size: int) -> int:
+    return mmap.PAGESIZE + 2 * world_size * _size_of_slot(world_size)
+
+
+def _size_of_slot(world_size: int) -> int:
+    return min(_SLOT, _MOST // (2 * world_size) // mmap.PAGESIZE * mmap.PAGESIZE)

@@ -1,0 +1,491 @@
+"""In-memory tables as training data: their columns become tensors through Arrow.
+
+A table is a pandas DataFrame, or comes from a library that exports Arrow streams (polars, pyarrow,
+DuckDB). Labels and weights may be separate arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.data.arrays import Columns, flatten_part, to_array
+from pybackend.core.data.arrow import (
+    TensorReader,
+    Tensors,
+    describe_schema,
+    drop_views,
+    find_known,
+)
+from pybackend.core.data.column_groups import group_columns
+from pybackend.core.data.columns import (
+    DEFAULT_LABEL,
+    JOINED_NAMES,
+    ColumnGroup,
+    ColumnKind,
+    ColumnSpec,
+    TableRows,
+    find_index,
+    input_name,
+    list_columns,
+    reject_duplicate_columns,
+)
+from pybackend.core.data.encoding import find_categories, keep_categories
+from pybackend.core.data.ragged import Ragged, concatenate, to_dense
+from pybackend.core.errors import InputError
+from pybackend.core.words import row_number, show, term
+
+Array = npt.NDArray[Any]
+_BATCH_ROWS = 65_536
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class FrameRows(TableRows):
+    """Rows of a table, converted to tensors.
+
+    Attributes
+    ----------
+    columns
+        Arrays with one entry per row, by name as in `pybackend.core.data.arrays`; text is `Ragged`.
+        Empty if there are no rows.
+    complete
+        If incomplete rows were left out: whether each row of the table is in ``columns``.
+    """
+
+    columns: Columns
+    complete: Array | None = None
+
+    @classmethod
+    def of(
+        cls, data: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
+    ) -> FrameRows:
+        """Convert the selected columns to tensors, following the rules for a Spark DataFrame.
+
+        Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
+
+        Parameters
+        ----------
+        data
+            Tables, or a tuple of tables, labels and weights (see `holds_frame`).
+        skips_incomplete
+            Whether to leave out rows with a null or an unknown category; then there may be zero
+            rows.
+
+        Raises
+        ------
+        InputError
+            Names the column, and the row that has a null, a label that is NaN, an unknown category
+            or an array of a different length.
+        """
+        frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
+        if is_frame(frame):
+            table = _read_table(frame, name)
+        else:
+            spec, table = _read_inputs(frame, spec, floatx, name)
+        if targets:
+            spec, table = _add_targets(spec, table, targets, floatx, name)
+        if not table.rows and not skips_incomplete:
+            raise InputError(f"`{name}` has no rows")
+        left_out = find_index(spec, table.names)
+        names = [column for column in table.names if column not in left_out]
+        used = names if spec.features is None else spec.named_columns
+        columns = {c: table.read(c) for c in dict.fromkeys(used) if c in names}
+        import pyarrow as pa
+
+        arrow = pa.table(columns)
+        if skips_incomplete and any(map(pa.types.is_null, arrow.schema.types)):
+            nothing = np.zeros(table.rows, bool)  # a column of only nulls has no type
+            return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
+        known = describe_schema(arrow.schema)
+        kinds = {column: known.get(column) or table.describe(column) for column in names}
+        spec = keep_categories(spec, kinds, table.find_categories)
+
+        def distinct(column: str) -> Iterable[Any]:
+            values: list[Any] = arrow[column].unique().to_pylist()
+            return values
+
+        spec = find_categories(spec, kinds, distinct)
+        groups, _ = group_columns(spec, kinds, floatx, name)
+        tensors, complete = _read_tensors(arrow, groups, skips_incomplete)
+        return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+
+def _read_tensors(
+    table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
+) -> tuple[Columns, Array | None]:
+    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of rows.
+
+    The mask is True for complete rows.
+    """
+    import pyarrow as pa
+
+    reader = TensorReader(groups)
+    parts: list[Tensors] = []
+    complete: list[Array] = []
+    first = 0
+    for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
+        rows = np.arange(first, first + batch.num_rows)
+        first += batch.num_rows
+        if skips_incomplete:
+            complete.append(reader.find_complete(batch))
+            rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
+        if batch.num_rows:
+            parts.append(reader.read(batch, partial(_name_row, rows)))
+    tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
+    is_complete = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
+    if is_complete is not None and len(is_complete) and not is_complete.any():
+        _warn_of_other_values(table, groups)
+    return tensors, is_complete
+
+
+def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
+    """Warn if none of a column's values are among its categories from training."""
+    for group in groups:
+        for name, values in group.categories.items():
+            column = table[name].drop_null().unique()
+            if len(column) and not find_known(column, name, values).any():
+                known = ", ".join(str(value) for value in values[:_LISTED])
+                warnings.warn(
+                    f"column {show(name)} has none of its categories "
+                    f"({known}{', ...' if len(values) > _LISTED else ''}), but other values such "
+                    f"as {show(column[0].as_py())}: no row gets a prediction",
+                    stacklevel=2,
+                )
+
+
+def is_frame(data: Any) -> bool:
+    """Return whether the data is a table in memory, without importing its library."""
+    is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
+        hasattr(data, "columns") or hasattr(data, "schema")
+    )
+    # A Spark DataFrame also exports a stream, by collecting all rows.
+    return is_pandas(data) or (is_arrow and not type(data).__module__.startswith("pyspark."))
+
+
+def is_pandas(data: Any) -> bool:
+    """Return whether the data is a pandas DataFrame."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def has_frames(x: Any) -> bool:
+    """Return whether x is a table, or a dict or list of tables and arrays of several inputs."""
+    inputs = list(x.values()) if isinstance(x, Mapping) else x
+    if not isinstance(inputs, (list, tuple)):
+        return is_frame(x)
+    is_table = [is_frame(one) for one in inputs]
+    others = [one for one, is_one in zip(inputs, is_table, strict=True) if not is_one]
+    return any(is_table) and all(
+        getattr(getattr(one, "dtype", None), "kind", "O") in "fiub" for one in others
+    )
+
+
+def holds_frame(data: Any) -> bool:
+    """Return whether x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
+    if not isinstance(data, (list, tuple)):
+        return has_frames(data)
+    return 1 <= len(data) <= 3 and has_frames(data[0])
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Columns that are read only when used.
+
+    Attributes
+    ----------
+    read
+        Returns a column as an Arrow array.
+    describe
+        Returns the kind of a column without reading it, for messages.
+    find_categories
+        Returns the categories of a column, in order; None if it has none.
+    """
+
+    names: Sequence[str]
+    rows: int
+    read: Callable[[str], Any]
+    describe: Callable[[str], ColumnKind]
+    find_categories: Callable[[str], Sequence[Any] | None]
+
+
+def _read_table(frame: Any, name: str) -> _Table:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InputError(
+            f"`{name}` is a data frame, which needs the Python package pyarrow: install it, or "
+            "pass arrays"
+        ) from error
+    if is_pandas(frame):
+        return _read_pandas(frame, name)
+    try:
+        table = pa.table(frame)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
+            f"{error}. Cast it to a 64-bit type, or leave it out"
+        ) from error
+    reject_duplicate_columns(table.column_names, name)
+    kinds = describe_schema(table.schema)
+
+    def read(column: str) -> Any:
+        return drop_views(table[column])
+
+    def find(column: str) -> list[Any] | None:
+        if not isinstance(table.schema.field(column).type, pa.DictionaryType):
+            return None
+        chunks = read(column).unify_dictionaries().chunks
+        return chunks[0].dictionary.to_pylist() if chunks else []
+
+    return _Table(table.column_names, table.num_rows, read, kinds.__getitem__, find)
+
+
+def _read_pandas(frame: Any, name: str) -> _Table:
+    _check_names(frame, name)
+    frame = _name_intervals(frame)
+    return _Table(
+        list(frame.columns),
+        len(frame),
+        lambda column: _arrow_column(frame[column], name),
+        lambda column: ColumnKind("other", None, 0, str(frame[column].dtype)),
+        lambda column: _categories(frame[column]),
+    )
+
+
+def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[ColumnSpec, _Table]:
+    """Return several inputs as one table, and its columns of each input.
+
+    The column ``a`` of the input ``left`` is ``left.a``, unless `features` has it as ``a``. An
+    array is one column with the name of the input.
+    """
+    known = spec.features if isinstance(spec.features, Mapping) else {}
+    own: dict[str, tuple[_Table, str]] = {}
+    features: dict[str, list[str]] = {}
+    rows: dict[str, int] = {}
+    tensors = dict(spec.tensors or {})
+    for key, part in flatten_part("x", x):
+        of = input_name(key)
+        table = _read_targets(part, key, floatx, name)
+        columns = [of.removeprefix("#")]
+        if is_frame(part):
+            columns = [
+                column if column in known.get(of, ()) else f"{of.removeprefix('#')}.{column}"
+                for column in table.names
+            ]
+        elif np.ndim(part) > 2:
+            tensors[columns[0]] = part.dtype.str, part.shape[1:]
+        reject_duplicate_columns([*own, *columns], name)
+        own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
+        rows[key], indexes = table.rows, find_index(spec, table.names)
+        features[of] = [c for c in columns if own[c][1] not in indexes]
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{key}: {count}" for key, count in rows.items())
+        raise InputError(f"the inputs of `{name}` differ in their number of rows ({listed})")
+    label = spec.label if spec.label in own else None  # without labels, as arrays
+    spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
+    first, *_ = rows.values()
+    return spec, _Table(
+        list(own),
+        first,
+        lambda column: own[column][0].read(own[column][1]),
+        lambda column: own[column][0].describe(own[column][1]),
+        lambda column: own[column][0].find_categories(own[column][1]),
+    )
+
+
+def _add_targets(
+    spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
+) -> tuple[ColumnSpec, _Table]:
+    """Add labels and weights as columns to the table that they are passed with."""
+    parts = dict(zip(("y", "sample_weight"), targets, strict=False))
+    if parts["y"] is None and parts.get("sample_weight") is not None:
+        raise InputError(
+            f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
+        )
+    defaults = {
+        "y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL,
+        "sample_weight": spec.weight if isinstance(spec.weight, str) else "sample_weight",
+    }
+    added: dict[str, tuple[_Table, str]] = {}
+    roles: dict[str, Any] = {}
+    for part, given in parts.items():
+        if given is None:
+            continue
+        names: dict[str, Any] = {}
+        for key, value in flatten_part(part, given):
+            found = _read_targets(value, key, floatx, name)
+            if found.rows != table.rows:
+                raise InputError(
+                    f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, "
+                    f"{key}: {found.rows})"
+                )
+            output = input_name(key)
+            columns = [f"{part}.{output}" if output else defaults[part]]
+            if len(found.names) > 1:  # x may have columns of these names, such as earlier values
+                columns = [c if c not in table.names else f"{part}.{c}" for c in found.names]
+            if twice := {*table.names, *added}.intersection(columns):
+                raise InputError(
+                    f"the data frame in `{name}` has a column {show(min(twice))}, but {part} is "
+                    "also passed separately: drop the column, or pass the data frame alone"
+                )
+            added |= {c: (found, own) for c, own in zip(columns, found.names, strict=True)}
+            names[output] = columns if len(columns) > 1 else columns[0]
+        roles[part] = names.get("", names)
+    label = roles.get("y")
+    if spec.known_from and isinstance(spec.label, list) and isinstance(label, list):
+        if sorted(label) != sorted(spec.label):
+            raise InputError(
+                f"the labels of `{name}` have the columns {', '.join(label)}, but those of "
+                f"{spec.known_from} have {', '.join(spec.label)}"
+            )
+        label = spec.label
+
+    def find(column: str) -> Sequence[Any] | None:
+        of, own = added.get(column, (table, column))
+        return of.find_categories(own)
+
+    def read(column: str) -> Any:
+        of, own = added.get(column, (table, column))
+        return of.read(own)
+
+    spec = replace(spec, label=label, weight=roles.get("sample_weight"))
+    return spec, _Table([*table.names, *added], table.rows, read, table.describe, find)
+
+
+def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
+    """Return an input, labels or weights as a table, of one column unless it is a data frame."""
+    if is_frame(part):
+        if is_pandas(part):
+            part = part.set_axis([str(column) for column in part.columns], axis=1)
+        table = _read_table(part, key)
+        if not table.names:
+            raise InputError(f"`{key}` of `{name}` is a data frame without columns")
+        return table
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(part, pandas.Series):
+        return _read_table(part.to_frame(key), key)
+    column = _read_target(part, key, floatx, name)
+    return _Table(
+        [key],
+        len(column),
+        lambda _: column,
+        lambda _: ColumnKind("other", None, 0, str(column.type)),
+        lambda _: _categories(part) if hasattr(part, "dtype") else None,
+    )
+
+
+def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
+    """Convert an array to an Arrow column."""
+    import pyarrow as pa
+
+    if hasattr(part, "__arrow_c_stream__"):
+        return drop_views(pa.chunked_array(part))
+    array = np.asarray(part)
+    if array.dtype.kind not in "OUS" or array.ndim != 1:
+        array = to_array(key, part, floatx, name)
+    column = pa.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _categories(series: Any) -> Any:
+    """Return the categories of a Categorical, in order; None for other columns."""
+    found = getattr(series.dtype, "categories", None)
+    return None if found is None else list(found)
+
+
+def _name_intervals(frame: Any) -> Any:
+    """Convert categories that are not text or numbers, e.g. those of ``pandas.cut``, to text."""
+    others = {
+        column: frame[column].cat.rename_categories(str)
+        for column in frame.columns
+        if (known := _categories(frame[column])) is not None and not _is_text_or_number(known)
+    }
+    return frame.assign(**others) if others else frame
+
+
+def _is_text_or_number(values: list[Any]) -> bool:
+    return all(isinstance(value, str | int | float | np.number | np.bool_) for value in values)
+
+
+def _check_names(frame: Any, name: str) -> None:
+    names = list(frame.columns)
+    bad = [column for column in names if not isinstance(column, str)]
+    if bad:
+        is_multi = isinstance(bad[0], tuple)
+        cure = (
+            JOINED_NAMES if is_multi else "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        )
+        raise InputError(
+            f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. {cure}"
+        )
+    reject_duplicate_columns(names, name)
+
+
+def _arrow_column(series: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
+            return pa.array(series.to_numpy())  # pandas' conversion would turn NaN into null
+        if hasattr(series.dtype, "fill_value"):  # pandas' sparse columns
+            series = series.sparse.to_dense()
+        return pa.Array.from_pandas(_nested_lists(series))
+    except OverflowError as error:
+        raise InputError(
+            f"column {show(series.name)} of `{name}` contains integers wider than 64 bits"
+        ) from error
+    except UnicodeError as error:
+        raise InputError(
+            f"column {show(series.name)} of `{name}` has text that is not valid Unicode: {error}"
+        ) from error
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"column {show(series.name)} of `{name}` has values of different types, or of a type "
+            f"that Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or "
+            "text"
+        ) from error
+
+
+def _nested_lists(series: Any) -> Any:
+    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
+    if series.dtype != object or not any(_is_nested(value) for value in series.iloc[:1]):
+        return series
+    return series.map(_nest)
+
+
+def _nest(value: Any) -> Any:
+    return [_nest(part) for part in value] if _is_nested(value) else value
+
+
+def _is_nested(value: Any) -> bool:
+    try:
+        return np.ndim(value) > 1
+    except ValueError:  # lists of different lengths
+        return True
+
+
+def _name_row(rows: Array, row: int) -> str:
+    return row_number(rows[row])
+
+
+def _join(parts: list[Any]) -> Any:
+    """Concatenate parts of a column; ragged numbers are zero-padded to equal length."""
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    column = concatenate(parts)
+    return column if column.is_text else to_dense(column)

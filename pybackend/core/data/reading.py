@@ -1,0 +1,194 @@
+"""Data that a worker reads in its own process: files, or the user's input function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import tensorflow as tf
+
+from pybackend.core.collective import Alone, Collective, all_gather_values
+from pybackend.core.data.arrays import check_row_shapes, flatten
+from pybackend.core.data.datasets import describe_uneven
+from pybackend.core.data.layout import check_layouts, read_layouts
+from pybackend.core.data.ragged import join_texts
+from pybackend.core.data.row_store import RowStoreWriter, unify_layout
+from pybackend.core.data.sources import FunctionRows
+from pybackend.core.errors import InputError
+from pybackend.core.job.context import WorkerContext
+from pybackend.core.job.job import SOURCE, Job, TrainingJob, argument_of
+from pybackend.core.job.messages import Order
+from pybackend.core.tf_config import make_tf_config
+
+Counts = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Data that a worker read itself.
+
+    Attributes
+    ----------
+    names
+        Data sets whose rows are now in the worker's row store.
+    stream
+        The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
+    """
+
+    names: tuple[str, ...] = ()
+    stream: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.stream is not None
+
+    def settle(self, job: Job, collective: Collective, folder: Path) -> Counts:
+        """Make the layouts identical on all workers; return each rank's rows per epoch."""
+        counts = {}
+        for name in self.names:
+            layouts = _unify_layouts(collective, folder, name)
+            counts[name] = [layout["rows"] for layout in layouts]
+            if name == "train" and job.shuffles_globally:
+                rows, workers = counts[name][0], job.workers
+                counts[name] = [len(range(rank, rows, workers)) for rank in range(workers)]
+        return counts
+
+
+def read_sources(
+    job: Job,
+    rank: int,
+    folder: Path,
+    order: Order,
+    functions: Mapping[str, FunctionRows] | None = None,
+) -> Sources:
+    """Store the rows of all data sets that this worker reads itself.
+
+    Parameters
+    ----------
+    order
+        The launcher's `Order`, whose ``peers`` are the addresses of all workers.
+    functions
+        The data sets that functions return, by name.
+
+    Raises
+    ------
+    InputError
+        The rows, or the result of the function, are not valid.
+    """
+    names = []
+    stream = None
+    for path in sorted(folder.glob(f"*{SOURCE}")):
+        name = path.name.removesuffix(SOURCE)
+        # The launcher wrote it on this machine from the driver's objects.
+        source = cloudpickle.loads(path.read_bytes())
+        shared = job.is_elastic or (name == "train" and job.shuffles_globally)
+        in_order = name == "train" and isinstance(job, TrainingJob) and not job.shuffle
+        source.spool(folder / name, job.workers, rank, shared, in_order)
+        names.append(name)
+    for name, function in sorted((functions or {}).items()):
+        # The function's random numbers should differ between workers.
+        keras.utils.set_random_seed((job.seed + rank) % 2**32)
+        data = call_pipeline(function, _make_context(job, rank, order), argument_of(name))
+        if name == "train" and job.kind == "train":
+            stream = data
+            continue
+        _store_dataset(data, folder / name, argument_of(name))
+        names.append(name)
+    return Sources(tuple(names), stream)
+
+
+def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
+    """Store all rows of the files that this worker reads itself; return their number by name."""
+    sources = read_sources(job, 0, folder, Order("", ()))
+    counts = sources.settle(replace(job, workers=1), Alone(), folder)
+    return {name: rows for name, (rows,) in counts.items()}
+
+
+def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
+    """Call the user's function and check that it returns a data set of batches.
+
+    Raises
+    ------
+    InputError
+        The function returned something else.
+    """
+    data = source.fn(context)
+    if not isinstance(data, tf.data.Dataset):
+        raise InputError(
+            f"the `{name}` function returned {type(data).__name__}; expected a tf.data.Dataset of "
+            f"batches, such as {_show_dataset(data)}"
+        )
+    spec = data.element_spec
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+        raise InputError(
+            f"the data set that the `{name}` function returned has elements {spec}; expected x, "
+            "(x, y) or (x, y, sample_weight)"
+        )
+    for key, leaf in flatten(spec).items():
+        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
+            raise InputError(
+                f"`{key}` in the data set that the `{name}` function returned is {leaf}; expected "
+                "batches of dense tensors: use .batch(), and pad ragged tensors"
+            )
+    return data
+
+
+def _show_dataset(data: Any) -> str:
+    """Return the line that makes a data set of batches of what a function has returned."""
+    is_loader = type(data).__module__.partition(".")[0] == "torch"
+    if is_loader or isinstance(data, keras.utils.PyDataset | Iterator):
+        batches = "(data[n] for n in range(len(data)))"
+        if isinstance(data, Iterator):
+            batches = "generate()"  # a new iterator for each epoch
+        elif is_loader:
+            batches = "((x.numpy(), y.numpy()) for x, y in loader)"
+        shapes = "(tf.TensorSpec((None, 4)), tf.TensorSpec((None,)))"
+        return f"tf.data.Dataset.from_generator(lambda: {batches}, output_signature={shapes})"
+    return "tf.data.Dataset.from_tensor_slices((x, y)).batch(32)"
+
+
+def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
+    peers = order.peers
+    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
+
+
+def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
+    """Gather the layouts of all workers' rows and make them identical."""
+    everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
+    check_layouts(everyone)
+    layouts = [layouts[name] for layouts in everyone]
+    unify_layout(folder / name, layouts)
+    return layouts
+
+
+def _store_dataset(data: Any, folder: Path, argument: str) -> None:
+    if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise InputError(f"the `{argument}` function returns infinite data: use .take()")
+    first: dict[str, Any] = {}
+    with RowStoreWriter(folder) as writer:
+        for element in data.as_numpy_iterator():
+            leaves = flatten(element)
+            counts = {key: len(leaf) for key, leaf in leaves.items()}
+            if len(set(counts.values())) > 1:
+                raise InputError(
+                    f"{describe_uneven(argument, counts)}. Only training accepts such batches: "
+                    "call the trained model's `evaluate` on them"
+                )
+            if any(counts.values()):
+                for key, leaf in leaves.items():
+                    what = f"`{key}` of the data set that the `{argument}` function returned"
+                    check_row_shapes((first.setdefault(key, leaf), leaf), what)
+                writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
+
+
+def _to_storable(leaf: Any, argument: str) -> Any:
+    if leaf.dtype.kind != "O":
+        return leaf
+    if leaf.ndim > 2:
+        raise InputError(
+            f"the `{argument}` function must return one string or one list of strings per row"
+        )
+    return join_texts(leaf.reshape(-1).tolist(), len(leaf))

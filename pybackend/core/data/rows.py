@@ -1,0 +1,340 @@
+"""Rows for a model, by row number: from arrays in memory, or from a row store on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.data.arrays import Columns, count_rows
+from pybackend.core.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
+from pybackend.core.data.ragged import Ragged, to_dense, to_strings, unpack_list
+from pybackend.core.errors import InputError
+from pybackend.core.words import show
+
+Array = npt.NDArray[Any]
+Spec = dict[str, tuple[Any, tuple[int, ...]]]
+# Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
+_MAPPED_BYTES = 40 << 20
+# Number of texts from which the mean length is estimated.
+_SAMPLED_TEXTS = 1000
+
+
+class Rows(Protocol):
+    """Rows of named columns.
+
+    Attributes
+    ----------
+    spec
+        Type and shape of a row, by column.
+    """
+
+    spec: Spec
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+
+
+class ArrayRows:
+    """Rows of arrays in memory."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._count = count_rows(columns)
+        self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+        columns = [
+            array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
+        ]
+        letters = sum(len(text) for array in columns for text in array.flat)
+        return _measure_row(self.spec) + letters // min(_SAMPLED_TEXTS, max(1, self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        return {key: array[places] for key, array in self._columns.items()}
+
+
+class StoredRows:
+    """Rows in a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
+
+    Parameters
+    ----------
+    in_memory
+        Read all rows into memory immediately.
+
+    Raises
+    ------
+    ClusterError
+        The files were altered. `take` raises it, too.
+    """
+
+    def __init__(self, folder: Path, in_memory: bool = False) -> None:
+        self._count, kinds = read_layout(folder)
+        self.spec: Spec = {key: kind.row for key, kind in kinds.items()}
+        self._dtype = row_dtype(kinds)
+        self._records = _Items(folder / "rows.npy", self._dtype, self._count, in_memory)
+        self._ragged = {
+            key: _RaggedValues(folder / f"values{place}.npy", kind, in_memory)
+            for place, (key, kind) in enumerate(kinds.items())
+            if kind.shape is None
+        }
+        letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
+        self._row_bytes = _measure_row(self.spec) + letters // max(1, self._count)
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+        return self._row_bytes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        records = np.ndarray(len(places), self._dtype, self._records.take(places))
+        found = {}
+        for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
+            field = records[f"f{place}"]
+            if key in self._ragged:
+                found[key] = self._ragged[key].take(field)
+            else:
+                found[key] = np.ascontiguousarray(field.reshape(len(places), *shape), dtype)
+        return found
+
+
+class _Items:
+    """Items of equal size in a file after a header; the first ones are memory-mapped."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], count: int, in_memory: bool) -> None:
+        self._size = size = dtype.itemsize
+        self._path = path
+        # Without columns, the file is empty.
+        self._start = _check_file(path, dtype, count)[0] if dtype.names else 0
+        self._mapped_count = count if in_memory else min(count, _MAPPED_BYTES // max(1, size))
+        mapped: Array = np.empty(0, np.uint8)
+        if in_memory:
+            mapped = np.fromfile(path, np.uint8, offset=self._start)
+        elif self._mapped_count * size:  # pages are read at first use
+            mapped = np.memmap(path, np.uint8, "r", self._start, self._mapped_count * size)
+        self._mapped = np.asarray(mapped).reshape(self._mapped_count, size)
+        self._is_whole = self._mapped_count == count
+        self._number = None if self._is_whole else _open_descriptor(self, path)
+
+    def take(self, places: Array) -> Array:
+        """Return contiguous bytes with shape (number of positions, size)."""
+        if self._is_whole:
+            return np.take(self._mapped, places, axis=0)
+        is_mapped = places < self._mapped_count
+        items = np.empty((len(places), self._size), np.uint8)
+        items[is_mapped] = np.take(self._mapped, places[is_mapped], axis=0)
+        items[~is_mapped] = self._read(places[~is_mapped])
+        return items
+
+    def _read(self, places: Array) -> Array:
+        assert self._number is not None
+        number, size = self._number, self._size
+        offsets = (places * size + self._start).tolist()
+        content = b"".join([os.pread(number, size, offset) for offset in offsets])
+        if len(content) != len(places) * size:
+            raise report_damage(self._path)
+        return np.frombuffer(content, np.uint8).reshape(len(places), size)
+
+
+class _RaggedValues:
+    """Values of a ragged column; each row stores the position of its values."""
+
+    def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
+        self._kind = kind
+        self._path = path
+        self._start, self._count = _check_file(path, kind.item)
+        self.size = self._count * kind.item.itemsize
+        is_mapped = in_memory or self.size <= _MAPPED_BYTES
+        with path.open("rb") as file:
+            file.seek(self._start)
+            self._mapped = file.read(self.size) if is_mapped else None
+        self._number = None if is_mapped else _open_descriptor(self, path)
+
+    def take(self, places: Array) -> Array:
+        """Return padded rows of shape (rows, longest, ...); strings have shape (rows, 1)."""
+        width, ends = self._kind.item.itemsize, places["start"] + places["length"]
+        lengths, longest = places["length"], self._kind.longest
+        is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
+        if not is_short or not _are_within(places["start"], ends, self._count):
+            raise report_damage(self._path)
+        starts = (places["start"] * width).tolist()
+        sizes = (places["length"] * width).tolist()
+        rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        if self._kind.is_list:
+            lists = [unpack_list(row) for row in rows]
+            if max(map(len, lists), default=0) > longest:
+                raise report_damage(self._path)
+            return to_strings(lists, longest)
+        if self._kind.is_text:
+            return to_strings([[row] for row in rows], 1)
+        values = np.frombuffer(b"".join(rows), self._kind.item)
+        offsets = np.concatenate([[0], np.cumsum(places["length"])])
+        return to_dense(Ragged(values, offsets), self._kind.longest)
+
+    def _read(self, start: int, size: int) -> bytes:
+        if self._mapped is not None:
+            return self._mapped[start : start + size]
+        assert self._number is not None
+        return os.pread(self._number, size, self._start + start)
+
+
+def _check_file(path: Path, dtype: np.dtype[Any], count: int | None = None) -> tuple[int, int]:
+    """Return the offset and the number of a file's items; raise an error if it is incomplete."""
+    header = build_header(dtype, 0)
+    try:
+        with path.open("rb") as file:
+            begin, whole = file.read(len(header)), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise report_damage(path) from error
+    size = whole - len(header)
+    found = size // max(1, dtype.itemsize) if count is None else count
+    if begin != build_header(dtype, max(0, found)) or size != found * dtype.itemsize:
+        raise report_damage(path)
+    return len(header), found
+
+
+def _are_within(starts: Array, ends: Array, count: int) -> bool:
+    return bool(((starts >= 0) & (starts <= ends) & (ends <= count)).all())
+
+
+def _open_descriptor(owner: object, path: Path) -> int:
+    """Open a file descriptor that is closed when its owner is deleted."""
+    number = os.open(path, os.O_RDONLY)
+    weakref.finalize(owner, os.close, number)
+    return number
+
+
+def _measure_row(spec: Spec) -> int:
+    """Return the number of bytes that a row takes in memory; strings count without their text."""
+    sizes = {key: 64 if dtype.kind == "O" else dtype.itemsize for key, (dtype, _) in spec.items()}
+    return sum(sizes[key] * math.prod(shape) for key, (_, shape) in spec.items())
+
+
+def to_rows(columns: Rows | Mapping[str, Any]) -> Rows:
+    """Convert arrays to `Rows`; return rows unchanged."""
+    return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
+
+
+def make_zero_row(rows: Rows) -> Columns:
+    """Return one row of zeros with the columns' shapes and types, even if there are no rows."""
+    zero = {key: b"" if dtype.kind == "O" else 0 for key, (dtype, _) in rows.spec.items()}
+    return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
+
+
+class _View:
+    """The same rows, with other columns."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+        return self._rows.row_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Reshaped(_View):
+    """The same rows with one column in a different shape."""
+
+    def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
+        super().__init__(rows)
+        self._key = key
+        self._shape = shape
+        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        found = self._rows.take(places)
+        return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
+
+
+class Renamed(_View):
+    """Rows, some columns of which have new names."""
+
+    def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
+        super().__init__(rows)
+        self._names = names
+        self.spec: Spec = self._rename(rows.spec)
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        return self._rename(self._rows.take(places))
+
+    def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {self._names.get(key, key): column for key, column in columns.items()}
+
+
+def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
+    """Reshape flat rows of columns to these shapes; a shape with an unknown size is left alone.
+
+    Raises
+    ------
+    InputError
+        A row has more or fewer numbers than the shape.
+    """
+    for key, wanted in shapes.items():
+        own = rows.spec[key][1]
+        shape = tuple(n for n in wanted if n is not None)
+        if own == shape or len(shape) < len(wanted):
+            continue
+        if math.prod(own) != math.prod(shape):
+            found = f"have shape {show(own)}" if own else "are one number each"
+            raise InputError(
+                f"the rows {found}, but the model's input"
+                f"{f' {show(key[2:])}' if key != 'x' else ''} has shape {show(shape)}"
+            )
+        rows = Reshaped(rows, key, shape)
+    return rows
+
+
+class ShardedRows:
+    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds.
+
+    Attributes
+    ----------
+    everything
+        The rows of all workers.
+    """
+
+    def __init__(self, rows: Rows, workers: int, rank: int) -> None:
+        self.everything = rows
+        self._workers = workers
+        self._rank = rank
+        self.spec = rows.spec
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+        return self.everything.row_bytes
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self.everything), self._workers))
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        return self.everything.take(places * self._workers + self._rank)

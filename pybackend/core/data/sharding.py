@@ -1,0 +1,402 @@
+"""Assignment of rows to workers and steps: each row is used exactly once per epoch.
+
+Rows that have one order, such as those of arrays, are cut as Keras cuts them: with W workers and at
+most b rows per local batch, step s takes rows [s W b, (s + 1) W b) of the epoch's order, and worker
+w every W-th of them, from the w-th on. The last step takes what is left, even if some workers then
+have no row.
+
+Shards that workers bring along, such as a table's partitions, have sizes of their own. With c_w
+rows on worker w, an epoch has S = max over w of ceil(c_w / b) steps, and at step s worker w takes
+its rows [floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, so that
+none waits for a missing batch; no row is dropped, and unequal shards end at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_choice, check_flag, check_whole_number
+from pybackend.core.job.call_options import Shuffle
+from pybackend.core.job.report import Generation, list_groups
+from pybackend.core.words import show
+
+Index = npt.NDArray[np.int64]
+_ROUNDS = 6
+# Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
+_TURNS = 64
+_BLOCK = 8192
+
+
+def count_steps(counts: Sequence[int], batch_size: int) -> int:
+    """Return the number of steps in which workers with ``counts`` rows use each row once."""
+    return max(-(-count // batch_size) for count in counts)
+
+
+def cut_rows(count: int, steps: int) -> Index:
+    """Return the first row of each step's local batch, and the end of the last batch.
+
+    The shape is (steps + 1,).
+    """
+    return np.arange(steps + 1, dtype=np.int64) * count // steps
+
+
+def cut_batches(rows: int, size: int) -> list[int]:
+    """Return the sizes of Keras's batches of some rows: all have ``size`` rows except the last."""
+    return [min(size, rows - first) for first in range(0, rows, size)]
+
+
+def is_sharded_evenly(counts: Sequence[int]) -> bool:
+    """Return whether workers have the numbers of rows that shards of one order have."""
+    return list(counts) == count_sharded(sum(counts), len(counts))
+
+
+def cut_shards(
+    counts: Sequence[int], batch_size: int, batches: Sequence[int] | None = None
+) -> Index:
+    """Return the first row of each worker's local batches, as a row number in its shard.
+
+    Parameters
+    ----------
+    batches
+        Number of rows in each global batch, if ``batch_size`` does not determine it.
+
+    Returns
+    -------
+    int64 array of shape (workers, steps + 1)
+        The last column has the end of the last batches.
+    """
+    workers = len(counts)
+    if batches is None and is_sharded_evenly(counts):
+        batches = cut_batches(sum(counts), workers * batch_size)
+    if batches is not None:
+        return np.stack([share_batches(batches, workers, rank) for rank in range(workers)])
+    steps = count_steps(counts, batch_size)
+    return np.stack([cut_rows(count, steps) for count in counts])
+
+
+def permute(places: Index, count: int, *keys: int) -> Index:
+    """Return the new positions of some of ``range(count)`` under the permutation given by ``keys``.
+
+    It needs no array of ``count`` numbers, so that data of any size can be shuffled. It is a
+    generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002). Its round function is the finalizer of SplitMix64 (Steele et al., "Fast
+    splittable pseudorandom number generators", 2014) without the last step, which does not change
+    the high bits: only these are used.
+    """
+    if count < 2:
+        return places.copy()
+    left = math.isqrt(count - 1) + 1
+    right = -(-count // left)
+    rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
+    found = _encipher(places.astype(np.uint64), left, right, rounds)
+    # The cipher permutes left x right numbers, a few more than ``count``: encipher those again.
+    while (outside := np.flatnonzero(found >= count)).size:
+        found[outside] = _encipher(found[outside], left, right, rounds)
+    moved: Index = found.astype(np.int64)
+    return moved
+
+
+def _encipher(numbers: Any, left: int, right: int, rounds: Any) -> Any:
+    other = numbers // np.uint64(left)
+    one = numbers - other * np.uint64(left)
+    for number, key in enumerate(rounds):
+        size = np.uint64(right if number % 2 else left)
+        # The high half of a random number times the size is a random number below the size; this is
+        # much faster than a division.
+        moved = one + ((_mix(other ^ key) >> np.uint64(32)) * size >> np.uint64(32))
+        # If moved < size, the difference wraps around to a huge number.
+        one, other = other, np.minimum(moved, moved - size)
+    return one + other * np.uint64(left)
+
+
+def _mix(numbers: Any) -> Any:
+    """Mix numbers so that the high bits depend on all bits of the input."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Order in which a worker visits rows that it holds alone.
+
+    The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
+    process can replay the order of many.
+
+    Attributes
+    ----------
+    rows
+        Number of rows that the worker holds.
+    """
+
+    rows: int
+    seed: int
+    rank: int
+    shuffle: bool
+
+    def between(self, first: int, last: int, epoch: int) -> Index:
+        """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
+        if not self.shuffle:
+            return np.arange(first, last, dtype=np.int64)
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        block = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
+        return block[first - start : last - start]
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """Order of all rows in an epoch that several worker groups may train, one after another.
+
+    N workers use the rows from a position on together: worker r uses every N-th of them, from the
+    r-th on. In each step, all workers together use the next rows of this order, because the numbers
+    of rows of two workers differ by at most one. So the rows that are left after any step are the
+    end of the order, and the next group shares them in the same way.
+
+    Parameters
+    ----------
+    workers
+        Number of workers in the first group. It determines the order, except with
+        ``shuffle="global"``.
+    """
+
+    rows: int
+    seed: int
+    shuffle: Shuffle
+    workers: int
+
+    def at(self, places: Index, epoch: int) -> Index:
+        """Return the numbers of the rows at some positions of the order."""
+        if not self.shuffle:
+            return places.astype(np.int64)
+        if self.shuffle == "global":
+            return permute(places, self.rows, self.seed, epoch)
+        found = np.empty(len(places), np.int64)
+        visits, ranks = np.divmod(places, self.workers)
+        for rank in np.unique(ranks).tolist():
+            own = ranks == rank
+            count = len(range(rank, self.rows, self.workers))
+            moved = permute(visits[own], count, self.seed, epoch, rank)
+            found[own] = moved * self.workers + rank
+        return found
+
+
+@dataclass(frozen=True)
+class SharedVisits:
+    """Order in which a worker that holds all rows visits its share of the rest of an epoch.
+
+    Parameters
+    ----------
+    used
+        Number of rows that earlier worker groups have used in this epoch.
+    workers, rank
+        Size of the worker group, and the rank of the worker in it.
+    """
+
+    order: EpochOrder
+    used: int
+    workers: int
+    rank: int
+
+    def between(self, first: int, last: int, epoch: int) -> Index:
+        """Return the numbers, among all rows, of visits ``first`` to ``last`` - 1 of an epoch."""
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        block = np.concatenate([_draw_shared(self, epoch, number) for number in numbers])
+        return block[first - start : last - start]
+
+
+@lru_cache(maxsize=2)
+def _draw_shared(visits: SharedVisits, epoch: int, number: int) -> Index:
+    """Return the rows of a block of visits."""
+    order, workers = visits.order, visits.workers
+    first = visits.used + number * _BLOCK * workers + visits.rank
+    places = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
+    return order.at(places, epoch)
+
+
+Groups = Sequence[tuple[int, int]]
+"""Worker groups that trained the beginning of an epoch: their workers, and the steps they took."""
+
+
+def count_used(
+    rows: int, groups: Groups, batch_size: int, batches: Sequence[int] | None = None
+) -> list[int]:
+    """Return the number of rows in each step that worker groups took, one after another."""
+    used: list[int] = []
+    for workers, steps in groups:
+        left = None if batches is None else batches[len(used) :]
+        edges = cut_shards(count_sharded(rows - sum(used), workers), batch_size, left)
+        used += np.diff(edges.sum(axis=0))[:steps].tolist()
+    return used
+
+
+@lru_cache(maxsize=2)
+def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
+    """Return the rows of a block of visits; drawing a whole block at once is faster."""
+    first = number * _BLOCK
+    places = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
+    return permute(places, visits.rows, visits.seed, epoch, visits.rank)
+
+
+def shard_slice(rows: int, workers: int, rank: int) -> slice:
+    """Return a rank's shard of an array: every ``workers``-th row, to spread sorted data."""
+    return slice(rank, rows, workers)
+
+
+def count_sharded(rows: int, workers: int) -> list[int]:
+    """Return the number of rows in each rank's `shard_slice`."""
+    return [len(range(rank, rows, workers)) for rank in range(workers)]
+
+
+def cut_ranges(rows: int, workers: int, in_turn: bool = True) -> list[list[tuple[int, int]]]:
+    """Return each worker's ranges of the rows of files, in order.
+
+    Parameters
+    ----------
+    in_turn
+        True if small ranges are assigned to the workers in turn, so that sorted rows are mixed;
+        else each worker has one range.
+    """
+    turns = _TURNS if in_turn else 1
+    found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+    first = 0
+    for turn in range(turns):
+        for rank, count in enumerate(count_sharded(rows, workers)):
+            last = first + count * (turn + 1) // turns - count * turn // turns
+            if first < last:
+                found[rank].append((first, last))
+            first = last
+    return found
+
+
+def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
+    """Return the positions that restore the data's order, for a range in each `shard_slice`.
+
+    Parameters
+    ----------
+    firsts, counts
+        First row of the range in each rank's shard, and the number of rows.
+
+    Returns
+    -------
+    int64 array of shape (total number of rows,)
+        Positions among the rows of all ranks, listed rank by rank.
+    """
+    ranks = np.repeat(np.arange(len(counts)), counts)
+    own = [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
+    return np.lexsort((ranks, np.concatenate(own)))
+
+
+def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
+    """Return the start of a worker's share of each batch, as a row number in its `shard_slice`.
+
+    Parameters
+    ----------
+    sizes
+        Rows of the global batch of each step.
+
+    Returns
+    -------
+    int64 array of shape (steps + 1,)
+        The last entry is the end of the last share.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return np.maximum(0, -(-(ends - rank) // workers))
+
+
+def replay_batches(
+    rows: int,
+    workers: int | Sequence[Generation],
+    batch_size: int,
+    *,
+    epoch: int,
+    seed: int | None = None,
+    shuffle: Shuffle = True,
+    files: bool = False,
+) -> list[Any]:
+    """List the rows that all workers together use at each step of an epoch.
+
+    One process that trains on these batches ends with the same weights as ``workers`` processes.
+    They are as large as those of Keras's ``fit`` with ``batch_size=workers * batch_size``; with
+    ``shuffle=False`` they are the same rows.
+
+    Parameters
+    ----------
+    rows
+        Number of rows. Rows of arrays and data frames are numbered in order. Rows of files are
+        numbered file by file, in the order of the sorted paths or of the list of paths.
+        The rows of a Spark DataFrame have no order.
+    workers
+        Number of workers. After elastic training, ``result.generations``: several worker groups may
+        have trained parts of one epoch.
+    batch_size, seed, shuffle
+        As in `barrier_train`. If no seed was passed to training, use ``result.seed``; without
+        shuffling it is not needed.
+    epoch
+        Index of the epoch, from 0. With ``steps_per_epoch``, an epoch here still uses all rows:
+        training takes its steps from these lists, one after another.
+
+    files
+        True if workers read files: each has ranges of them, which it shuffles. As in
+        `barrier_train` with ``repartition`` on.
+
+    Returns
+    -------
+    list of int64 arrays
+        One array per step; together a permutation of ``range(rows)``.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid. The message names it and the expected value.
+    """
+    rows = check_whole_number("rows", rows, least=1)
+    batch_size = check_whole_number("batch_size", batch_size, least=1)
+    if shuffle and seed is None:
+        raise InputError("`seed` must be that of the training: `result.seed`")
+    seed = check_whole_number("seed", seed or 0, least=0)
+    epoch = check_whole_number("epoch", epoch, least=0)
+    check_flag("files", files)
+    check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
+    *earlier, (last, _) = _find_groups(workers, epoch)
+    order = EpochOrder(rows, seed, shuffle, earlier[0][0] if earlier else last)
+    batches: list[Any] = []
+    for number, (count, steps) in enumerate([*earlier, (last, None)]):
+        used = sum(count_used(rows, earlier[:number], batch_size))
+        if used < rows:
+            batches += _list_batches(order, used, count, batch_size, epoch)[:steps]
+    # Elastic workers read whole files, and so do those that shuffle all rows; without shuffling,
+    # each reads every N-th row.
+    if files and shuffle in (True, "shard") and isinstance(workers, int):
+        numbers = np.empty(rows, np.int64)
+        for rank, ranges in enumerate(cut_ranges(rows, workers)):
+            numbers[rank::workers] = np.concatenate([np.arange(*one) for one in ranges])
+        batches = [numbers[batch] for batch in batches]
+    return batches
+
+
+def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
+    if isinstance(workers, Sequence) and not isinstance(workers, str):
+        if not workers or not all(isinstance(one, Generation) for one in workers):
+            raise InputError("`workers` must be a whole number, or `result.generations`")
+        groups = list_groups(workers, epoch + 1)
+        if not groups:
+            raise InputError(f"`epoch` must be one of the trained epochs, not {show(epoch)}")
+        return groups
+    return [(check_whole_number("workers", workers, least=1), 0)]
+
+
+def _list_batches(
+    order: EpochOrder, used: int, workers: int, batch_size: int, epoch: int
+) -> list[Any]:
+    edges = cut_shards(count_sharded(order.rows - used, workers), batch_size).sum(axis=0) + used
+    whole = order.at(np.arange(used, order.rows, dtype=np.int64), epoch)
+    return np.split(whole, edges[1:-1] - used)

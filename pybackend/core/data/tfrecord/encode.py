@@ -1,0 +1,256 @@
+"""Encode Arrow batches for TFRecord files: one framed tf.train.Example per row.
+
+The bytes match protobuf's deterministic serialization: features are sorted by the bytes of their
+names, and numbers are packed. A null is stored by leaving the feature out of the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.data.tfrecord.framing import (
+    FOOT,
+    HEAD,
+    Checksums,
+    build_heads,
+    compute_masked_crcs,
+)
+from pybackend.core.data.tfrecord.protobuf import (
+    Bytes,
+    Index,
+    build_per_size,
+    encode_one,
+    encode_varints,
+    get_bytes,
+    join_columns,
+    split_bytes,
+    to_offsets,
+)
+from pybackend.core.data.tfrecord.protobuf import split_bytes as rows_of
+from pybackend.core.data.tfrecord.types import BYTES, INT64, choose_list, is_list
+from pybackend.core.errors import InputError
+from pybackend.core.words import row_number, show
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The values of one feature.
+
+    Attributes
+    ----------
+    kind
+        Number of the list in the message Feature.
+    content, offsets
+        The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
+    sizes
+        Number of bytes in each row; -1 for a row without a value.
+    is_one_field
+        Whether a row's bytes are only the content of one field of the list, which still needs its
+        tag and length, rather than complete fields.
+    """
+
+    kind: int
+    content: Bytes
+    offsets: Index
+    sizes: Index
+    is_one_field: bool
+
+
+def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
+    """Build the payload of a column; `choose_list` must support its type.
+
+    Raises
+    ------
+    InputError
+        The type is not supported, or an array has a null; row numbers start at ``first_row``.
+    """
+    kind = choose_list(column.type)
+    if kind is None:
+        raise InputError(
+            f"column {show(name)} has the type {column.type}, which a TFRecord cannot store"
+        )
+    given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    values = column.drop_null() if column.null_count else column
+    if not is_list(values.type):
+        content, offsets = _encode_values(values, kind)
+        return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
+    values, places = _flatten(values)
+    if values.null_count:
+        _reject_null(values, places, given + first_row, name)
+    content, offsets = _encode_values(values, kind)
+    if kind == BYTES:
+        content, offsets = _wrap_fields(content, offsets)
+    offsets = offsets[places]
+    whole = Payload(kind, content, offsets, np.diff(offsets), kind != BYTES)
+    return _spread(whole, given, len(column))
+
+
+def _spread(given: Payload, rows: Index, count: int) -> Payload:
+    """Extend a payload, which has only the ``rows`` with a value, to ``count`` rows."""
+    if len(rows) == count:
+        return given
+    sizes = np.full(count, -1)
+    sizes[rows] = given.sizes
+    offsets = to_offsets(np.maximum(sizes, 0))
+    return Payload(given.kind, given.content, offsets, sizes, given.is_one_field)
+
+
+def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
+    """Return the elements of lists without nulls, and the start of each list among them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
+    return lists.flatten(), to_offsets(lengths)
+
+
+def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> None:
+    first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+    row = rows[np.searchsorted(places, first, side="right") - 1]
+    raise InputError(
+        f"column {show(name)} has a null in the array of {row_number(row)}, but lists in a "
+        "TFRecord cannot contain nulls. Fill or drop them first, e.g. with array_compact()"
+    )
+
+
+def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
+    """Return the bytes of values without nulls, and the start of each value."""
+    import pyarrow as pa
+
+    if kind == INT64:
+        return encode_varints(_to_integers(values))
+    if kind == BYTES:
+        if pa.types.is_fixed_size_binary(values.type):
+            values = values.cast(pa.binary())
+        return get_bytes(values.cast(pa.large_binary()))
+    content = _to_floats(values).view(np.uint8)
+    return content, np.arange(len(values) + 1, dtype=np.int64) * 4
+
+
+def _to_integers(values: pa.Array) -> Index:
+    """Convert dates to days and timestamps to microseconds, both since 1970."""
+    import pyarrow as pa
+
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.date32()).cast(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("us", values.type.tz))
+    return np.ascontiguousarray(values.cast(pa.int64()).to_numpy())
+
+
+def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
+    import pyarrow as pa
+
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    # Numbers beyond float32 become infinite, as in protobuf.
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values.to_numpy(), "<f4")
+
+
+def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
+    """Encode each value as one field: tag, length, bytes."""
+    heads = build_per_size(
+        np.diff(offsets), lambda sizes: [b"\x0a" + encode_one(s) for s in sizes.tolist()]
+    )
+    return get_bytes(join_columns([heads, rows_of(content, offsets)]))
+
+
+# All messages around a list, and its content, are fields of this wire type.
+_LENGTH_DELIMITED = 2
+_FIRST = b"\x0a"
+_SECOND = b"\x12"
+
+
+class EncodedBatch(NamedTuple):
+    """Records as the bytes to write to a file.
+
+    Attributes
+    ----------
+    content, offsets
+        The bytes, and the start of each record; the last entry is the end.
+    checksums
+        Checksums of the data of each record.
+    """
+
+    content: Bytes
+    offsets: Index
+    checksums: Checksums
+
+
+def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
+    """Encode all rows of a batch.
+
+    Parameters
+    ----------
+    first_row
+        Number of the first row, for messages.
+
+    Raises
+    ------
+    InputError
+        As in `build_payload`.
+    """
+    import pyarrow as pa
+
+    columns = []
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for name in sorted(batch.schema.names, key=_sort_key):
+        payload = build_payload(batch.column(name), name, first_row)
+        heads = build_per_size(payload.sizes, partial(_build_entry_heads, name.encode(), payload))
+        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
+        columns += [heads, split_bytes(payload.content, payload.offsets)]
+    foot = pa.scalar(bytes(FOOT), pa.large_binary())
+    content, offsets = get_bytes(
+        join_columns([build_per_size(sizes, _build_record_heads), *columns, foot])
+    )
+    content = np.require(content, requirements="W")
+    return EncodedBatch(content, offsets, _write_checksums(content, offsets))
+
+
+def _sort_key(name: str) -> tuple[int, ...]:
+    # By their bytes, but if one name is a prefix of the other, the longer one comes first: this is
+    # the order of protobuf's Python package, which sorts them from the end.
+    return (*name.encode(), 256)
+
+
+def _build_record_heads(sizes: Index) -> list[bytes]:
+    """Return the headers of the frame and of Example's only field, for features of these sizes."""
+    fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
+    lengths = sizes + np.array([len(field) for field in fields], np.int64)
+    frames = build_heads(lengths)
+    return [frame + field for frame, field in zip(frames, fields, strict=True)]
+
+
+def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
+    """Return the bytes that precede payloads of these sizes, from map entry to list field."""
+    name = _FIRST + encode_one(len(key)) + key
+    return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
+
+
+def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
+    # From the inside out: every message begins with the length of its content. Numbers are one
+    # packed field, which an empty list does not have.
+    is_there = payload.is_one_field and (size > 0 or payload.kind == BYTES)
+    field = _FIRST + encode_one(size) if is_there else b""
+    tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
+    values = tag + encode_one(len(field) + size) + field
+    feature = name + _SECOND + encode_one(len(values) + size) + values
+    return _FIRST + encode_one(len(feature) + size) + feature
+
+
+def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
+    """Write the checksum after each record's data, and return the checksums."""
+    starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
+    found = compute_masked_crcs(content, starts, ends - starts)
+    for place in range(FOOT):
+        content[ends + place] = (found >> np.uint32(8 * place)).astype(np.uint8)
+    return found

@@ -1,0 +1,271 @@
+"""Records in a buffer of a TFRecord file, with their CRC-32C.
+
+The checksum is computed with google-crc32c if its C extension is installed, otherwise with numpy.
+It is linear: leading zero bytes do not change a register that is zero. So all pieces can be cut
+into blocks of equal length, which are looked up in the table in lockstep.
+
+A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
+and the data's masked CRC-32C (4 bytes).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.data.tfrecord.protobuf import Bytes, Flags, Index
+
+Checksums = npt.NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78
+_ONES = np.uint32(0xFFFFFFFF)
+_MASK_DELTA = np.uint32(0xA282EAD8)
+_BLOCK = 256
+# Blocks that go through the table together: their bytes fit into the processor's cache.
+_TOGETHER = 8192
+
+
+def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """Return the masked CRC-32C of ``data[start:start + length]`` for every start and length."""
+    value = _load_library()
+    crcs = (
+        compute_crcs_by_numpy
+        if value is None
+        else functools.partial(compute_crcs_by_library, value)
+    )
+    return _mask(crcs(data, starts, lengths))
+
+
+def compute_crcs_by_library(
+    value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
+) -> Checksums:
+    """Return the CRC-32C of every piece, using the library's function for one piece."""
+    # The library does not accept views; content that was read from a file is bytes already.
+    base: Any = data.base
+    is_whole = isinstance(base, bytes) and len(base) == len(data)
+    content: bytes = base if is_whole else data.tobytes()
+    pieces = map(slice, starts.tolist(), (starts + lengths).tolist())
+    # Only C code runs per piece.
+    return np.fromiter(map(value, map(content.__getitem__, pieces)), np.uint32, len(starts))
+
+
+def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """Return the CRC-32C of every piece, without the library."""
+    blocks = -(-lengths // _BLOCK)
+    padding = blocks * _BLOCK - lengths
+    firsts = np.cumsum(blocks) - blocks
+    begun = blocks > 0
+    registers = np.zeros(int(blocks.sum()), np.uint32)
+    registers[firsts[begun]] = _build_start_registers()[padding[begun]]
+    cleared = np.zeros(len(registers), np.int64)
+    cleared[firsts[begun]] = padding[begun]
+    begins = np.repeat(starts - padding - firsts * _BLOCK, blocks)
+    begins += np.arange(len(registers)) * _BLOCK
+    _apply_blocks(data, begins, cleared, registers)
+    return _join(registers, firsts, blocks) ^ _ONES
+
+
+def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
+    """Update every register with its block, whose first ``cleared`` bytes count as zeros."""
+    padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
+    for first in range(0, len(registers), _TOGETHER):
+        group = slice(first, first + _TOGETHER)
+        matrix = windows[begins[group] + _BLOCK]
+        _apply_zeros(matrix, cleared[group])
+        registers[group] = _apply_table(matrix, registers[group])
+
+
+def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
+    """Combine the registers of blocks into registers of pieces."""
+    register = np.full(len(blocks), _ONES)
+    # The longest first, so that the pieces with a block left are always at the front.
+    order = np.argsort(-blocks, kind="stable")
+    left = -blocks[order]
+    for number in range(int(blocks.max(initial=0))):
+        rows = order[: np.searchsorted(left, -number)]
+        following = of_blocks[firsts[rows] + number]
+        register[rows] = following if number == 0 else _skip_zeros(register[rows]) ^ following
+    return register
+
+
+def _apply_zeros(matrix: Bytes, counts: Index) -> None:
+    """Set the first bytes of rows to zero: the block begins before its piece."""
+    reach = np.flatnonzero(counts)
+    part = matrix[reach]
+    part[np.arange(_BLOCK) < counts[reach, None]] = 0
+    matrix[reach] = part
+
+
+def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
+    """Return the registers after each has processed a row of bytes, two bytes per step."""
+    _, two = _build_tables()
+    for pair in np.ascontiguousarray(matrix.view("<u2").T):
+        register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
+    return register
+
+
+def _skip_zeros(register: Checksums) -> Checksums:
+    """Return the registers after a block of zeros: the sum over the bytes of a register."""
+    table = _build_block_table()
+    found: Checksums = table[0][register & np.uint32(0xFF)]
+    for place in range(1, 4):
+        found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    return found
+
+
+@functools.cache
+def _build_block_table() -> Checksums:
+    """Return how a block of zeros changes a register with one byte set, by position and byte."""
+    low = np.arange(256, dtype=np.uint32)
+    registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
+    zeros = np.zeros((len(registers), _BLOCK), np.uint8)
+    table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
+    return table
+
+
+@functools.cache
+def _build_start_registers() -> Checksums:
+    """Return, for each n, the register that n zero bytes turn into the start value, all ones."""
+    one, _ = _build_tables()
+    last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
+    found = [0xFFFFFFFF]
+    for _ in range(_BLOCK):
+        low = last_byte[found[-1] >> 24]
+        found.append(((found[-1] ^ int(one[low])) << 8) | low)
+    return np.array(found, np.uint32)
+
+
+@functools.cache
+def _build_tables() -> tuple[Checksums, Checksums]:
+    """Return how one byte, and how two bytes, change the register."""
+    one = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
+    low = np.arange(1 << 16, dtype=np.uint32)
+    half = one[low & np.uint32(0xFF)] ^ (low >> np.uint32(8))
+    return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
+
+
+def _mask(crcs: Checksums) -> Checksums:
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
+
+
+@functools.cache
+def _load_library() -> Callable[[bytes], int] | None:
+    try:
+        library = importlib.import_module("google_crc32c")
+    except ImportError:
+        return None
+    # Its Python implementation is slower than numpy.
+    return library.value if library.implementation == "c" else None
+
+
+HEAD, FOOT = 12, 4
+_LENGTH = 8
+# After this many records of one length, the next ones are expected to have the same length.
+_STREAK = 32
+
+
+def build_heads(lengths: Index) -> list[bytes]:
+    """Build the headers (length and checksum) of records with data of these lengths."""
+    words = lengths.astype("<u8").view(np.uint8)
+    places = np.arange(len(lengths)) * _LENGTH
+    crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
+    table = np.empty((len(lengths), HEAD), np.uint8)
+    table[:, :_LENGTH] = words.reshape(-1, _LENGTH)
+    table[:, _LENGTH:] = crcs.astype("<u4").view(np.uint8).reshape(-1, HEAD - _LENGTH)
+    return [row.tobytes() for row in table]
+
+
+def find_records(content: bytes) -> tuple[Index, Index, int]:
+    """Return the start and length of the data in each complete record, and the last one's end.
+
+    The lengths are not verified; use `find_wrong_head`.
+    """
+    starts, lengths, place, is_streak = _hop(content, 0)
+    parts = [(starts, lengths)]
+    while is_streak:
+        starts, lengths, place = _stride(content, place, int(lengths[-1]))
+        parts.append((starts, lengths))
+        starts, lengths, place, is_streak = _hop(content, place)
+        parts.append((starts, lengths))
+    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), place
+
+
+def read_first_length(content: bytes) -> int | None:
+    """Return the length of the first record, whose header must be complete; None if damaged."""
+    length = int.from_bytes(content[:_LENGTH], "little")
+    is_whole = length < 1 << 63 and build_heads(np.array([length]))[0] == content[:HEAD]
+    return length if is_whole else None
+
+
+def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
+    """Return the first record whose length does not match its checksum, or None."""
+    distinct, places = np.unique(lengths, return_inverse=True)
+    expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
+    found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
+    return _find_first((found != expected[places]).any(axis=1))
+
+
+def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
+    """Return the first record whose data does not match its checksum, or None."""
+    data = np.frombuffer(content, np.uint8)
+    return _find_first(
+        read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
+    )
+
+
+def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
+    """Return the checksums that are stored after the records' data."""
+    found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
+    stored: Checksums = found.view("<u4").reshape(-1)
+    return stored
+
+
+def slide_window(data: Bytes, width: int) -> Bytes:
+    """Return a view of all windows of ``width`` bytes, indexed by their first byte."""
+    if len(data) < width:
+        return np.empty((0, width), np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(data, width)
+
+
+def _find_first(wrong: Flags) -> int | None:
+    return int(np.argmax(wrong)) if wrong.any() else None
+
+
+def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
+    """Find records one by one, up to the end or the first run of records of equal length."""
+    starts: list[int] = []
+    lengths: list[int] = []
+    length_at, limit, streak = struct.Struct("<Q").unpack_from, len(content), 0
+    while place + HEAD + FOOT <= limit and streak < _STREAK:
+        (length,) = length_at(content, place)
+        if place + HEAD + length + FOOT > limit:
+            break
+        streak = streak + 1 if lengths and length == lengths[-1] else 0
+        starts.append(place + HEAD)
+        lengths.append(length)
+        place += HEAD + length + FOOT
+    return np.array(starts, np.int64), np.array(lengths, np.int64), place, streak == _STREAK
+
+
+def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
+    """Find the records that follow, for as long as they have the same length."""
+    words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
+    stride = HEAD + length + FOOT
+    # Double the run each time: a short run costs little, and a long one few steps.
+    begin, run = place, _STREAK
+    while count := min(run, (len(content) - place) // stride):
+        same = words[place : place + count * stride : stride].view("<u8")[:, 0] == length
+        matched = count if same.all() else int(np.argmin(same))
+        place += matched * stride
+        run = 2 * run if matched == count else 0
+    starts = np.arange(begin + HEAD, place + HEAD, stride)
+    return starts, np.full(len(starts), length), place

@@ -1,0 +1,431 @@
+"""Gradient exchange outside TensorFlow's graph: with NumPy and sockets, bucket by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.core.collective import Collective
+from pybackend.core.engine.flat import TAIL, Buffers, FlatExchange, Layout, StopAgreement
+from pybackend.core.engine.step_clock import StepClock
+from pybackend.core.engine.step_record import StepRecord
+from pybackend.core.engine.steps import Position
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Options of the gradient exchange, as in `barrier_train`."""
+
+    nominal_rows: int
+    bucket_bytes: float
+    compression: Literal["fp16", "bf16"] | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Shapes of the trainable weights, and the rank that updates each of them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    owners: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Gradients of one exchange.
+
+    Attributes
+    ----------
+    weight, total
+        This worker's weight in the means, and that of all workers.
+    own
+        This worker's gradients: the dense ones, then indices and values of the sparse ones.
+    means
+        The mean gradients in the same order; of the dense ones, those in ``needed``.
+    needed
+        Numbers of the dense gradients whose means this rank needs.
+    """
+
+    weight: float
+    total: float
+    own: list[Array]
+    means: list[Array]
+    needed: list[int]
+
+    def with_parts(self, parts: Sequence[tuple[Sequence[int], Sequence[Array]]]) -> Exchanged:
+        """Return it with the means of all dense gradients, given those of each rank."""
+        whole = dict(pair for needed, means in parts for pair in zip(needed, means, strict=True))
+        means = [*(whole[n] for n in sorted(whole)), *self.means[len(self.needed) :]]
+        return Exchanged(self.weight, self.total, self.own, means, sorted(whole))
+
+
+class HostExchange:
+    """Average of each step's gradients over the workers, called from TensorFlow's graph.
+
+    Parameters
+    ----------
+    position
+        Position of the current step in its epoch, which every step advances.
+    micro_steps
+        Steps whose gradients are exchanged as one sum.
+    knows_totals
+        True if each worker knows the total weight of a step without communication.
+    clock
+        Records how long exchanges delay the steps.
+    parts
+        The weights that each rank updates; None: each rank updates all.
+    record
+        Record of the last exchanged step; None: there is none.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        position: Position,
+        settings: TransferSettings,
+        micro_steps: int,
+        knows_totals: bool,
+        clock: StepClock,
+        parts: Parts | None = None,
+        record: StepRecord | None = None,
+    ) -> None:
+        self._record = record
+        self._collective = collective
+        self._position = position
+        self._settings = settings
+        self._micro_steps = micro_steps
+        self._knows_totals = knows_totals
+        self._clock = clock
+        self._flats: dict[Any, FlatExchange] = {}
+        self._calls = 0
+        self._loss_sum = 0.0
+        self._rows_sum = 0
+        # State of buffers that a step will create when it is traced.
+        self._restored: dict[str, Any] = {}
+        self._is_repeating = False
+        self._parts = parts
+        self._buffers: dict[Any, Buffers] = {}
+        self.is_due = True
+        """True if the last exchange was not only added to the accumulated gradients."""
+        self.agreement = StopAgreement()
+        self.error: BaseException | None = None
+        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
+        self.exchanged: list[Exchanged] | None = None
+        """Copies of all gradients exchanged since this was set to a list; None: no copies."""
+        self._posted: dict[int, Array] = {}
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss of the epoch so far: the weighted mean over its steps."""
+        return self._loss_sum / self._rows_sum if self._rows_sum else None
+
+    def begin_training(self, calls: int) -> None:
+        """Start with an optimizer that has already been called this many times."""
+        self._calls = calls
+
+    def begin_epoch(self) -> None:
+        """Start counting the epoch's steps."""
+        self._position.begin_epoch()
+        self._loss_sum, self._rows_sum = 0.0, 0
+
+    def read_state(self) -> dict[str, Any]:
+        """Return the state between steps: the epoch's sums, and what has not been sent yet."""
+        flats = {repr(key): flat.read_state() for key, flat in self._flats.items()}
+        return {
+            "step": self._position.step,
+            "calls": self._calls,
+            "loss": self._loss_sum,
+            "rows": self._rows_sum,
+            "flats": {**self._restored, **flats},
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `read_state` returned."""
+        self._position.step, self._calls = state["step"], state["calls"]
+        self._loss_sum, self._rows_sum = state["loss"], state["rows"]
+        self._restored = dict(state["flats"])
+        for key in list(self._flats):
+            if repr(key) in self._restored:
+                self._flats[key].restore_state(self._restored.pop(repr(key)))
+            else:
+                self._flats.pop(key).close()
+
+    @contextmanager
+    def repeating(self, steps: int) -> Iterator[None]:
+        """Repeat the last steps within this context, without compression."""
+        state = self.read_state()
+        self._position.step -= steps
+        self._calls -= steps
+        self._is_repeating = True
+        try:
+            yield
+        finally:
+            self._is_repeating = False
+            self.restore_state(state)
+
+    def close(self) -> None:
+        """End the threads that send buckets."""
+        for flat in self._flats.values():
+            flat.close()
+
+    def average(
+        self,
+        dense: list[Any],
+        slices: list[Any],
+        shared: Sequence[bool],
+        weight: Any,
+        loss: Any,
+        anchor: Any,
+        number: int = 0,
+        owners: Sequence[int] = (),
+        recorded: Sequence[Any] = (),
+    ) -> list[Any]:
+        """Return the mean gradients, as tensors of the step being traced.
+
+        Parameters
+        ----------
+        dense
+            Tensors of one type.
+        slices
+            Indices and values of sparse gradients, alternating.
+        shared
+            For each sparse gradient, whether its indices are the same on all workers.
+        weight, loss
+            Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
+        anchor
+            A variable that every step updates; buckets wait for it.
+        number
+            Number of the exchange within its step; each has its own buffers and residuals.
+        owners
+            Rank that needs the mean of each dense gradient, which the others do not get. Empty: all
+            ranks get all means.
+        recorded
+            Values of the variables of the record.
+        """
+        shapes = [tuple(tensor.shape) for tensor in dense]
+        flat = self._flat_for(shapes, weight.dtype, number, owners)
+        needed = [dense[n] for n in flat.layout.list_needed(self._collective.rank)]
+        types = [tensor.dtype for tensor in [*needed, *slices]]
+        buckets = flat.layout.buckets
+        if len(buckets) == 1 or tf.executing_eagerly():
+            step = partial(self._step, flat, len(dense), shared)
+            return call_host(step, [weight, loss, *dense, *slices, *recorded], types)
+        # Tokens connect the buckets to the end of the step. They wait for the gradients and,
+        # through a weight that is updated, for the end of the previous step, because a gradient
+        # may depend only on the data.
+        begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
+        tokens = [
+            tf.numpy_function(
+                partial(self._post, flat, number),
+                [begun, weight, *(dense[n] for n in bucket)],
+                tf.int32,
+            )
+            for number, bucket in enumerate(buckets)
+        ]
+        collect = partial(self._collect, flat, len(tokens), shared)
+        return call_host(collect, [weight, loss, *tokens, *slices, *recorded], types)
+
+    def gather_weights(self, dtype: Any) -> Callable[..., list[Array]]:
+        """Return a function from this rank's weights, in one type, to those of the other ranks."""
+        assert self._parts is not None
+        layout, buffers = self._lay_out_weights(dtype)
+        own = layout.list_needed(self._collective.rank)
+        others = sorted(set(range(len(layout.shapes))) - set(own))
+
+        def gather(*arrays: Any) -> list[Array]:
+            with self._remember_errors(), self._clock.held():
+                flat = buffers.take(layout.size)
+                for number, array in zip(own, arrays, strict=True):
+                    flat[layout.spans[number]] = array.reshape(-1)
+                self._collective.gather_parts(flat[:-TAIL], layout.ends[0])
+                return [flat[layout.spans[n]].reshape(layout.shapes[n]) for n in others]
+
+        return gather
+
+    def _lay_out_weights(self, dtype: Any) -> tuple[Layout, Buffers]:
+        """Return the layout of all weights, and buffers that gradients use before them.
+
+        A worker thus needs one buffer for both: the gradients are not longer.
+        """
+        assert self._parts is not None
+        parts, ranks = self._parts, self._collective.world_size
+        layout = Layout.of(parts.shapes, dtype.size, float("inf"), parts.owners, ranks)
+        if dtype not in self._buffers:
+            self._buffers[dtype] = Buffers(layout.size, np.dtype(dtype.as_numpy_dtype))
+        return layout, self._buffers[dtype]
+
+    def _flat_for(
+        self, shapes: list[tuple[int, ...]], dtype: Any, number: int, owners: Sequence[int]
+    ) -> FlatExchange:
+        compression = None if self._is_repeating else self._settings.compression
+        key = (tuple(shapes), dtype.name, number, compression)
+        if key not in self._flats:
+            # Accumulated gradients are sent as one bucket, in their last step.
+            limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
+            self._flats[key] = FlatExchange(
+                self._collective,
+                Layout.of(
+                    shapes,
+                    dtype.size,
+                    limit,
+                    owners,
+                    self._collective.world_size,
+                    self._record.count if self._record else 0,
+                ),
+                dtype.as_numpy_dtype,
+                self.agreement,
+                nominal=self._nominal_weight,
+                compression=compression,
+                buffers=self._lay_out_weights(dtype)[1] if owners else None,
+            )
+            if not self._is_repeating:
+                self._clock.buffers += self._flats[key].sizes
+            if repr(key) in self._restored:
+                self._flats[key].restore_state(self._restored.pop(repr(key)))
+        return self._flats[key]
+
+    def _nominal_weight(self) -> float:
+        total = self._position.total_rows if self._knows_totals else None
+        return float(self._settings.nominal_rows if total is None else total)
+
+    def _step(
+        self,
+        flat: FlatExchange,
+        dense: int,
+        shared: Sequence[bool],
+        weight: Any,
+        loss: Any,
+        *arrays: Any,
+    ) -> Any:
+        with self._remember_errors(), self._clock.held():
+            slices, values = self._split(arrays[dense:], shared)
+            if self._micro_steps == 1:
+                means, total = flat.exchange(weight, loss, arrays[:dense], self._weigh(values))
+            else:
+                share = weight / self._nominal_weight()
+                # Pending gradients are sent at the end of an epoch, so that all workers have the
+                # same state.
+                self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+                means, total = flat.accumulate(share, loss, arrays[:dense], self.is_due)
+            found = self._finish(flat, means, slices, shared, weight, total, values)
+            self._copy(flat, weight, total, [*arrays[:dense], *slices], found)
+            return found
+
+    def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
+        with self._remember_errors():
+            flat.post(bucket, weight, arrays)
+            if self.exchanged is not None:
+                numbers = flat.layout.buckets[bucket]
+                self._posted.update(zip(numbers, map(np.array, arrays), strict=True))
+            return np.int32(bucket)
+
+    def _collect(
+        self,
+        flat: FlatExchange,
+        tokens: int,
+        shared: Sequence[bool],
+        weight: Any,
+        loss: Any,
+        *rest: Any,
+    ) -> Any:
+        with self._remember_errors(), self._clock.held():
+            slices, values = self._split(rest[tokens:], shared)
+            means, total = flat.collect(weight, loss, self._weigh(values))
+            found = self._finish(flat, means, slices, shared, weight, total, values)
+            posted, self._posted = self._posted, {}
+            dense = [posted[n] for n in sorted(posted)]
+            self._copy(flat, weight, total, [*dense, *slices], found)
+            return found
+
+    def _copy(
+        self, flat: FlatExchange, weight: Any, total: float, own: list[Array], means: list[Array]
+    ) -> None:
+        if self.exchanged is not None:  # TensorFlow and the next exchange reuse the memory
+            needed = flat.layout.list_needed(self._collective.rank)
+            own, means = [np.array(one) for one in own], [np.array(one) for one in means]
+            self.exchanged.append(Exchanged(float(weight), total, own, means, needed))
+
+    def _split(self, arrays: Sequence[Any], shared: Sequence[bool]) -> tuple[Any, Any]:
+        """Return the sparse gradients and the recorded values."""
+        count = 2 * len(shared)
+        return arrays[:count], arrays[count:]
+
+    def _weigh(self, values: Sequence[Any]) -> Any:
+        return self._record.weigh(self._position.step, values) if self._record else ()
+
+    def _finish(
+        self,
+        flat: FlatExchange,
+        means: list[Any],
+        slices: Sequence[Any],
+        shared: Sequence[bool],
+        weight: Any,
+        total: float,
+        recorded: Sequence[Any],
+    ) -> list[Any]:
+        """Return all results of an exchange; sparse gradients are sent after the buckets."""
+        factor = weight / total if total else 0.0
+        for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
+            scaled = (values * factor).astype(values.dtype)
+            means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
+        rows = self._position.total_rows or 0
+        self._loss_sum += flat.mean_loss * rows
+        self._rows_sum += rows
+        self._position.advance()
+        self._calls += 1
+        if self._record is not None and not self._is_repeating:
+            self._record.keep(self._position.step, recorded, flat.added)
+        return means
+
+    @contextmanager
+    def _remember_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Return the results of a function of arrays, which is called in each step."""
+    results = tf.numpy_function(fn, inputs, types)
+    # Outside of graphs, TensorFlow returns a single result without its list.
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def gather_slices(
+    collective: Collective, indices: Array, values: Array, is_shared: bool = False
+) -> tuple[Array, Array]:
+    """Concatenate all workers' gradients for rows of an embedding, in rank order.
+
+    Only the rows that a batch uses are sent, never a whole table. Rows with the same index are not
+    added up, because Keras's optimizers use each one separately (a square in Adam, a norm in
+    clipping), as in one process. If the indices do not depend on the training rows, such as
+    positions, one process has each index only once.
+
+    Parameters
+    ----------
+    indices
+        Shape (n,), whole numbers; n differs between the workers.
+    values
+        Shape (n, ...).
+    is_shared
+        True if the indices do not come from the workers' rows. The values of all workers are then
+        added up, provided that the indices are the same.
+    """
+    everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in (indices, values)]
+    all_indices, all_values = everyone
+    if is_shared:
+        present = [n for n, own in enumerate(all_indices) if len(own)]
+        if all(np.array_equal(all_indices[n], all_indices[present[0]]) for n in present):
+            total = np.sum([all_values[n] for n in present], axis=0, dtype=values.dtype)
+            return (all_indices[present[0]], total) if present else (indices, values)
+    return np.concatenate(all_indices), np.concatenate(all_values)

@@ -1,0 +1,200 @@
+"""Means over all rows of metrics with one value per step, such as losses of several outputs.
+
+Keras averages such values over the steps, regardless of how many rows they have. A worker's value
+is weighted by its share of the step's rows, so that the values of all workers together count as one
+step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pybackend.core.data.arrays import nest
+from pybackend.core.data.rows import Rows, make_zero_row
+from pybackend.core.engine.calls import StepCalls
+from pybackend.core.engine.overrides import override_each
+from pybackend.core.errors import InputError
+from pybackend.core.model.compare import compute_loss, keep_state
+from pybackend.core.model.view import ModelView, find_ignored_class, has_own
+
+# Too small to change a sum of counts, but a completely masked batch has a mean, too.
+_NEXT_TO_NOTHING = 1e-9
+
+
+class _UnmaskedCount(keras.losses.Loss):
+    """Number of unmasked losses: Keras applies the mask, and this loss sums ones."""
+
+    def __init__(self, ignored_class: Any) -> None:
+        super().__init__(reduction="sum", name="valid_steps")
+        self._ignored_class = ignored_class
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        ones = keras.ops.ones_like(y_pred[..., 0])
+        if self._ignored_class is None:
+            return ones
+        labels = keras.ops.reshape(y_true, keras.ops.shape(ones))
+        return ones * keras.ops.cast(labels != self._ignored_class, ones.dtype)
+
+
+class ValidStepCounter:
+    """Counter of the valid steps in a batch, based on calls of a model's ``compute_loss``."""
+
+    def __init__(self, model: Any) -> None:
+        self._count = _UnmaskedCount(find_ignored_class(model))
+        self._valid: Any = None
+        self.loss: Any = 0.0
+        """The batch's mean loss, as a tensor of the step that is being traced."""
+
+    def watch(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``compute_loss`` of a model, so that the valid steps of a call are counted."""
+        signature = inspect.signature(compute_loss)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            arguments = signature.bind(*args, **options).arguments
+            y_pred = arguments.get("y_pred")
+            if isinstance(y_pred, (dict, list, tuple)) and len(y_pred) > 1:
+                raise InputError(
+                    "the model masks time steps and has several outputs: use one output, or "
+                    "sample weights in place of the mask"
+                )
+            self.loss = compute_loss(*args, **options)
+            y = arguments.get("y")
+            self._valid = self._count(y_pred if y is None else y, y_pred)
+            return self.loss
+
+        # Keras checks whether there is a parameter `training`.
+        watched.__signature__ = signature  # type: ignore[attr-defined]
+        return watched
+
+    def weight(self, rows: Any) -> Any:
+        """Return the weight of this worker's gradients in the step that is being traced."""
+        rows = tf.cast(rows, tf.float32)
+        if self._valid is None:  # a custom train_step that computes its loss itself
+            return rows
+        return tf.cast(self._valid, tf.float32) + _NEXT_TO_NOTHING * rows
+
+
+def find_step_means(model: Any) -> list[Any]:
+    """Return the metrics of a model that may be means of one value per step.
+
+    Keras itself weights the total loss by rows.
+    """
+    means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
+    return [m for m in means if m.name != "loss" or has_own(model, "train_step")]
+
+
+def build_losses(view: ModelView, rows: Rows) -> None:
+    """Make Keras create the metrics for several losses, as a first step would."""
+    model = view.model
+    outputs = getattr(model, "outputs", None) or []
+    loss = getattr(model, "loss", None)
+    is_single = len(outputs) == 1 and not isinstance(loss, Mapping | list | tuple)
+    if is_single and not view.custom_parts:  # else a layer may create variables when called
+        return
+    # Two rows, since a loss may compare rows.
+    data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
+    with keep_state(model), suppress(Exception):  # the training will report the error
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+        compute_loss(model, data, model(x, training=False), False)
+    model.reset_metrics()
+
+
+class StepMeans:
+    """Weights for means of one value per step, in steps traced while `weigh` is active.
+
+    Parameters
+    ----------
+    count_total
+        Returns the number of rows in the step's global batch, given this worker's; called once per
+        step, even by workers without rows.
+    add_up
+        Returns sums over the workers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        calls: StepCalls,
+        count_total: Callable[[int], float],
+        add_up: Callable[[list[float]], Sequence[float]] | None = None,
+    ) -> None:
+        self._model = model
+        self._calls = calls
+        self._count_total = count_total
+        self._add_up = add_up or list
+        self.share: Any = None
+        """Share of the step that is being traced, while `weigh` lasts."""
+        self.is_always_asked = False
+        self.is_uneven = False
+        """True if Keras weights the total loss by rows other than those of the labels."""
+
+    @contextmanager
+    def install(self) -> Iterator[None]:
+        """Replace the metrics' ``update_state`` while the context is active."""
+        with ExitStack() as stack:
+            means = find_step_means(self._model)
+            stack.enter_context(override_each(means, "update_state", self._watch))
+            if self.is_uneven:
+                total = [mean for mean in self._model.metrics if mean.name == "loss"]
+                stack.enter_context(override_each(total, "update_state", self._count))
+            yield
+
+    @contextmanager
+    def weigh(self, share: Any) -> Iterator[None]:
+        """Context in which a step is traced, with this worker's share of the step's rows."""
+        self.share = share
+        try:
+            yield
+        finally:
+            self.share = None
+
+    def _watch(self, mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(values: Any, sample_weight: Any = None) -> Any:
+            is_one = self.share is not None and keras.ops.ndim(values) == 0
+            weight = self.share if is_one and sample_weight is None else sample_weight
+            return update(values, sample_weight=weight)
+
+        return watched
+
+    def _count(self, mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(values: Any, sample_weight: Any = None) -> Any:
+            return update(values, sample_weight=self.compute_weight(sample_weight))
+
+        return counted
+
+    def compute_weight(self, own: Any) -> Any:
+        """Return this worker's part of the total loss weight, based on its share of the rows."""
+
+        def compute(rows: Any, own: Any) -> Any:
+            total, weights = self._add_up([float(rows), float(own)])
+            return np.float32(rows / total * weights if total else 0.0)
+
+        with self._calls.next():
+            weight = tf.numpy_function(compute, [self._calls.rows, own], tf.float32)
+        weight.set_shape([])
+        self._calls.end([weight])
+        self._calls.record(lambda: self.compute_weight(0))
+        return weight
+
+    def compute_share(self) -> Any:
+        """Return this worker's share of the rows in the current step; None if not needed."""
+        if not self.is_always_asked and not find_step_means(self._model):
+            return None
+
+        def compute(rows: Any) -> Any:
+            total = self._count_total(int(rows))
+            return np.float32(rows / total if total else 0.0)
+
+        with self._calls.next():
+            share = tf.numpy_function(compute, [self._calls.rows], tf.float32)
+        share.set_shape([])
+        self._calls.end([share])
+        self._calls.record(self.compute_share)
+        return share

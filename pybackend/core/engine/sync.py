@@ -1,0 +1,348 @@
+"""Callbacks that keep all workers in the same state, and end training together on preemption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.core.collective import Collective, all_sum, is_true_anywhere
+from pybackend.core.engine.metrics import combine_logs, find_custom_metrics
+from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.state import (
+    find_differing_weights,
+    find_other_state,
+    find_statistics,
+    undo_drift,
+    uses_gpus,
+)
+from pybackend.core.engine.synchronizer import Synchronizer
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.messages import EpochEnded, Note
+from pybackend.core.job.notice import Notice
+from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
+from pybackend.core.model.view import ModelView
+from pybackend.core.words import setting, show
+
+
+class Preemption:
+    """Preempted ranks: each knows about itself at once; all learn of others at the same step.
+
+    Parameters
+    ----------
+    is_any_step
+        True if they may leave before an epoch ends.
+    """
+
+    def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
+        self._collective = collective
+        self._notice = notice
+        self._is_any_step = is_any_step
+        self._preempted: tuple[int, ...] = ()
+
+    @property
+    def is_asked(self) -> bool:
+        """True if this rank was preempted and requests that all leave before the epoch ends."""
+        return self._is_any_step and self._notice()
+
+    def agree(self, stops: bool, is_preempted: bool) -> bool:
+        """Exchange the requests of all ranks; return whether any requests that training stop.
+
+        A stop takes precedence over a preemption: training then ends normally.
+        """
+        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
+        is_stop = any(stop for stop, _ in everyone)
+        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
+        self._preempted = () if is_stop else tuple(preempted)
+        return is_stop
+
+    def agree_at_end(self, stops: bool) -> bool:
+        """Call `agree` at the end of an epoch, when all ranks may leave in any case."""
+        return self.agree(stops, self._notice())
+
+    def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
+        """Return the preempted ranks that make all ranks leave now; the same on all ranks."""
+        if not is_epoch_end and not self._is_any_step:
+            return ()
+        if self._collective.world_size == 1 and self._notice():
+            return (0,)
+        return self._preempted
+
+
+_ABOUT_DRIFT = (
+    "weights of the workers differed by {:.1g} of their norm after an epoch: GPUs add up numbers "
+    "in no fixed order. After each epoch all workers continue with worker 0's weights"
+)
+
+
+class EpochSync(keras.callbacks.Callback):
+    """First of the callbacks: the others get metrics over the rows of all workers."""
+
+    def __init__(self, replica: Replica, synchronizer: Synchronizer) -> None:
+        super().__init__()
+        self._job = replica.job
+        self._collective = replica.collective
+        self._synchronizer = synchronizer
+        self._feed = replica.feed
+        self._validation = replica.validation
+        self._emit = replica.emit
+        self._metrics = replica.metrics
+        # Values of statistics that the workers agreed on last, by their position among the weights:
+        # a callback may freeze or unfreeze layers meanwhile.
+        self._agreed: dict[int, Any] = {}
+        # Variables other than the model's weights, and all by their positions: weights first.
+        # Listing them takes longer than a small step.
+        self._others: list[Any] = []
+        self._variables: list[Any] = []
+        # A first step may create some, and searching for them takes time.
+        self._searches = 2
+        # Positions of variables that steps of this epoch change; None: not known yet.
+        self._moving: list[int] | None = None
+        self._has_reported_metrics = False
+        self._has_reported_monitors = False
+        self._began = 0.0
+        self._steps = 0
+        self.steps_done = 0
+        """Steps of all epochs so far."""
+        self.evaluated_by: Sequence[Any] = ()
+        """Callbacks that get the results of the validation."""
+
+    def read_state(self) -> dict[str, Any]:
+        """Return state for a checkpoint: statistics at the beginning of the epoch, and steps."""
+        return {"agreed": self._agreed, "steps": self._steps, "steps_done": self.steps_done}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned."""
+        self._agreed, self._steps = state["agreed"], state["steps"]
+        self.steps_done = state["steps_done"]
+
+    def begin_part(self) -> None:
+        """Begin an epoch, or another worker group's part of it: all ranks have the same values."""
+        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
+        variables = enumerate(self._variables)
+        self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
+        self._moving = None
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.begin_part()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
+        if epochs != epoch:
+            raise ClusterError(
+                f"worker {self._collective.rank} begins epoch {epoch + 1}, but others do not: a "
+                "callback restored them to different epochs"
+            )
+        self._feed.begin_epoch(epoch)
+        self._synchronizer.begin_epoch()
+        if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
+            self._searches -= 1
+            self._others = find_other_state(ModelView(self.model))
+        self._variables = [*self.model.weights, *self._others]
+        self.begin_part()
+        self._began = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The last of several steps per execution may lie beyond the epoch's end.
+        self._steps = min(batch + 1, self._feed.steps)
+        self._feed.count_steps(self._steps)
+        if self._collective.world_size > 1 and self._synchronizer.is_exact:
+            self._agree_on_own_state()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs = {} if logs is None else logs
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.has_ended = True
+        if not self._has_reported_metrics and self._collective.world_size > 1:
+            self._report_custom_metrics()
+        self._synchronizer.end_epoch()
+        self.steps_done += self._steps
+        combined = self.merge_logs(logs, self._steps - 1)
+        if self._synchronizer.mean_loss is not None and "loss" in combined:
+            combined["loss"] = self._synchronizer.mean_loss
+        self.agree_on_statistics()
+        if self._validation is not None and self._job.validates(epoch):
+            metrics = self._validation.evaluate(self.model, self._collective, self.evaluated_by)
+            combined.update({f"val_{name}": value for name, value in metrics.items()})
+        logs.clear()
+        logs.update(combined)
+        if self._validation is None or self._job.validates(epoch):
+            self._report_unmonitored(logs)
+        seconds = time.monotonic() - self._began
+        self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
+
+    def _report_custom_metrics(self) -> None:
+        # Not before an epoch: Keras builds the metrics in its first step.
+        self._has_reported_metrics = True
+        for name in find_custom_metrics(self.model, self._metrics != "unknown"):
+            text = (
+                f"metric {show(name)} has a custom class: its variables are summed over the "
+                "workers, which is correct only for sums and counts"
+            )
+            self._emit(Note(text))
+
+    def _report_unmonitored(self, logs: Mapping[str, Any]) -> None:
+        if self._has_reported_monitors:
+            return
+        self._has_reported_monitors = True
+        for kind, monitor in find_unmonitored(self.evaluated_by, logs):
+            lacks = " without validation data" if self._validation is None else ""
+            text = (
+                f"{kind} monitors {show(monitor)}, which is not available{lacks}: it has no "
+                f"effect. The available metrics are {', '.join(map(show, logs))}"
+            )
+            self._emit(Note(text))
+
+    def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the logs of all workers after a step; the metrics become those of all workers."""
+        rows = self._feed.rows_at(step)
+        shared = self._synchronizer.shared_variables
+        return combine_logs(self.model, logs, self._collective, rows, shared)
+
+    def list_merged(self) -> list[tuple[Any, Any]]:
+        """Return the statistics that the end of an epoch merges, and their values before it.
+
+        Only their change is averaged, so weights that do not change, such as those of frozen
+        layers, stay identical.
+        """
+        weights = len(self._variables) - len(self._others)
+        return [
+            (self._variables[n], last)
+            for n, last in self._agreed.items()
+            if last.dtype.kind not in "iu" and n < weights
+        ]
+
+    def agree_on_statistics(self) -> None:
+        """Average the changes of batch normalization's statistics, weighted by rows."""
+        if self._collective.world_size == 1:
+            return
+        share = self._feed.share()
+        for variable, last in self.list_merged():
+            before = last.astype(np.float64)
+            change = (np.array(variable.numpy()).astype(np.float64) - before) * share
+            agreed = before + all_sum(self._collective, change)
+            variable.assign(agreed.astype(last.dtype))
+
+    def _agree_on_own_state(self) -> None:
+        """Make the state that a step changes equal to that of one process, after each step.
+
+        This is correct for state that changes by a mean over rows (moving averages, codebooks) and
+        for state that does not depend on the rows (counters), even if a worker has no rows. The
+        state of batch normalization comes from each worker's own rows, and is averaged at the end
+        of the epoch.
+        """
+        record = self._synchronizer.record
+        with nullcontext() if record is None else record.settling():
+            self._average_own_state()
+
+    def _average_own_state(self) -> None:
+        variables = self._variables
+        if self._moving is None:
+            normalizing = ModelView(self.model).normalizing_variables
+            places = [n for n in self._agreed if id(variables[n]) not in normalizing]
+            has_moved = [
+                not np.array_equal(variables[n].numpy(), self._agreed[n], equal_nan=True)
+                for n in places
+            ]
+            counts = all_sum(self._collective, [0, *has_moved])[1:]
+            self._moving = [n for n, count in zip(places, counts, strict=True) if count]
+        if not self._moving:
+            return
+        rows = self._feed.rows_at(self._steps - 1)
+        before = [self._agreed[n].astype(np.float64) for n in self._moving]
+        values = [variables[n].numpy().astype(np.float64) for n in self._moving]
+        changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]
+        everyone = np.stack(self._collective.all_gather(np.concatenate(changes)))
+        change, first = np.average(everyone, axis=0, weights=rows), 0
+        takers = everyone[np.asarray(rows) > 0]
+        is_same = np.all(takers == takers[0], axis=0)
+        change[is_same] = takers[0][is_same]
+        for n, last in zip(self._moving, before, strict=True):
+            part = change[first : first + last.size].reshape(last.shape)
+            first += last.size
+            self._agreed[n] = (last + part).astype(self._agreed[n].dtype)
+            variables[n].assign(self._agreed[n])
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.replace([variables[n] for n in self._moving])
+
+
+def _may_stop_within(callback: Any) -> bool:
+    """Return whether a callback may request a stop after any step, not only after an epoch."""
+    return isinstance(callback, keras.callbacks.TerminateOnNaN) or runs_in_steps(callback)
+
+
+class StopTogether(keras.callbacks.Callback):
+    """Last of the callbacks: if one rank requests a stop, all stop after the same step.
+
+    A rank that stopped alone in the middle of an epoch would miss exchanges that the others are
+    waiting for.
+
+    If a custom callback may stop training in the middle of an epoch, on any rank, each step ends
+    with an exchange of all workers; other requests are sent with the exchange of the next step.
+    """
+
+    def __init__(
+        self, replica: Replica, synchronizer: Synchronizer, preemption: Preemption | None
+    ) -> None:
+        super().__init__()
+        self._emit = replica.emit
+        self._asks_each_step = any(_may_stop_within(one) for one in replica.callbacks)
+        self._has_drifted = False
+        self._collective = replica.collective
+        self._preemption = preemption
+        self._agreement = synchronizer.agreement
+        self._synchronizer = synchronizer
+        self._shards = synchronizer.shards
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._optimizer = self.model.optimizer
+        self._synchronizer.begin_training()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.model.optimizer is not self._optimizer or self.model.train_function is None:
+            raise InputError(
+                f"before epoch {epoch + 1} a callback called compile(), but the workers exchange "
+                "gradients in the optimizer and the function that were compiled before. Train in "
+                "two calls: first up to that epoch, then compile `result.model` and train it with "
+                f"`{setting(initial_epoch=epoch)}`"
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._asks_each_step and is_true_anywhere(self._collective, self.model.stop_training):
+            self.model.stop_training = True
+            return
+        agreement = self._agreement
+        # The request is sent with the next exchange; all ranks receive it in the same step.
+        is_agreed = agreement.is_agreed
+        if self._preemption is not None:
+            if is_agreed:
+                is_agreed = self._preemption.agree(agreement.is_requested, agreement.is_preempted)
+            if self._preemption.is_asked and not agreement.is_preempted:
+                agreement.is_preempted = True
+        if self.model.stop_training:
+            agreement.is_requested = True
+        self.model.stop_training = is_agreed
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        asked = self._agreement.is_requested or bool(self.model.stop_training)
+        if self._preemption is None:
+            self.model.stop_training = is_true_anywhere(self._collective, asked)
+        else:
+            self.model.stop_training = self._preemption.agree_at_end(asked)
+        # The weights of other parts are equal in any case; what they were made with may not be.
+        common = self._shards.common if self._shards else ()
+        differing = find_differing_weights(self.model, self._collective, common)
+        if differing and uses_gpus(self._collective):
+            differing, size = undo_drift(self.model, self._collective, self._shards is not None)
+            if not self._has_drifted and not differing:
+                self._emit(Note(_ABOUT_DRIFT.format(size)))
+            self._has_drifted = True
+        if differing:
+            raise ClusterError(
+                f"after epoch {epoch + 1} the variable {show(min(differing.values()))} of worker "
+                f"{', '.join(map(str, differing))} differs from that of worker 0: a callback, a "
+                "layer or a custom train_step changed it on only one worker"
+            )

@@ -1,0 +1,193 @@
+"""Check the step that trained: what it computed, exchanged and applied on each worker.
+
+What the judge compares may be another step: with constants instead of random numbers, in another
+type, or without compression. And an error of the judge may only tell that the step's Python code
+has changed since it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pybackend.core.collective import all_sum, is_true_anywhere
+from pybackend.core.data.arrays import nest
+from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.one_process import OneProcess, StepState, Values
+from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.stand_ins import Noise
+from pybackend.core.engine.step_difference import is_another
+from pybackend.core.engine.verdict import ABOUT_OWN_FAULT, Window, describe_error
+from pybackend.core.engine.watched_gradients import WatchedGradients, check_sums
+
+_ABOUT_TRACED = (
+    "the traced step computes other gradients than its Python code does now: Python values that it "
+    "reads have changed since it was traced, or the traced step is wrong"
+)
+_ABOUT_DRAWS = (
+    "; a layer may draw other random numbers outside of a graph, as recurrent layers with dropout "
+    "do"
+)
+_ABOUT_HALF = "; in half precision, rounding alone may do that"
+_ABOUT_FAILED = "a worker cannot repeat the step that trained: it fails outside of a graph"
+_ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
+_ABOUT_UPDATE = "the optimizer has not made of the gradients what it makes of them again"
+# Relative errors of the exchange's sums: of half precision, and of float32.
+_OF_COMPRESSED, _OF_SUMS = 2.0**-6, 2.0**-17
+# How much gradients of a step may differ from those of its repetition.
+_AGAIN, _AGAIN_IN_HALF = 1e-3, 0.05
+
+
+class TracedStep:
+    """Repetition of this worker's steps, with its own rows."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        exchange: GradientExchange,
+        state: StepState,
+        process: OneProcess,
+        noise: Noise,
+    ) -> None:
+        self._model = replica.model
+        self._collective = replica.collective
+        self._feed = replica.feed
+        self._exchange = exchange
+        self._state = state
+        self._process = process
+        self._noise = noise
+
+    @property
+    def draws_others(self) -> bool:
+        """True if a repeated step draws other random numbers than the step that trained.
+
+        XLA has its own generator, and a global one is not restored.
+        """
+        noise = self._noise
+        is_unknown = noise.is_unseeded or not noise.states <= set(self._state.variables)
+        return noise.is_drawn and (is_unknown or self._exchange.is_split)
+
+    @property
+    def has_parts(self) -> bool:
+        """True if each rank can repeat the update of its own part of the weights.
+
+        Not if the optimizer clips by the norm of all gradients, which a rank does not have.
+        """
+        return self._exchange.shards is not None and not self._model.optimizer.global_clipnorm
+
+    def compare(self, window: Window, after: Values, place: str, is_rough: bool) -> dict[str, Any]:
+        """Compare the step that trained with its repetition, with the same random numbers.
+
+        Parameters
+        ----------
+        is_rough
+            True if the step computes in half precision, or on a GPU.
+
+        Returns
+        -------
+        dict
+            A verdict as that of `Judge`, the same on all workers.
+        """
+        if not self._exchange.adds_up:
+            rounding = _OF_COMPRESSED if self._exchange.is_compressed else _OF_SUMS
+            wrong = check_sums(window.exchanged, self._collective, rounding)
+            if is_true_anywhere(self._collective, bool(wrong)):
+                return {"error": f"in {place}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
+        if is_true_anywhere(self._collective, self.draws_others):
+            return {}
+        if not all(all(self._feed.rows_at(step)) for step in window.steps):
+            return {}  # a step without rows exchanges
+        failed = ""
+        try:
+            with self._in_own_type():
+                found = self._repeat_alone(window, after, _AGAIN_IN_HALF if is_rough else _AGAIN)
+        except Exception as error:  # e.g. an operation without a kernel for half precision
+            found, failed = "failed", describe_error(error)
+        finally:
+            self._state.write(after)
+        kinds = all_sum(
+            self._collective, [kind == found for kind in ("gradients", "update", "failed")]
+        )
+        if kinds[2]:
+            return {"skipped": f"{_ABOUT_FAILED} ({failed or 'on another worker'})"}
+        if kinds[0]:
+            why = _ABOUT_DRAWS * self._noise.is_drawn + _ABOUT_HALF * is_rough
+            return {"skipped": _ABOUT_TRACED + why}
+        if kinds[1]:
+            return {"error": f"in {place}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
+        return {}
+
+    def confirm(
+        self, window: Window, after: Values, verdict: dict[str, Any], is_rough: bool
+    ) -> dict[str, Any]:
+        """Withdraw an error if a worker's own gradients are no longer those that were traced.
+
+        Its gradients before the exchange: what the exchange makes of them is compared.
+        """
+        _, again, failed = self.repeat(window)
+        self._state.write(after)
+        own, now = (
+            [part for each in one for part in each.own] for one in (window.exchanged, again)
+        )
+        is_other = failed is None and is_another(own, now)
+        if not is_true_anywhere(self._collective, is_other):
+            return verdict
+        return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
+
+    def repeat(self, window: Window) -> tuple[Values, list[Exchanged], str | None]:
+        """Let all workers repeat the steps, and exchange.
+
+        Returns the variables after them, their exchanges, and why they failed, if they did.
+        """
+        self._exchange.copy_exchanges()
+        reason = None
+        try:
+            with self._exchange.repeating(len(window.steps)):
+                self._take(window)
+        except Exception as error:  # operations that need a graph fail on all workers
+            reason = (
+                f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
+            )
+        if is_true_anywhere(self._collective, reason is not None):
+            reason = reason or "it has to be repeated, but fails on another worker"
+        return self._state.read(), self._exchange.take_exchanges(), reason
+
+    def _repeat_alone(self, window: Window, after: Values, tolerance: float) -> str | None:
+        """Return what differs if this worker repeats the step and applies the same means."""
+        exchange, model, steps = self._exchange, self._model, len(window.steps)
+        watch = WatchedGradients(self._state.view, exchange, window.exchanged, steps, is_own=True)
+        with exchange.repeating(steps), exchange.paused(), watch.install():
+            self._take(window)
+        pairs = list(watch.pairs.values())
+        if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
+            return "gradients"
+        now = self._state.read([id(v.value) for v in model.trainable_variables])
+        left_out = {id(v.value) for v in exchange.variables_of_others}
+        keys = [key for key in now if key in window.before and key not in left_out]
+        moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
+        again = [now[key].astype(np.float64) - window.before[key] for key in keys]
+        return "update" if is_another(moved, again, tolerance) else None
+
+    def _take(self, window: Window) -> None:
+        self._state.write(window.before)
+        for batch, changed in zip(self._read_batches(window), window.changed, strict=True):
+            self._state.write(changed)
+            self._process.take(self._model.train_step, batch)
+
+    def _read_batches(self, window: Window) -> Sequence[Any]:
+        """Return this worker's rows of the steps."""
+        return [nest(self._feed.read_step(step)[0]) for step in window.steps]
+
+    @contextmanager
+    def _in_own_type(self) -> Iterator[None]:
+        """Compute in the layers' types, as the step that trained."""
+        own = self._process.type
+        self._process.type = None
+        try:
+            yield
+        finally:
+            self._process.type = own

@@ -1,0 +1,173 @@
+"""Checks of single arguments: each returns the value as a built-in Python type, or raises an error.
+
+Numbers of any type are accepted: 3 in R is a double, and 3.0 counts as a whole number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+from pybackend.core.errors import InputError
+from pybackend.core.words import call_of, either, listed, show
+
+MAX_WORKERS = 4096
+# In R, these are lists such as `list("halving", factor = 2)`.
+_RULES = ("MedianPruning", "ScaleLearningRate", "SuccessiveHalving")
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def name_arguments(made: _Made) -> _Made:
+    """Decorate a class or a function so that an unknown argument raises a helpful `InputError`.
+
+    A class may explain in its method ``explain_missing`` why it has no argument of a name.
+    """
+    is_class = isinstance(made, type)
+    explain: Callable[[str], str | None] = getattr(made, "explain_missing", lambda name: None)
+    fn: Any = vars(made)["__init__"] if is_class else made
+    known = list(inspect.signature(made).parameters)
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                instead = f"did you mean `{near[0]}`?" if near else "see its help"
+                instead = explain(name) or instead
+                called = f"{made.__name__}()"
+                if made.__name__ in _RULES:
+                    called = either(called, "the list")
+                raise InputError(f"{called} has no argument `{name}`: {instead}")
+        return fn(*args, **kwargs)
+
+    if not is_class:
+        return call  # type: ignore[return-value]
+    made.__init__ = call  # type: ignore[method-assign]
+    return made
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 row`` or ``2 rows``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Check that an argument is a whole number in a range."""
+    number = as_number(value)
+    if number is None or not number.is_integer():
+        raise InputError(f"`{name}` must be a whole number, not {show(value)}")
+    if number < least or (most is not None and number > most):
+        span = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"`{name}` must be {span}, not {show(value)}")
+    return int(value)
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Check that an argument is a positive, finite number of seconds."""
+    number = as_number(value)
+    if number is None or not (math.isfinite(number) and number > 0):
+        raise InputError(f"`{name}` must be a positive number of seconds, not {show(value)}")
+    return number
+
+
+def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
+    """Check that an argument is a positive number of at most `most`, by default also infinite."""
+    number = as_number(value)
+    if number is None or math.isnan(number) or not 0 < number <= most:
+        raise InputError(f"`{name}` must be a positive number, not {show(value)}")
+    return number
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Check that an argument is a number of at least 0 and less than 1."""
+    number = as_number(value)
+    if number is None or not 0 <= number < 1:
+        raise InputError(f"`{name}` must be a number from 0 to below 1, not {show(value)}")
+    return number
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Check that an argument is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
+    return value
+
+
+def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
+    """Check that an argument is one of a few values."""
+    # True == 1 in Python, and 1 is not a choice.
+    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
+        raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
+    return value
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Check for a whole number in a range; ``optional``: None is allowed, too."""
+
+    least: int
+    most: int | None = None
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the number."""
+        if value is None and self.optional:
+            return None
+        return check_whole_number(name, value, least=self.least, most=self.most)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Check for one of a few values."""
+
+    choices: tuple[Any, ...]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value."""
+        return check_choice(name, value, choices=list(self.choices))
+
+
+def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> str | None:
+    """Describe why a function cannot take these arguments; None if it can."""
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some built-in functions have no signature
+        return None
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return f"takes {signature}: {error}"
+    return None
+
+
+def is_variable_name(text: str) -> bool:
+    """Return whether a string can be the name of an environment variable in every shell."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
+
+
+def as_number(value: Any) -> float | None:
+    """Return the value as a float if it is a real number (numpy's too), else None."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        return float(value) if is_number else None
+    except OverflowError:  # a whole number beyond the floats
+        return math.inf
+
+
+def describe_stranger(callback: Any) -> str:
+    """Explain why an object is not a callback."""
+    advice = (
+        f": {call_of('Observer', on_epoch_end=...)} calls a function" if callable(callback) else ""
+    )
+    name = type(callback).__name__
+    return (
+        f"`callbacks` contains {name}, which is not a "
+        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice}"
+    )

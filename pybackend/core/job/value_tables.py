@@ -1,0 +1,269 @@
+"""Arrow tables and pandas frames as values that workers send."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pybackend.core.job.value_kind import UnfitError, ValueKind, is_of
+from pybackend.core.words import show
+
+# Fields of Arrow's format: a message's header type and header; the rows in a dictionary's header;
+# the compression in the header of rows.
+_HEADER_TYPE, _HEADER, _ROWS_OF_DICTIONARY, _COMPRESSION = 1, 2, 1, 3
+_DICTIONARY, _ROWS = 2, 3
+
+
+def _take_table(table: Any) -> Sequence[Any]:
+    import pyarrow as pa
+
+    if table.num_rows and not table.num_columns:
+        raise UnfitError(f"it has {table.num_rows} rows, but no columns")
+    table.validate(full=True)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return [sink.getvalue().to_pybytes(), list(map(str, _types(table)))]
+
+
+def _make_table(content: bytes, types: list[str]) -> Any:
+    import pyarrow as pa
+
+    for message in pa.ipc.MessageReader.open_stream(content):
+        if _is_compressed(message.metadata.to_pybytes()):  # a few bytes could become gigabytes
+            raise ValueError("an Arrow table is compressed")
+    with pa.ipc.open_stream(content) as reader:
+        table = reader.read_all()
+    table.validate(full=True)
+    if list(map(str, _types(table))) != types:
+        raise ValueError("a table has types that are unknown here")
+    return table
+
+
+def _types(table: Any) -> list[Any]:
+    return [field.type for field in table.schema]
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Return whether a message's rows are compressed; `pyarrow` must expand them to tell."""
+    (root,) = struct.unpack_from("<I", message, 0)
+    at = _find_field(message, root, _HEADER_TYPE)
+    kind = message[at] if at else 0
+    if kind not in (_DICTIONARY, _ROWS):
+        return False
+    rows = _follow(message, _find_field(message, root, _HEADER))
+    if kind == _DICTIONARY:
+        rows = _follow(message, _find_field(message, rows, _ROWS_OF_DICTIONARY))
+    return bool(_find_field(message, rows, _COMPRESSION))
+
+
+def _find_field(message: bytes, table: int, number: int) -> int:
+    """Return the offset of a field in a Flatbuffers table, or 0 if it is absent."""
+    (distance,) = struct.unpack_from("<i", message, table)
+    (size,) = struct.unpack_from("<H", message, table - distance)
+    place = 4 + 2 * number
+    if place + 2 > size:
+        return 0
+    (offset,) = struct.unpack_from("<H", message, table - distance + place)
+    return table + offset if offset else 0
+
+
+def _follow(message: bytes, place: int) -> int:
+    (offset,) = struct.unpack_from("<I", message, place)
+    return int(place + offset)
+
+
+def _take_batch(batch: Any) -> Sequence[Any]:
+    import pyarrow as pa
+
+    return [pa.Table.from_batches([batch])]
+
+
+def _make_batch(table: Any) -> Any:
+    import pyarrow as pa
+
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _take_frame(frame: Any) -> Sequence[Any]:
+    _check_flags(frame)
+    columns = [
+        _take_column(frame.iloc[:, place], f"[{show(label)}]")
+        for place, label in enumerate(frame.columns)
+    ]
+    return [frame.columns, frame.index, frame.attrs, *columns]
+
+
+def _make_frame(labels: Any, index: Any, attrs: Any, *parts: Any) -> Any:
+    import pandas as pd
+
+    columns = list(map(_make_column, parts))
+    if any(len(column) != len(index) for column in columns):
+        raise ValueError("a data frame's columns differ from its length")
+    frame = pd.DataFrame(dict(enumerate(columns))) if columns else pd.DataFrame(index=index)
+    frame.index, frame.columns = index, labels
+    frame.attrs.update(attrs)
+    return frame
+
+
+def _place_in_frame(frame: Any, index: int) -> str:
+    own = (".columns", ".index", ".attrs")
+    return own[index] if index < len(own) else f"[{show(frame.columns[index - len(own)])}]"
+
+
+def _take_series(series: Any) -> Sequence[Any]:
+    _check_flags(series)
+    return [series.name, series.index, series.attrs, _take_column(series)]
+
+
+def _make_series(name: Any, index: Any, attrs: Any, column: Any) -> Any:
+    series = _make_column(column)
+    series.index = index
+    series.attrs.update(attrs)
+    return series.rename(name)
+
+
+def _check_flags(value: Any) -> None:
+    if not value.flags.allows_duplicate_labels:
+        raise UnfitError(f"its flag `allows_duplicate_labels` is {show(False)}")
+
+
+def _take_column(column: Any, where: str = "") -> Any:
+    """Return the values of a series: an array, or a table and its type of pandas."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(column.dtype, np.dtype):
+        return column.to_numpy()
+    column = column.reset_index(drop=True)
+    table = pa.Table.from_pandas(column.to_frame("values"), preserve_index=False)
+    parts = [table, str(column.dtype)]
+    if not _is_same(column, _make_column(parts)):
+        raise UnfitError(f"Arrow's format would change its values{where} of type {column.dtype}")
+    return parts
+
+
+def _make_column(parts: Any) -> Any:
+    import pandas as pd
+
+    if not isinstance(parts, list):
+        return pd.Series(parts, dtype=parts.dtype)
+    table, dtype = parts
+    if any(_takes_no_space(kind) for kind in _types(table)):
+        raise ValueError("a column has values that take no space")
+    series = table.to_pandas()["values"]
+    if str(series.dtype) != dtype:
+        raise ValueError(f"a column is of type {series.dtype}, not {dtype}")
+    return series.rename(None)
+
+
+def _takes_no_space(kind: Any) -> bool:
+    """Return whether a few bytes can encode a column of any length."""
+    import pyarrow as pa
+
+    if pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind):
+        return True
+    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
+        return True
+    if pa.types.is_fixed_size_binary(kind) and not kind.byte_width:
+        return True
+    return any(_takes_no_space(child) for child in _children(kind))
+
+
+def _children(kind: Any) -> Iterator[Any]:
+    storage = getattr(kind, "storage_type", None)
+    if storage is not None:
+        yield storage
+    for place in range(kind.num_fields):
+        yield kind.field(place).type
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two columns, or two indexes, have the same type and values."""
+    if type(one) is not type(other) or one.dtype != other.dtype or not one.equals(other):
+        return False
+    if one.dtype == object:
+        return [type(item) for item in one] == [type(item) for item in other]
+    categories = getattr(one.dtype, "categories", None)
+    return categories is None or _is_same(categories, other.dtype.categories)
+
+
+def _take_index(index: Any) -> Sequence[Any]:
+    import pandas as pd
+
+    freq = getattr(index, "freqstr", None) if hasattr(index, "inferred_freq") else None
+    parts = [index.name, freq, _take_column(pd.Series(index))]
+    again = _make_index(*parts)
+    # Objects are compared where they are equal to themselves, which those in an array need not be.
+    is_same = index.dtype == object or _is_same(index, again)
+    if not is_same or getattr(index, "freq", None) != getattr(again, "freq", None):
+        raise UnfitError("it would be changed")
+    return parts
+
+
+def _make_index(name: Any, freq: str | None, parts: Any) -> Any:
+    import pandas as pd
+
+    column = _make_column(parts)
+    index = pd.Index(column, dtype=column.dtype, tupleize_cols=False, name=name)
+    if freq is not None:
+        index.freq = freq
+    return index
+
+
+def _make_range(start: int, stop: int, step: int, name: Any) -> Any:
+    import pandas as pd
+
+    return pd.RangeIndex(start, stop, step, name=name)
+
+
+def _make_multi_index(levels: list[Any]) -> Any:
+    import pandas as pd
+
+    return pd.MultiIndex.from_arrays(levels, names=[level.name for level in levels])
+
+
+def _is_index(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return isinstance(value, getattr(pandas, "Index", ())) and (
+        type(value).__module__.partition(".")[0] == "pandas"
+    )
+
+
+TABLES: tuple[ValueKind, ...] = (
+    ValueKind(
+        "data frame", is_of("pandas", "DataFrame"), _take_frame, _make_frame, _place_in_frame
+    ),
+    ValueKind(
+        "series",
+        is_of("pandas", "Series"),
+        _take_series,
+        _make_series,
+        lambda _, index: (".name", ".index", ".attrs", "")[index],
+    ),
+    ValueKind(
+        "range index",
+        is_of("pandas", "RangeIndex"),
+        lambda v: [v.start, v.stop, v.step, v.name],
+        _make_range,
+        lambda _, __: ".name",
+    ),
+    ValueKind(
+        "multi-index",
+        is_of("pandas", "MultiIndex"),
+        lambda v: [list(map(v.get_level_values, range(v.nlevels)))],
+        _make_multi_index,
+    ),
+    ValueKind(
+        "index",
+        _is_index,
+        _take_index,
+        _make_index,
+        lambda _, index: "" if index else ".name",
+    ),
+    ValueKind("table", is_of("pyarrow", "Table"), _take_table, _make_table),
+    ValueKind("batch", is_of("pyarrow", "RecordBatch"), _take_batch, _make_batch),
+)

@@ -1,0 +1,158 @@
+"""Start workers. Other packages import only from this module.
+
+A launcher is one file that implements the `Launcher` protocol, and a line in the table below. The
+other functions, for Spark and scripts, can also be imported from here, and are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from pybackend.core.errors import InputError
+from pybackend.core.job.messages import Emit as Emit
+from pybackend.core.launchers.base import Bound as Bound
+from pybackend.core.launchers.base import Checking as Checking
+from pybackend.core.launchers.base import DataSets as DataSets
+from pybackend.core.launchers.base import Describing as Describing
+from pybackend.core.launchers.base import Dividing as Dividing
+from pybackend.core.launchers.base import Files as Files
+from pybackend.core.launchers.base import Launcher as Launcher
+from pybackend.core.launchers.base import Outcome as Outcome
+from pybackend.core.launchers.base import Slotted
+from pybackend.core.launchers.base import Submission as Submission
+from pybackend.core.launchers.stopping import StopRequestedError as StopRequestedError
+from pybackend.core.launchers.stopping import check_stop as check_stop
+from pybackend.core.launchers.stopping import stopped_by as stopped_by
+from pybackend.core.words import show, term
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.archive import PackedEnvironment as PackedEnvironment
+    from pybackend.core.launchers.environment.archive import (
+        pack_environment_of as pack_environment_of,
+    )
+    from pybackend.core.launchers.fork_server import without_fork_server as without_fork_server
+    from pybackend.core.launchers.package_files import own_libraries as own_libraries
+    from pybackend.core.launchers.package_files import run_here as run_here
+    from pybackend.core.launchers.script.options import add_run_options as add_run_options
+    from pybackend.core.launchers.script.options import read_run_plan as read_run_plan
+    from pybackend.core.launchers.script.run import run_script as run_script
+    from pybackend.core.launchers.script.slurm import describe_batch as describe_batch
+    from pybackend.core.launchers.spark.attach import Handover as Handover
+    from pybackend.core.launchers.spark.attach import attach_spark as attach_spark
+    from pybackend.core.launchers.spark.attach import hand_over as hand_over
+    from pybackend.core.launchers.spark.barrier import SparkLauncher as SparkLauncher
+    from pybackend.core.launchers.spark.explain import ask_executors as ask_executors
+    from pybackend.core.launchers.spark.explain import quiet_log as quiet_log
+    from pybackend.core.launchers.spark.jobs import run_watched as run_watched
+    from pybackend.core.launchers.spark.predict import add_predictions as add_predictions
+    from pybackend.core.launchers.spark.records import read_records as read_records
+    from pybackend.core.launchers.spark.records import write_records as write_records
+    from pybackend.core.launchers.spark.saved_model import SavedModel as SavedModel
+    from pybackend.core.launchers.spark.saved_model import apply_saved_model as apply_saved_model
+    from pybackend.core.launchers.spark.session import driver_python as driver_python
+    from pybackend.core.launchers.spark.session import get_session as get_session
+    from pybackend.core.launchers.spark.session import is_session as is_session
+    from pybackend.core.launchers.spark.session import is_spark_frame as is_spark_frame
+    from pybackend.core.launchers.spark.session import read_schema as read_schema
+    from pybackend.core.launchers.spark.session import read_setting as read_setting
+    from pybackend.core.launchers.spark.session import small_batches as small_batches
+    from pybackend.core.launchers.spark.slots import check_slots as check_slots
+    from pybackend.core.launchers.spark.slots import count_slots as count_slots
+    from pybackend.core.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
+
+# Names that are loaded on first use, by module.
+_NAMES = {
+    "environment.archive": "PackedEnvironment pack_environment_of",
+    "fork_server": "without_fork_server",
+    "package_files": "own_libraries run_here",
+    "script.options": "add_run_options read_run_plan",
+    "script.run": "run_script",
+    "script.slurm": "describe_batch",
+    "spark.attach": "Handover attach_spark hand_over",
+    "spark.barrier": "SparkLauncher",
+    "spark.explain": "ask_executors quiet_log",
+    "spark.jobs": "run_watched",
+    "spark.predict": "add_predictions",
+    "spark.records": "read_records write_records",
+    "spark.saved_model": "SavedModel apply_saved_model",
+    "spark.session": "driver_python get_session is_session is_spark_frame read_schema "
+    "read_setting small_batches",
+    "spark.slots": "check_slots count_slots",
+    "spark.sparklyr": "SparklyrWorkers",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+# First arguments that are not launchers: the module whose `launcher_of` recognizes them, and a
+# package that must be loaded for such an argument to exist.
+_KNOWN = {
+    "pybackend.core.launchers.joined.launcher": None,
+    "pybackend.core.launchers.local": None,
+    "pybackend.core.launchers.spark.barrier": "pyspark",
+}
+
+# Entry points of other packages: functions that return a launcher for a first argument, or None.
+_GROUP = "tfdist.launchers"
+
+
+def launcher_for(target: Any) -> Launcher:
+    """Return the launcher for the first argument of a call.
+
+    Parameters
+    ----------
+    target
+        None, which means this machine unless the environment shows that this process is one of
+        several; ``"local"``, a ``pyspark.sql.SparkSession``, a launcher, or what an entry point in
+        the group ``tfdist.launchers`` knows.
+
+    Raises
+    ------
+    InputError
+        ``target`` has a different type or value.
+    """
+    if isinstance(target, Launcher):
+        return target
+    for module, package in _KNOWN.items():
+        if package is None or package in sys.modules:
+            found: Launcher | None = importlib.import_module(module).launcher_of(target)
+            if found is not None:
+                return found
+    for other in entry_points(group=_GROUP):  # read only if nothing here knows the argument
+        if (made := other.load()(target)) is not None:
+            return cast("Launcher", made)
+    kind = type(target).__name__
+    shown = show(target) if isinstance(target, (str, int, float)) else f"a {kind}"
+    hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
+    raise InputError(
+        f"`{term('spark')}` must be {show(None)}, {show('local')}, a SparkSession, or made by "
+        f"hosts(), slurm() or kubernetes(), not {shown}{hint}"
+    )
+
+
+def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
+    """Return the number of workers of a call: its own, the launcher's, or the default.
+
+    Raises
+    ------
+    InputError
+        The call requests a different number than the launcher has.
+    """
+    if isinstance(launcher, Slotted):
+        counted = launcher.count_workers(workers)
+        return default if counted is None else counted
+    if launcher.workers is None:
+        return default if workers is None else workers
+    if workers not in (None, launcher.workers):
+        raise InputError(
+            f"`workers` is {show(workers)}, but {launcher.workers} processes were started to train "
+            "together: omit `workers`"
+        )
+    return launcher.workers
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

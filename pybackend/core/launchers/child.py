@@ -1,0 +1,471 @@
+"""A worker process, and the folder, socket and pipes that its launcher shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import IntEnum, auto
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pybackend
+from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.errors import Failure, Kind, Moment, printable
+from pybackend.core.figures import show_bytes
+from pybackend.core.job.codec import encode_line
+from pybackend.core.job.job import LOGGER, TRAINED, Job
+from pybackend.core.job.messages import (
+    Emit,
+    Failed,
+    FromLauncher,
+    Order,
+    Phase,
+    PrintedLine,
+    Reported,
+    read_event,
+    sent_by,
+)
+from pybackend.core.job.notice import PREEMPTED, RESTARTS
+from pybackend.core.job.report import WorkerReport, read_report
+from pybackend.core.launchers.environment.installing import Interpreter
+from pybackend.core.launchers.fork_server import popen, start_worker
+from pybackend.core.launchers.forking import ForkedProcess
+from pybackend.core.launchers.memory import MemoryWatch, OomWatch
+from pybackend.core.launchers.package_files import own_libraries
+from pybackend.core.launchers.processes import StallWatch, end_marked, name_signal, signal_group
+from pybackend.core.machine.janitor import swept_folder
+from pybackend.core.model.quiet import is_noise
+from pybackend.core.net.rendezvous import address_of, listen, reserve
+from pybackend.core.words import call_of, setting
+from pybackend.core.worker import JOB, REPORT
+
+LOG_LINES = 40
+# Workers imported from the zip of a session that had ended
+# (test_a_zip_of_a_spark_session_that_has_ended_is_not_used).
+_OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
+_LONGEST_LINE = 2000
+_LOOK_SECONDS = 0.05
+_STALL_ADVICE = (
+    "resume such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
+    "disk that contains that host's temporary folder"
+)
+_PREEMPTED_ADVICE = (
+    f"with a folder in `recovery`, a training run saves its state before it ends, and {RESTARTS}"
+)
+_OOM_ADVICE = "lower batch_size or use fewer workers per host"
+_MEMORY_ADVICE = (
+    "give it more `memory`, lower batch_size, or use more workers, which share the rows"
+)
+
+
+class State(IntEnum):
+    """State of a `Child`. Each is followed by later ones only."""
+
+    MADE = auto()  # it has a folder and a socket, but no process
+    STARTED = auto()
+    JOINED = auto()  # it knows the other workers; in each generation
+    NOTIFIED = auto()  # it received the SIGTERM that announces its machine's end
+    REPORTED = auto()
+    KILLED = auto()  # it may still run: a process that waits for a frozen disk cannot be killed
+    ENDED = auto()  # its exit status was read: another process may have its PID
+    CLOSED = auto()  # its folder was removed
+
+
+class Child:
+    """One worker process, from creating its folder to reading its report.
+
+    Use it as a context manager: on exit, the process and all its descendants are killed, and its
+    folder and ports are released.
+
+    Parameters
+    ----------
+    job, rank
+        The worker's job, and its rank.
+    host
+        Address at which the other workers can reach this machine.
+    emit
+        Receives the worker's events; called from a thread.
+    environment
+        Environment variables for the worker, in addition to this process's own.
+    rscript
+        Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
+    server
+        Listening socket on which the worker accepts connections from the others; None: a new one on
+        ``host``.
+    give_up
+        Polled: returns the reason to stop waiting for the worker, or None.
+    notice
+        Polled: returns whether this process received SIGTERM, which is then sent to the worker.
+    orders
+        Polled: returns the next `Order` for the worker, or None.
+    interpreter
+        The Python that runs the worker; None: this process's.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        host: str,
+        emit: Emit,
+        environment: Mapping[str, str] | None = None,
+        rscript: str | None = None,
+        server: socket.socket | None = None,
+        give_up: Callable[[], str | None] = lambda: None,
+        notice: Callable[[], bool] = lambda: False,
+        orders: Callable[[], FromLauncher | None] = lambda: None,
+        interpreter: Interpreter | None = None,
+    ) -> None:
+        self._interpreter = interpreter
+        self._give_up = give_up
+        self._notice = notice
+        self._orders = orders
+        self.job = job
+        self.rank = rank
+        self.host = host
+        self._emit = emit
+        self._environment = dict(environment or {})
+        self._rscript = rscript
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._readers: list[threading.Thread] = []
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._state, self._lock = State.MADE, threading.Lock()
+        self._oom = OomWatch()
+        self._has_reported = threading.Event()
+        self._last_words: Failure | None = None
+        self._server = server or listen(host)
+        self._reservation = reserve(host) if job.needs_tensorflow_server else None
+        self.address = address_of(self._server)
+        """``host:port`` on which the worker accepts other workers."""
+        self.reserved = address_of(self._reservation) if self._reservation else None
+        """``host:port`` reserved for TensorFlow's own server, if the job needs one."""
+        self._folder = contextlib.ExitStack()
+        # Until the worker watches its lifeline, only a janitor can remove the folder.
+        swept = swept_folder(find_disk(), f"tfdist-{rank}-")
+        self.folder = self._folder.enter_context(swept)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the process, remove its folder, and close its ports; a second call does nothing."""
+        self.kill()
+        self._server.close()
+        if self._reservation is not None:
+            self._reservation.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.close()
+        self._enter(State.CLOSED)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once its folder is removed."""
+        return self._state == State.CLOSED
+
+    def _enter(self, state: State, reason: str = "") -> None:
+        """Enter a state, and report it; one that another thread has overtaken changes nothing."""
+        with self._lock:
+            self._check(state)
+            before, self._state = self._state, max(self._state, state)
+        if state != before or state == State.JOINED:
+            late = f", after {before.name.lower()}" if state < before else ""
+            name = f"{state.name.lower()}{late}"
+            text = f"process {name}{reason and f' ({reason})'}"
+            extra = {"rank": self.rank, "host": self.host}
+            LOGGER.debug("worker %d on %s: %s", self.rank, self.host, text, extra=extra)
+            if state != State.CLOSED:  # it says nothing about the worker
+                self._emit(Moment(time.time(), name, reason, self.rank, self.host))
+
+    def _check(self, state: State) -> None:
+        """Raise an error if it starts twice, or does anything before it is started."""
+        if (self._state == State.MADE) != (state == State.STARTED) and state != State.CLOSED:
+            raise RuntimeError(f"a child that is {self._state.name} cannot become {state.name}")
+
+    @property
+    def pid(self) -> int:
+        """Process ID of the worker."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, contents: Mapping[str, bytes]) -> None:
+        """Write the files and start the process, which imports TensorFlow and waits for `go`."""
+        self._check(State.STARTED)
+        with naming_full_disk(self.folder, "model and job"):
+            (self.folder / JOB).write_text(self.job.to_json())
+            for name, content in contents.items():
+                (self.folder / name).write_bytes(content)
+        events_out, events_in = os.pipe()
+        descriptors = (self._server.fileno(), events_in)
+        try:
+            self._process = self._start(descriptors)
+        except OSError:  # leaked at the limit of open files
+            # (test_a_session_without_free_descriptors_says_so_and_leaks_none)
+            os.close(events_out)
+            raise
+        finally:
+            os.close(events_in)
+        self._enter(State.STARTED, f"PID {self.pid}")
+        # From here only the worker has it open: its peers notice at once when it dies.
+        self._server.close()
+        assert self._process.stdout is not None
+        self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
+        self._read(self._process.stdout, self._pass_on_line)
+
+    def go(self, order: FromLauncher) -> None:
+        """Send the worker an `Order`, for example with the addresses of all workers."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        if isinstance(order, Order):
+            rank = self.rank if order.rank is None else order.rank
+            self._enter(State.JOINED, f"rank {rank} of {len(order.peers)}")
+        try:
+            self._process.stdin.write(encode_line(order))
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it died; its report or exit status has the reason
+            pass
+
+    def wait(self) -> WorkerReport:
+        """Wait for the worker's report; if it ends without one, return a report of the failure."""
+        failure = self._wait_for_report()
+        for reader in self._readers:
+            # Children of the worker may hold its pipes open: a call waited for a `sleep` that its
+            # function had started (test_what_a_worker_has_started_ends_with_it).
+            reader.join(timeout=1)
+        try:
+            content = (self.folder / REPORT).read_bytes()
+        except OSError:
+            failure = self._last_words or failure or self._describe_end(0)
+            return WorkerReport(self.rank, self.host, self.pid, failure=failure)
+        report = read_report(content, self.rank, self.host)
+        if failure := self._last_words or failure:  # the reason why the report is incomplete
+            report = replace(report, failure=report.failure and failure)
+        if report.failure is None:
+            return report
+        return replace(report, failure=replace(report.failure, log=tuple(self._log)))
+
+    def _wait_for_report(self) -> Failure | None:
+        """Return the failure of a worker without a report; None once it has reported.
+
+        A worker that has reported keeps running until `kill`.
+        """
+        assert self._process is not None
+        watch = StallWatch(self.pid, self.job.timeout)
+        memory = MemoryWatch(self.pid, self.job.resources.bytes)
+        while not self._has_reported.wait(_LOOK_SECONDS) and not (self.folder / REPORT).exists():
+            status = self._process.poll()
+            if status is not None:
+                self._enter(State.ENDED, _name_status(status))
+                signal_group(self.pid, signal.SIGKILL)
+                return self._describe_end(status)
+            self._oom.look()
+            if used := memory.look():
+                failure = self._describe_excess(used)
+                self._kill_group(failure.message)  # its memory still grows
+                return failure
+            if reason := watch.look():
+                self._kill_group(reason)  # its peers wait until it has ended
+                return self._fail("WorkerStalled", reason, _STALL_ADVICE)
+            if reason := self._give_up():
+                return self._fail("Stopped", reason, "")
+            while order := self._orders():
+                self.go(order)
+            if self._state < State.NOTIFIED and self._notice():
+                self._enter(State.NOTIFIED)
+                self._process.send_signal(signal.SIGTERM)
+        return None
+
+    def kill(self) -> None:
+        """Kill the process and its descendants."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            # Its lifeline: it removes its folder and ends its process group. If it were killed from
+            # here, and then this process, as Spark does, the folder would remain
+            # (test_nothing_outlives_a_driver_that_is_killed, and on Spark
+            # test_a_driver_that_dies_leaves_no_worker_and_no_folder).
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if self._state < State.ENDED:  # else its PID may belong to another process
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+            self._kill_group("by its launcher")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._enter(State.ENDED, _name_status(process.wait(timeout=10)))
+        # A daemon that has left the group outlived its worker
+        # (test_a_daemon_that_a_function_has_started_ends_with_it).
+        end_marked("TMPDIR", str(self.folder))
+
+    def _kill_group(self, reason: str) -> None:
+        assert self._process is not None
+        self._enter(State.KILLED, reason)
+        signal_group(self.pid, signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)  # it may have been stopped before it had a group
+
+    def model(self) -> tuple[str, bytes] | None:
+        """Return the format and content of the trained model's file, or None if there is none."""
+        for kind in TRAINED:
+            path = self.folder / f"trained.{kind}"
+            if path.exists():
+                return kind, path.read_bytes()
+        return None
+
+    def _start(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes] | ForkedProcess:
+        folder, variables = str(self.folder), self._variables()
+        if self._rscript is None:
+            # A function may change the environment before it imports TensorFlow.
+            may_fork = self.job.kind != "run" and self.job.resources.fork_server is not False
+            python = self._interpreter.python if self._interpreter else sys.executable
+            return start_worker(folder, descriptors, variables, may_fork, python)
+        script = self.folder / "worker.R"
+        # Copied, because this package may be in an archive.
+        script.write_text(files("pybackend.core.r").joinpath("worker.R").read_text())
+        return popen([self._rscript, "--vanilla", str(script), folder], descriptors, variables)
+
+    def _variables(self) -> dict[str, str]:
+        # The worker can import what this process can, including a zip sent by Spark; but not a zip
+        # of this package from a session that has ended, which may be deleted at any time.
+        own = os.path.abspath(Path(pybackend.__file__).parents[1])
+        found = [os.path.abspath(p or ".") for p in sys.path]
+        paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
+        python = {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            **own_libraries(),
+            # If R embeds Python, or Python R: the same Python.
+            "RETICULATE_PYTHON": sys.executable,
+        }
+        given = {**os.environ, **python}
+        if self._interpreter is not None:
+            given = self._interpreter.variables(os.environ)
+        return {
+            **given,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            # TensorFlow leaves files behind if its process is killed: removed with the folder.
+            "TMPDIR": str(self.folder),
+            **_utf8(),
+            **self._environment,
+            "TFDIST_RANK": str(self.rank),  # elastic training updates it in each generation
+            "TFDIST_WORKER": str(self.rank),
+            "TFDIST_HOST": self.host,
+        }
+
+    def _read(self, pipe: Any, handle: Callable[[bytes], None]) -> None:
+        def pump() -> None:
+            with pipe:
+                for line in pipe:
+                    handle(line)
+
+        reader = threading.Thread(target=pump, daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _pass_on_event(self, line: bytes) -> None:
+        try:
+            event = read_event(line)
+        except ValueError:  # the process was killed while it wrote this line
+            return
+        if isinstance(event, Reported):
+            self._enter(State.REPORTED)
+            self._has_reported.set()
+        elif isinstance(event, Failed):  # the worker cannot write its report
+            self._last_words = event.failure
+            self._enter(State.REPORTED, event.failure.message)
+            self._has_reported.set()
+        else:
+            if isinstance(event, Phase) and not event.lasts:
+                self._emit(Moment(time.time(), event.name, "", self.rank, self.host))
+            self._emit(sent_by(event, self.rank, self.host))
+
+    def _pass_on_line(self, line: bytes) -> None:
+        # The last state of a progress bar.
+        states = re.split("[\r\b]+", line.decode(errors="replace").rstrip())
+        text = printable(next(filter(None, reversed(states)), ""))[:_LONGEST_LINE]
+        if is_noise(text):  # it would displace the worker's own last lines in the log
+            return
+        self._log.append(text)
+        if self.job.reports_lines:
+            self._emit(PrintedLine(text, self.rank, self.host))
+
+    def _describe_excess(self, used: int) -> Failure:
+        limit = show_bytes(self.job.resources.bytes or 0)
+        message = (
+            f"worker {self.rank} used {show_bytes(used)} of its {limit} "
+            f"({setting(resources=call_of('Resources', memory=...))})"
+        )
+        return self._fail("MemoryExceeded", message, _MEMORY_ADVICE)
+
+    def _describe_end(self, status: int) -> Failure:
+        if status == -signal.SIGKILL and self._oom.has_killed():
+            message = (
+                "the system's OOM killer killed the process: its machine or container was out of "
+                "memory"
+            )
+            return self._fail("OutOfMemory", message, _OOM_ADVICE)
+        if status == -signal.SIGTERM:
+            job = self.job
+            may_be_kept = job.kind == "train" and not job.can_go_on
+            advice = _PREEMPTED_ADVICE if may_be_kept else ""
+            return self._fail("Preempted", PREEMPTED, advice)
+        if status < 0:
+            message = f"the process was {_name_status(status)}"
+        else:
+            message = f"the process exited with status {status} before it sent a report"
+        advice = (
+            f"it was killed, or its machine ran out of memory; in the latter case, {_OOM_ADVICE}"
+            if status == -signal.SIGKILL
+            else "see the last lines that it printed; if there are none, it called exit or quit, "
+            "or crashed in compiled code"
+        )
+        if status == -signal.SIGKILL and self.job.kind == "train" and not self.job.is_elastic:
+            advice = f"{advice}; {RESTARTS}"
+        return self._fail("ProcessDied", message, advice)
+
+    def _fail(self, exception_type: Kind, message: str, advice: str) -> Failure:
+        return Failure(
+            self.rank,
+            self.host,
+            exception_type=exception_type,
+            message=message,
+            log=tuple(self._log),
+            time=time.time(),
+            advice=advice,
+        )
+
+
+def _name_status(status: int) -> str:
+    """Return how a process ended, such as ``"killed by SIGKILL"``, or ``"status 1"``."""
+    return f"status {status}" if status >= 0 else f"killed by {name_signal(-status)}"
+
+
+def find_disk() -> str | None:
+    """Return the parent of the worker's folder, or None for the default.
+
+    The default folder for temporary files may be small, or in memory. Spark tells its tasks which
+    folders are configured for its data; a TMPDIR that you set takes precedence.
+    """
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
+    return folder if is_usable else None
+
+
+def _utf8() -> dict[str, str]:
+    """Return the variable for a UTF-8 locale, which R needs; empty if one is already set."""
+    chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
+    return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}

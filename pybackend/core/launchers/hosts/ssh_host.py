@@ -1,0 +1,258 @@
+"""The driver's side of a host: the process there, and the connections to its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, cast
+
+from pybackend.core.errors import ClusterError, Failure
+from pybackend.core.launchers.hosts.keeper_task import KEEPER
+from pybackend.core.launchers.hosts.ssh import (
+    CONNECTION_LOST,
+    HostProcess,
+    HostPython,
+    end_all,
+    find_greeting,
+)
+from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.shared_lines import SharedLines
+
+_LOG_LINES = 40
+# For the processes there to end and to remove their files.
+_END_SECONDS = 15.0
+# For them to start fork servers.
+_FINISH_SECONDS = 5.0
+# Until Python has started there: login and its file system may be slow.
+_GREETING_SECONDS = 90.0
+# Limit for a host that receives nothing and sends nothing; it sends every few seconds.
+_SILENT_SECONDS = 300.0
+_LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
+
+
+class SshHost(HostProcess):
+    """A process on a host, over ssh or on this machine, and the workers that it starts.
+
+    Parameters
+    ----------
+    python
+        The Python of the host.
+    ranks
+        Ranks of its workers.
+    meeting
+        Server for the connections from its workers.
+    task
+        Module that starts the workers there, as in `bootstrap_command`.
+    option
+        Argument with which users specify another Python, for messages.
+    wanted
+        Packages that this Python must have, separated by spaces.
+    check
+        Raises `ClusterError` if this Python cannot run the workers.
+    """
+
+    def __init__(
+        self,
+        python: HostPython,
+        ranks: Sequence[int],
+        meeting: MeetingServer,
+        task: str,
+        option: str,
+        wanted: str = "",
+        check: Callable[[HostGreeting], object] = lambda greeting: None,
+    ) -> None:
+        self.ranks = ranks
+        self.python = python
+        self._host = python.host
+        self._meeting = meeting
+        self._option = option
+        self._check = check
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._bundles: queue.Queue[Bundle | None] = queue.Queue()
+        self._has_greeted = False
+        self._is_reading = False
+        self._trouble: ClusterError | None = None
+        self._status: int | None = None
+        # Time when the host last received something, and of the last check.
+        self._moved = self._looked = time.monotonic()
+        self._lines: SharedLines | None = None
+        self._has_keeper = False
+        super().__init__(python.start(wanted, task))
+        self._printer = threading.Thread(target=self._keep_log, daemon=True)
+        self._printer.start()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
+
+    def send(self, bundle: Bundle) -> None:
+        """Send the bundle as soon as Python has started on the host."""
+        self._moved = self._looked = time.monotonic()
+        self._has_keeper = KEEPER in bundle.contents
+        self._bundles.put(bundle)
+
+    def look(self) -> list[Failure]:
+        """Return the known failures on this host.
+
+        Raises
+        ------
+        ClusterError
+            No worker can run here.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        if self._status is None:
+            self._check_progress()
+            return []
+        if self._status == 0 or not all(map(self._meeting.has_left, self.ranks)):
+            return []
+        return [self._describe_loss(rank) for rank in self.ranks]
+
+    def _check_progress(self) -> None:
+        """Raise `ClusterError` if the host is silent for too long."""
+        now = time.monotonic()
+        has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
+        self._looked = now
+        heard = max(self._moved, self._lines.heard if self._lines else 0.0)
+        if has_rested:
+            self._moved = now
+        elif not self._has_greeted and now > heard + _GREETING_SECONDS:
+            raise ClusterError(
+                f"{self.python.path} did not start on {self._host.name} within {now - heard:.0f} s "
+                "after ssh started. Log in manually to see what it is waiting for"
+            )
+        elif now > heard + _SILENT_SECONDS:
+            raise ClusterError(
+                f"{self._host.name} has been silent for {now - heard:.0f} s. Check whether its "
+                "disk is full, or whether the process that runs the workers there was stopped"
+            )
+
+    def let_finish(self, seconds: float) -> None:
+        """Let it start a fork server, after its workers have reported, and end by itself."""
+        if self._has_keeper:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.1, seconds))
+
+    def let_go(self) -> None:
+        """Close the lifeline, so that the processes on the host end and remove their files."""
+        self._bundles.put(None)
+        if not self._is_reading:  # ssh may not notice in time that its input has closed
+            self._process.terminate()
+        super().let_go()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all processes there have ended, or the host does not respond."""
+        super().wait(seconds)
+        self._follower.join(timeout=5)
+
+    def _follow(self) -> None:
+        """Serve the connection until it ends."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
+        ):
+            self._talk(reading)
+        status = self._process.wait()
+        self._printer.join(timeout=1)
+        if not self._has_greeted:
+            self._trouble = self._explain_start(status)
+        self._status = status
+
+    def _talk(self, reading: IO[bytes]) -> None:
+        line = find_greeting(reading)
+        if line is None:
+            return
+        self._moved = time.monotonic()
+        self._has_greeted = True
+        try:
+            self._check(read_greeting(line, self._host.name))
+        except ClusterError as error:
+            self._trouble = error
+        bundle = None if self._trouble else self._bundles.get()
+        if bundle is None:
+            self.let_go()
+            return
+        assert self._process.stdin is not None
+        lines = self._lines = SharedLines(reading, self._process.stdin)
+        for rank in self.ranks:
+            self._meeting.adopt(lines.connect(rank), rank)
+
+        def write(content: bytes) -> None:
+            lines.write(content)
+            self._moved = time.monotonic()
+
+        try:
+            bundle.send(write)
+            self._is_reading = True
+        finally:
+            lines.read()
+
+    def _keep_log(self) -> None:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            io.BufferedReader(cast(io.RawIOBase, self._process.stderr)) as printed,
+        ):
+            for line in printed:
+                self._log.append(line.decode(errors="replace").rstrip()[:2000])
+
+    def _explain_start(self, status: int) -> ClusterError:
+        """Return the error if Python did not start."""
+        printed = [line for line in self._log if line]
+        if status == CONNECTION_LOST and self.python.ssh is not None:
+            return self.python.ssh.explain(self._host, printed)
+        said = f": {printed[-1]}" if printed else ""
+        if status in (126, 127):
+            return ClusterError(
+                f"{self._host.name} has no Python at {self.python.path}{said}. Specify one that "
+                f"every host has: {self._option}"
+            )
+        return ClusterError(
+            f"{self.python.path} on {self._host.name} exited with status {status} before it could "
+            f"run workers{said}. Run it there manually, or specify another one: {self._option}"
+        )
+
+    def _describe_loss(self, rank: int) -> Failure:
+        printed = [line for line in self._log if line]
+        last = printed[-1] if printed else ""
+        if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
+            message = f"the ssh connection to its host ended: {last}"
+        elif self._status in (CONNECTION_LOST, -signal.SIGKILL):
+            message = "the process that runs the workers on its host was killed"
+        else:
+            message = (
+                "the process that runs the workers on its host exited with "
+                f"status {self._status}: {last}"
+            )
+        return Failure(
+            rank,
+            self._host.name,
+            exception_type="HostLost",
+            message=message,
+            log=tuple(printed),
+            time=time.time(),
+            advice="check whether that host is still running, and whether it ran out of memory or "
+            "disk",
+        )
+
+
+@contextmanager
+def reached(hosts: Iterable[SshHost]) -> Iterator[list[SshHost]]:
+    """Start processes on hosts; on exit, stop them there and remove their files."""
+    started: list[SshHost] = []
+    try:
+        for host in hosts:
+            started.append(host)  # one by one: those before one that does not start must end
+        yield started
+        deadline = time.monotonic() + _FINISH_SECONDS
+        for one in started:
+            one.let_finish(deadline - time.monotonic())
+    finally:
+        end_all(started, _END_SECONDS)

@@ -1,0 +1,230 @@
+"""Requests to Kubernetes through its official client, and explanations of their errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.launchers.kubernetes.manifests import CONTAINER, RUN_LABEL
+from pybackend.core.words import install, show
+
+# Timeouts: to connect, and between two parts of a response.
+_SECONDS = (10.0, 30.0)
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def check_client() -> None:
+    """Check that the client is installed, without loading it.
+
+    Raises
+    ------
+    InputError
+        The client is not installed.
+    """
+    if find_spec("kubernetes") is None:
+        raise InputError(
+            "kubernetes() needs the package kubernetes, which is not installed: `pip install "
+            f"kubernetes`, or `{install('kubernetes')}`"
+        )
+
+
+class Cluster:
+    """One namespace of a cluster; a context manager. All objects are mappings, as in manifests.
+
+    Parameters
+    ----------
+    context
+        Context in the kubeconfig file; None: the current one, or, in a pod, the pod's account.
+    namespace
+        Namespace; None: the context's.
+
+    Raises
+    ------
+    InputError
+        The context does not exist.
+    ClusterError
+        No cluster is configured.
+    """
+
+    def __init__(self, context: str | None, namespace: str | None) -> None:
+        self._configuration, own = _load_configuration(context)
+        self.namespace = namespace or own
+        self._client = self._connect()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.rest_client.pool_manager.clear()
+
+    def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a Job."""
+        with _explained("create the Job"):
+            made = self._batch().create_namespaced_job(self.namespace, manifest, **_LIMIT)
+        return self._plain(made)
+
+    def create_service(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Service."""
+        with _explained("create the Service"):
+            self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
+
+    def read_job(self, name: str) -> dict[str, Any] | None:
+        """Return a Job; None if it does not exist."""
+        with _explained("read the Job"):
+            found = _unless(404, self._batch().read_namespaced_job, name, self.namespace)
+        return found and self._plain(found)
+
+    def delete_job(self, name: str) -> None:
+        """Delete a Job and its dependents, pods first; do nothing if it does not exist."""
+        from kubernetes.client import V1DeleteOptions
+
+        options = V1DeleteOptions(propagation_policy="Foreground")
+        with _explained("delete the Job"):
+            delete = self._batch().delete_namespaced_job
+            _unless(404, delete, name, self.namespace, body=options)
+
+    def list_pods(self, name: str) -> list[dict[str, Any]]:
+        """Return the pods of a Job."""
+        with _explained("list the Job's pods"):
+            found = self._core().list_namespaced_pod(
+                self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
+            )
+        return [self._plain(pod) for pod in found.items]
+
+    def list_warnings(self, name: str) -> list[str]:
+        """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
+        selector = f"involvedObject.name={name},type=Warning"
+        with _explained("list events"):
+            listing = self._core().list_namespaced_event
+            found = _unless(403, listing, self.namespace, field_selector=selector)
+        return [f"{one.reason}: {one.message}" for one in found.items] if found else []
+
+    def read_log(self, pod: str, lines: int) -> tuple[str, ...]:
+        """Return the end of a pod's log; empty if there is no log."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        with contextlib.suppress(ApiException, HTTPError):
+            response = self._core().read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                tail_lines=lines,
+                _preload_content=False,
+                **_LIMIT,
+            )
+            return tuple(response.read().decode(errors="replace").splitlines())
+        return ()
+
+    def execute(self, pod: str, command: Sequence[str]) -> Any:
+        """Execute a command in a pod, and return the client's `WSClient` for binary data."""
+        from kubernetes.client import CoreV1Api
+        from kubernetes.stream import stream
+
+        # `stream` modifies its client, so it gets a separate one.
+        api = CoreV1Api(self._connect())
+        with _explained(f"execute a command in pod {pod}"):
+            return stream(
+                api.connect_get_namespaced_pod_exec,
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                command=list(command),
+                stdin=True,
+                stdout=True,
+                stderr=False,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
+
+    def _connect(self) -> Any:
+        from kubernetes.client import ApiClient
+
+        return ApiClient(self._configuration)
+
+    def _core(self) -> Any:
+        from kubernetes.client import CoreV1Api
+
+        return CoreV1Api(self._client)
+
+    def _batch(self) -> Any:
+        from kubernetes.client import BatchV1Api
+
+        return BatchV1Api(self._client)
+
+    def _plain(self, found: Any) -> dict[str, Any]:
+        plain: dict[str, Any] = self._client.sanitize_for_serialization(found)
+        return plain
+
+
+_LIMIT = {"_request_timeout": _SECONDS}
+
+
+def _load_configuration(context: str | None) -> tuple[Any, str]:
+    """Return the client's configuration and its namespace."""
+    from kubernetes.client import Configuration
+
+    # Not all releases have types.
+    config: Any = import_module("kubernetes.config")
+    configuration = Configuration()
+    try:
+        config.load_kube_config(context=context, client_configuration=configuration)
+        contexts, current = config.list_kube_config_contexts()
+        chosen = next((one for one in contexts if one["name"] == context), current)
+        return configuration, chosen["context"].get("namespace") or "default"
+    except config.ConfigException as error:
+        if context is not None:
+            raise InputError(f"`context` is {show(context)}: {error}") from error
+        if not _OWN_NAMESPACE.exists():
+            raise ClusterError(
+                f"no Kubernetes cluster is configured: {str(error).rstrip('.')}. Log in to it, so "
+                "that `kubectl get pods` works here, or set KUBECONFIG"
+            ) from error
+    config.load_incluster_config(client_configuration=configuration)
+    return configuration, _OWN_NAMESPACE.read_text().strip()
+
+
+def _unless(status: int, request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return the response to a request; None if it fails with this HTTP status."""
+    from kubernetes.client import ApiException
+
+    try:
+        return request(*arguments, **options, **_LIMIT)
+    except ApiException as error:
+        if error.status == status:
+            return None
+        raise
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Convert errors from a request to `ClusterError`, with the message from Kubernetes."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        advice = {
+            401: ". Log in to the cluster again",
+            403: ". Request the permission, or use another `namespace`",
+        }.get(error.status or 0, "")
+        raise ClusterError(f"Kubernetes could not {what}: {_message(error)}{advice}") from error
+    except HTTPError as error:
+        raise ClusterError(
+            f"Kubernetes did not respond when asked to {what}: {error}. Try `kubectl get pods`"
+        ) from error
+
+
+def _message(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason or error)

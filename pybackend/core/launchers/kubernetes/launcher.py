@@ -1,0 +1,309 @@
+"""Workers as the pods of a Job, started from any machine that can reach the cluster."""
+
+from __future__ import annotations
+
+import json
+import secrets as random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.figures import show_bytes
+from pybackend.core.job.arguments import check_whole_number, name_arguments
+from pybackend.core.job.job import Job
+from pybackend.core.job.messages import Emit, Note
+from pybackend.core.launchers.base import (
+    DataSets,
+    Files,
+    Outcome,
+    QueuedLauncher,
+    Submission,
+    reject_fork_server,
+)
+from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
+from pybackend.core.launchers.kubernetes.cluster import Cluster, check_client
+from pybackend.core.launchers.kubernetes.manifests import (
+    describe_job,
+    describe_service,
+    host_names,
+    relay_command,
+)
+from pybackend.core.launchers.kubernetes.pod import PodChannel
+from pybackend.core.launchers.kubernetes.settings import KubernetesSettings, check_settings
+from pybackend.core.launchers.kubernetes.watch import KubernetesWatch
+from pybackend.core.launchers.member import Member
+from pybackend.core.launchers.package_files import package_root
+from pybackend.core.launchers.remote.bundle import Bundle
+from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
+from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
+from pybackend.core.launchers.remote.task import RemoteTask
+from pybackend.core.machine.janitor import guarded, swept_folder
+from pybackend.core.net.rendezvous import new_token
+
+# Time limit for all workers to connect, from the first connection.
+_MEET_SECONDS = 600.0
+_DELETED_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+# Large modules are imported only when needed, which is rare: a line of text means that the driver
+# deleted the Job itself.
+_DELETE = """import sys
+if not sys.stdin.readline():
+    sys.path[:0] = [sys.argv[1]]
+    from pybackend.core.launchers.kubernetes.cluster import Cluster
+    with Cluster(sys.argv[2] or None, sys.argv[3]) as cluster:
+        cluster.delete_job(sys.argv[4])
+"""
+
+
+@name_arguments
+def kubernetes(
+    image: str,
+    *,
+    namespace: str | None = None,
+    context: str | None = None,
+    cpus: float | str | None = None,
+    memory: str | None = None,
+    gpus: int | None = None,
+    node_selector: Mapping[str, str] | None = None,
+    tolerations: Sequence[Mapping[str, Any]] | None = None,
+    secrets: Sequence[str] | None = None,
+    service_account: str | None = None,
+    image_pull_secrets: Sequence[str] | None = None,
+    time_limit: int | None = None,
+    ttl: int | None = None,
+    python: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    patience: float | None = None,
+) -> KubernetesLauncher:
+    """Run workers on a Kubernetes cluster. Pass it as the first argument of a call.
+
+    Each call creates a Job with one pod per worker, shows what the pods are waiting for and their
+    progress, returns the result, and deletes the Job. This package, the model and the rows are sent
+    to the pods through the API server, so neither the pods nor this machine need to be reachable
+    from outside. The pods connect to each other. Ctrl-C, or the end of this process, deletes the
+    Job.
+
+    Parameters
+    ----------
+    image
+        Container image with TensorFlow, and Python of the same release as this one (e.g. 3.11). If
+        `Resources` has an ``environment``, any image with Python 3.9 or later, ``tar`` and a C
+        library that fits: ``"python:3.12-slim"``.
+    namespace, context
+        Namespace and context. None (default): those of ``kubectl``; in a pod, that pod's namespace
+        and account.
+    cpus, memory, gpus
+        Resources of each worker, used as both request and limit: ``4`` or ``"500m"``; ``"8Gi"``;
+        ``1``.
+    node_selector
+        Labels of the nodes on which workers may run.
+    tolerations
+        Taints to tolerate, as in a pod's manifest.
+    secrets
+        Names of Secrets in the namespace, whose keys become environment variables of the workers.
+    service_account
+        Service account of the pods. None (default): the namespace's default, without its token.
+    image_pull_secrets
+        Names of the Secrets that nodes use to pull the image.
+    time_limit
+        Seconds after which Kubernetes ends the Job. None (default): a week.
+    ttl
+        Seconds that a finished Job is retained if this process could not delete it. None (default):
+        300.
+    python
+        Python in the image. None (default): ``"python3"``.
+    labels
+        Further labels of the Job, its pods and the Service.
+    patience
+        Seconds within which all pods must be running. None (default): 600. ``float("inf")``: no
+        limit.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid. The message names it.
+
+    Examples
+    --------
+    >>> import pybackend
+    >>> cluster = pybackend.kubernetes(image="registry/tf:1", cpus=4, memory="8Gi", gpus=1)
+    >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
+    """
+    settings = check_settings(
+        image=image,
+        namespace=namespace,
+        context=context,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        node_selector=node_selector,
+        tolerations=tolerations,
+        secrets=secrets,
+        service_account=service_account,
+        image_pull_secrets=image_pull_secrets,
+        time_limit=time_limit,
+        ttl=ttl,
+        python=python,
+        labels=labels,
+        patience=patience,
+    )
+    return KubernetesLauncher(settings)
+
+
+class KubernetesLauncher(QueuedLauncher):
+    """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"kubernetes({self.settings.image!r})"
+
+    @property
+    def where(self) -> str:
+        return f"pods of a Kubernetes cluster (image {self.settings.image})"
+
+    def check(self, job: Job) -> None:
+        reject_fork_server(job)
+        check_client()
+
+    def describe(self, job: Job) -> Submission:
+        """Describe the Job and the Service; elastic training has both for each worker."""
+        workers = 1 if job.is_elastic else job.workers
+        made, service = self._plan(workers, job.resources.environment is not None)
+        documents = {"job.json": made, "service.json": service}
+        later = (
+            "the last letters of the names, which are random",
+            "the nodes that run the pods",
+        )
+        return Submission(
+            ("its own pod",) * job.workers,
+            {name: json.dumps(document, indent=2) for name, document in documents.items()},
+            later,
+        )
+
+    def plan(self, workers: int = 2) -> list[dict[str, Any]]:
+        """Return the manifests of a call, the Job and its Service, without using a cluster.
+
+        The Service's owner reference is left out, because the Job's UID is not known yet. The
+        manifests do not contain the model or the rows.
+        """
+        check_whole_number("workers", workers, least=1)
+        return self._plan(workers, has_environment=False)
+
+    def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
+        name = _new_name()
+        return [
+            describe_job(self.settings, name, workers, _TRAINING, has_environment),
+            describe_service(self.settings, name, None),
+        ]
+
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
+        self.check(job)
+        packed = pack_for(job, lambda text: on_event(Note(text)))
+        name, places = _new_name(), job.most_workers
+        # The others connect to an elastic worker at the address in its environment.
+        hosts = ("localhost",) if job.is_elastic else host_names(name, job.workers)
+        member = Member(job, files, None, new_token(), None, False, remedy=_REMEDY)
+        reached = Cluster(self.settings.context, self.settings.namespace)
+        with reached as cluster, swept_folder() as folder:
+            contents = pack_task(RemoteTask(member, hosts), folder, datasets)
+            way = _Pods(self.settings, cluster, name, contents, folder, packed)
+            return run_on_hosts(way, job, datasets, on_event, places, _REMEDY)
+
+
+@dataclass(frozen=True)
+class _Pods(Way):
+    """A `Way` that creates a Job with a pod for each worker; the names begin with ``name``."""
+
+    settings: KubernetesSettings
+    cluster: Cluster
+    name: str
+    contents: Mapping[str, bytes]
+    folder: Path
+    packed: PackedEnvironment | None
+
+    def name_host(self, number: int, place: int) -> str:
+        return f"{self.name}-{number}"
+
+    @contextmanager
+    def open(self, start: Start) -> Iterator[Follow]:
+        name, workers, packed = start.name(self.name), start.job.workers, self.packed
+        command, patience = relay_command(self.settings), self.settings.patience
+        contents = {**self.contents, **start.post()}
+
+        def bundle(rank: int) -> Bundle:
+            return Bundle(contents, files_of_ranks(self.folder, [rank]))
+
+        def join(pod: str, rank: int) -> PodChannel:
+            return PodChannel(self.cluster, pod, command, rank, start.meeting, bundle, packed)
+
+        if packed is not None:
+            size = show_bytes(packed.size)
+            start.note(Note(f"sending the Python environment ({size}) to each pod"))
+        with self._created(name, start.job, start.note):
+            watch = KubernetesWatch(
+                self.cluster, name, workers, start.meeting, join, start.note, patience
+            )
+            try:
+                yield partial(
+                    run_group,
+                    start.meeting,
+                    start.job,
+                    host_names(name, workers),
+                    look=watch.look,
+                    meet_seconds=max(_MEET_SECONDS, patience),
+                    explain=watch.explain,
+                )
+            finally:
+                _close(list(watch.channels.values()))
+
+    @contextmanager
+    def _created(self, name: str, job: Job, on_event: Emit) -> Iterator[None]:
+        """Create the Job and its Service; on exit, delete both."""
+        # A function may not need TensorFlow.
+        wanted = _FUNCTION if job.kind == "run" else _TRAINING
+        has_environment, cluster = job.resources.environment is not None, self.cluster
+        where = (package_root(), self.settings.context or "", cluster.namespace, name)
+        with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
+            try:
+                manifest = describe_job(self.settings, name, job.workers, wanted, has_environment)
+                created = cluster.create_job(manifest)
+                uid = created["metadata"]["uid"]
+                cluster.create_service(describe_service(self.settings, name, uid))
+                yield
+            finally:
+                try:
+                    _delete(cluster, name)
+                    let_go()
+                except ClusterError as error:  # the result, or the first error, has precedence
+                    on_event(Note(f"{error}. If the Job still exists: `kubectl delete job {name}`"))
+
+
+_TRAINING, _FUNCTION = "tensorflow numpy", "numpy"
+_REMEDY = "use the same image tag for all workers, and remove older images from the nodes"
+
+
+def _new_name() -> str:
+    return f"tfdist-{random.token_hex(4)}"
+
+
+def _close(channels: Sequence[PodChannel]) -> None:
+    for channel in channels:
+        channel.close()
+    for channel in channels:
+        channel.wait()
+
+
+def _delete(cluster: Cluster, name: str) -> None:
+    """Delete a Job, and wait until its resources are free for the next call."""
+    cluster.delete_job(name)
+    deadline = time.monotonic() + _DELETED_SECONDS
+    while cluster.read_job(name) is not None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)

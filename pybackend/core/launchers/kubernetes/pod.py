@@ -1,0 +1,316 @@
+"""The driver's side of one pod: the channel to its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, cast
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.launchers.environment.archive import PackedEnvironment
+from pybackend.core.launchers.environment.installing import (
+    check_host,
+    explain_unpacking,
+    read_answer,
+    read_blocks,
+)
+from pybackend.core.launchers.kubernetes.boot import FAILED
+from pybackend.core.launchers.kubernetes.cluster import Cluster
+from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.launchers.remote.bundle import (
+    Bundle,
+    HostGreeting,
+    find_obstacle,
+    read_greeting,
+)
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.shared_lines import SharedLines
+from pybackend.core.words import call_of
+
+_GREETING_SECONDS = 120.0
+# For each step of sending an environment: a block, unpacking, the start of its Python.
+_ENVIRONMENT_SECONDS = 600.0
+_BEAT_SECONDS = 5.0
+# A worker sends a heartbeat every five; a lost node does not close the connection.
+_SILENT_SECONDS = 90.0
+# Kubernetes reports a container as running shortly before it can execute commands there.
+_ATTEMPTS = 3
+_END_SECONDS = 5.0
+# Fits into one message of the API server, and of proxies before it.
+_BLOCK = 1 << 15
+
+
+class PodChannel:
+    """A running pod and its worker.
+
+    Parameters
+    ----------
+    cluster, pod, command
+        The cluster, the pod, and the command to execute in the pod.
+    rank
+        Rank of the worker.
+    meeting
+        Server for the connection from the worker.
+    bundle
+        Returns the bundle for a rank.
+    packed
+        The Python environment of the worker; None: what the image has.
+
+    Attributes
+    ----------
+    obstacle
+        Error if the pod's Python cannot run workers.
+    trouble
+        Error on the channel, possibly caused by the end of the pod.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pod: str,
+        command: list[str],
+        rank: int,
+        meeting: MeetingServer,
+        bundle: Callable[[int], Bundle],
+        packed: PackedEnvironment | None = None,
+    ) -> None:
+        self._pod = pod
+        self._rank = rank
+        self._meeting = meeting
+        self._bundle = bundle
+        self._packed = packed
+        self._channel: Channel | None = None
+        self._closed = threading.Event()
+        self._is_sent = False
+        self._has_greeted = False
+        self._began = self._looked = self._moved = time.monotonic()
+        self.trouble: ClusterError | None = None
+        self.obstacle: ClusterError | None = None
+        self.has_ended = threading.Event()
+        threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
+
+    def check(self) -> None:
+        """Close the channel of a silent pod, and check that it can run workers.
+
+        Raises
+        ------
+        ClusterError
+            The pod cannot run workers.
+        """
+        now = time.monotonic()
+        has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
+        self._looked = now
+        if has_rested and self._channel:
+            self._channel.heard = self._moved = now
+        if self.obstacle is not None:
+            raise self.obstacle
+        if not self._has_greeted and now > self._began + _GREETING_SECONDS:
+            raise ClusterError(
+                f"pod {self._pod} is running, but its Python did not start "
+                f"within {_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+            )
+        is_sending = self._packed and self._has_greeted and not self._is_sent
+        if is_sending and now > self._moved + _ENVIRONMENT_SECONDS:
+            raise ClusterError(
+                f"pod {self._pod} did not unpack and start the Python environment: nothing "
+                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+            )
+        if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Close the lifeline, which stops the processes in the pod."""
+        self._closed.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def wait(self) -> None:
+        """Wait for the connection to end."""
+        self.has_ended.wait(2 * _END_SECONDS)
+
+    def _follow(self, cluster: Cluster, command: list[str]) -> None:
+        """Serve the channel until it ends."""
+        try:
+            self._channel = channel = self._open(cluster, command)
+            if self._closed.is_set():  # meanwhile
+                channel.close()
+            with contextlib.suppress(OSError, ValueError):
+                self._talk(channel)
+            channel.close()
+            channel.release(_END_SECONDS)
+        except ClusterError as error:
+            self.trouble = error
+        except Exception as error:  # any error: else the driver would wait for this pod
+            self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {error!r}")
+        finally:
+            self.has_ended.set()
+
+    def _open(self, cluster: Cluster, command: list[str]) -> Channel:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return Channel(cluster.execute(self._pod, command))
+            except ClusterError:
+                if attempt == _ATTEMPTS - 1 or self._closed.wait(1.0):
+                    raise
+        raise AssertionError
+
+    def _talk(self, channel: Channel) -> None:
+        lines = SharedLines(channel.reading, channel.writing)
+        line = self._read_line(channel)
+        if line is None:
+            return
+        self._moved = time.monotonic()
+        self._has_greeted = True
+        try:
+            if self._packed is not None:
+                line = self._send_environment(self._packed, line, channel, lines)
+            self.obstacle = _find_obstacle(read_greeting(line, f"pod {self._pod}"))
+        except ClusterError as error:
+            self.obstacle = error
+        if self.obstacle is not None:
+            return
+        self._meeting.adopt(lines.connect(self._rank), self._rank)
+        threading.Thread(target=self._send, args=(channel, lines), daemon=True).start()
+        lines.read()
+
+    def _read_line(self, channel: Channel) -> bytes | None:
+        """Return the next line for the driver; None, and `trouble`, if the connection ends."""
+        said = b""
+        for line in channel.reading:
+            if line.startswith(MARK):
+                return line
+            said = line.strip() or said
+        reason = said.decode(errors="replace") or "the connection ended"
+        self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
+        return None
+
+    def _send_environment(
+        self, packed: PackedEnvironment, line: bytes, channel: Channel, lines: SharedLines
+    ) -> bytes:
+        """Send the environment, and return the greeting of its Python.
+
+        ``line`` is the answer of the shell that unpacks it.
+
+        Raises
+        ------
+        ClusterError
+            The pod cannot run it, or has too little disk.
+        OSError
+            The connection ended.
+        """
+        answer, host = read_answer([line]), f"pod {self._pod}"
+        assert answer is not None
+        check_host(packed, answer.machine, answer.libc, host)
+        lines.write(b"%d\n" % packed.size)
+        for block in read_blocks(packed.path):
+            lines.write(block)
+            self._moved = time.monotonic()
+        greeting = self._read_line(channel)
+        self._moved = time.monotonic()
+        if greeting is None:
+            raise ConnectionResetError(f"the connection to {host} ended")
+        if greeting.startswith(FAILED):
+            status, printed = json.loads(greeting[len(FAILED) :])
+            raise explain_unpacking(host, answer.place, status, printed)
+        return greeting
+
+    def _send(self, channel: Channel, lines: SharedLines) -> None:
+        """Send the bundle, then heartbeats."""
+        with contextlib.suppress(OSError, ValueError):
+            self._bundle(self._rank).send(lines.write)
+            channel.heard = time.monotonic()
+            self._is_sent = True
+            while not self.has_ended.wait(_BEAT_SECONDS):
+                lines.beat()
+
+
+def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
+    """Return the error if the Python in the image cannot run workers."""
+    specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
+    other, install = "Use an image with Python {own}", "Install it in the image"
+    given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
+    return find_obstacle(greeting, *given)
+
+
+# Bytes to and from a process in a pod, through the API server.
+
+
+class Channel:
+    """Two files that replace the client's `WSClient`, which only one thread at a time may use.
+
+    Parameters
+    ----------
+    client
+        Client for a command that is being executed.
+
+    Attributes
+    ----------
+    reading, writing
+        The command's output and input.
+    heard
+        Time of the last received data, on the monotonic clock.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._near, self._far = socket.socketpair()
+        self.reading: IO[bytes] = self._near.makefile("rb")
+        self.writing: IO[bytes] = cast(IO[bytes], self._near.makefile("wb", buffering=0))
+        self.heard = time.monotonic()
+        self._pump = threading.Thread(target=self._run, daemon=True)
+        self._pump.start()
+
+    def close(self) -> None:
+        """Close the command's input, so that it exits."""
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_RDWR)
+
+    def release(self, seconds: float) -> None:
+        """Wait for the connection to end, and close both files."""
+        self._pump.join(seconds)
+        for one in (self.reading, self.writing, self._near):
+            one.close()
+
+    def _run(self) -> None:
+        from websocket import WebSocketException
+
+        with contextlib.suppress(OSError, ValueError, WebSocketException):
+            while self._client.is_open() and self._pass_on():
+                pass
+        with contextlib.suppress(OSError, WebSocketException):
+            self._deliver()
+            self._client.close(timeout=1)
+        # If the other end has already closed, the call above did not close the socket.
+        self._client.sock.shutdown()
+        self._far.close()
+
+    def _pass_on(self) -> bool:
+        """Forward available data in both directions; return whether the near end is open."""
+        waiting = self._client.sock.sock
+        poll = select.poll()
+        poll.register(self._far, select.POLLIN)
+        poll.register(waiting, select.POLLIN)
+        # TLS may have buffered more data than was read.
+        has_more = isinstance(waiting, ssl.SSLSocket) and waiting.pending() > 0
+        ready = {number for number, _ in poll.poll(0 if has_more else None)}
+        if has_more or waiting.fileno() in ready:
+            self._deliver()
+        if self._far.fileno() in ready:
+            block = self._far.recv(_BLOCK)
+            if not block:
+                return False
+            self._client.write_stdin(block)
+        return True
+
+    def _deliver(self) -> None:
+        self._client.update(timeout=0)
+        # Not `read_stdout`: the client would store a copy of everything.
+        if content := self._client.read_all():
+            self.heard = time.monotonic()
+            self._far.sendall(content)

@@ -1,0 +1,156 @@
+"""Bundle for a host: this package, a task and rows; the command that receives it; its greeting."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.codec import read_fields
+from pybackend.core.job.packages import TITLES
+from pybackend.core.launchers.package_files import library_files
+from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.launchers.shares import Machine
+from pybackend.core.machine.janitor import SWEEP
+
+LIBRARY = "lib"
+_BLOCK = 1 << 20
+# Files in the current directory must not shadow installed modules.
+_RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Files for a folder, by name: some as contents, others as files on this machine."""
+
+    contents: Mapping[str, bytes]
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def send(self, write: Callable[[bytes], object]) -> None:
+        """Write everything as `bootstrap` reads it: a line of names and sizes, then contents.
+
+        Raises
+        ------
+        OSError
+            The reader has closed the connection.
+        """
+        sizes = [(name, len(content)) for name, content in self.contents.items()]
+        sizes += [(name, path.stat().st_size) for name, path in self.files.items()]
+        write(json.dumps(sizes).encode() + b"\n")
+        for content in self.contents.values():
+            write(content)
+        for path in self.files.values():
+            with path.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    write(block)
+
+    def write(self, folder: Path) -> None:
+        """Write all files into a folder that the hosts share."""
+        for name, content in self.contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        for name, source in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+
+
+def library() -> dict[str, bytes]:
+    """Return the files of every bundle that make ``import pybackend`` work."""
+    return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
+
+
+def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> list[str]:
+    """Return the command that reads a bundle from standard input.
+
+    ``wanted`` is as in `bootstrap`; ``task`` is the module of `launchers` whose ``run`` it then
+    calls. ``root`` contains this package if the bundle does not.
+    """
+    folder = files("pybackend")
+    names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
+    texts = [folder.joinpath(name).read_text() for name in names]
+    path = f"sys.path.insert(0, {root!r})" if root else ""
+    call = f"main({SWEEP!r}, {wanted!r}, {task!r}, read_machine())"
+    return [python, "-u", "-c", as_argument("\n".join([*texts, path, call, ""]))]
+
+
+def as_argument(program: str) -> str:
+    """Return a program as text for ``python -c`` that passes through any shell."""
+    return _RUN.format(base64.b64encode(program.encode()).decode())
+
+
+# The greeting from `bootstrap`, which describes its Python and its machine.
+
+
+@dataclass(frozen=True)
+class HostGreeting:
+    """Version, path, missing packages and machine of a Python installation.
+
+    ``machine`` holds the fields of a `Machine`.
+    """
+
+    version: tuple[int, ...]
+    python: str
+    missing: tuple[str, ...]
+    machine: dict[str, Any]
+
+
+def read_greeting(line: bytes, place: str) -> HostGreeting:
+    """Parse a line that begins with `MARK`.
+
+    Parameters
+    ----------
+    place
+        Name of the sender's host, for messages.
+
+    Raises
+    ------
+    ClusterError
+        The line is not a greeting.
+    """
+    try:
+        said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
+        read_fields(Machine, said.machine)
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(
+            f"{place} sent an invalid greeting ({error}): check whether a login shell there prints "
+            "a line that begins with the word tfdist"
+        ) from error
+    return said
+
+
+def find_obstacle(
+    greeting: HostGreeting, place: str, where: str, other: str, install: str
+) -> ClusterError | None:
+    """Return the error if a Python cannot run workers.
+
+    Parameters
+    ----------
+    place, where
+        Subject of a sentence, and the same with a preposition: "the image", "in the image".
+    other, install
+        Advice, as templates: for another release, of which ``{own}`` is needed; for a missing
+        ``{package}`` of ``{python}``.
+    """
+    python, version = greeting.python, ".".join(map(str, greeting.version))
+    own = ".".join(map(str, sys.version_info[:2]))
+    if greeting.version[:2] != sys.version_info[:2]:
+        return ClusterError(
+            f"{python} {where} is Python {version}, but this is Python {own}, and functions cannot "
+            f"be sent between releases. {other.format(own=own)}"
+        )
+    if not greeting.missing:
+        return None
+    package = greeting.missing[0]
+    return ClusterError(
+        f"{place} has no {TITLES.get(package, package)} for {python}. "
+        f"{install.format(python=python, package=package)}"
+    )

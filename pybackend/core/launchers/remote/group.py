@@ -1,0 +1,344 @@
+"""The driver's side of workers on other hosts: of a group, or of elastic training, one by one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pybackend.core.errors import ClusterError, Failure, InputError, WorkerFailedError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import Job, TrainingJob, argument_of
+from pybackend.core.job.messages import Announced, Emit, Event, FromLauncher, Note, Reported
+from pybackend.core.job.options import Elastic
+from pybackend.core.job.packages import TITLES, UNKNOWN, find_difference
+from pybackend.core.job.report import WorkerReport, read_report
+from pybackend.core.launchers.base import DataSets, Outcome
+from pybackend.core.launchers.crew import CAUSE_SECONDS, Crew, take_all
+from pybackend.core.launchers.elastic import Obstacle, Remark, Said, train_elastically
+from pybackend.core.launchers.remote.task import PACKAGES, POST, REPORT, ROWS, Post, receive_model
+from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.net.meeting import MeetingServer
+
+_MEET_SECONDS = 600.0
+# For processes to end, and for their files to be removed.
+_END_SECONDS = 150.0
+
+# Function that waits for workers to end, as `run_group` does.
+Follow = Callable[[Emit], Outcome]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Workers that are started together: those of a group, or one of elastic training.
+
+    Attributes
+    ----------
+    job
+        Their job; in elastic training, one with a single worker.
+    meeting
+        Server to which they connect.
+    note
+        Receives a `Note` when the state of pending workers changes.
+    number, place
+        As in `Site.start`; ``number`` is None for a group.
+    """
+
+    job: Job
+    meeting: MeetingServer
+    note: Emit
+    number: int | None = None
+    place: int = 0
+
+    def name(self, common: str) -> str:
+        """Return a name that begins with that of the whole call."""
+        return common if self.number is None else f"{common}-{self.number}"
+
+    def post(self, place: int = 0) -> dict[str, bytes]:
+        """Return the file of the bundle that only this worker gets; a group has none.
+
+        ``place`` is the index of its host in the task's ``hosts``, as in `Post`.
+        """
+        if self.number is None:
+            return {}
+        return {POST: encode(Post(self.number, place)).encode()}
+
+
+class Way(ABC):
+    """Way of a cluster system to start workers. All methods may be called from threads."""
+
+    @abstractmethod
+    def name_host(self, number: int, place: int) -> str:
+        """Return the name of an elastic worker's host, for messages."""
+
+    def listen(self, workers: int) -> MeetingServer:
+        """Return a server for the connections from these workers; here, of `adopt`ed ones."""
+        return MeetingServer(None, "", workers)
+
+    @abstractmethod
+    def open(self, start: Start) -> AbstractContextManager[Follow]:
+        """Start workers; on exit, end them and clean up."""
+
+
+def run_on_hosts(
+    way: Way, job: Job, datasets: DataSets, on_event: Emit, places: int, remedy: str
+) -> Outcome:
+    """Run a job to completion: all workers as a group, or one by one if it is elastic.
+
+    Parameters
+    ----------
+    places
+        Number of slots for elastic workers.
+    remedy
+        As in `Member`.
+
+    Raises
+    ------
+    ClusterError, InputError, WorkerFailedError
+        As in `Launcher.launch`.
+    """
+    if isinstance(job, TrainingJob) and job.is_elastic:
+        with RemoteSite(job, places, way, remedy) as site:
+            return train_elastically(job, datasets, on_event, site)
+    with way.listen(job.workers) as meeting, way.open(Start(job, meeting, on_event)) as follow:
+        return follow(on_event)
+
+
+def run_group(
+    meeting: MeetingServer,
+    job: Job,
+    hosts: Sequence[str],
+    on_event: Emit,
+    look: Callable[[], Iterable[Failure]],
+    meet_seconds: float = _MEET_SECONDS,
+    explain: Callable[[Failure], Failure] = lambda failure: failure,
+) -> Outcome:
+    """Wait for workers that run `pybackend.core.launchers.remote.task.take_part`.
+
+    Parameters
+    ----------
+    meeting
+        Server to which they connect.
+    hosts
+        Host of each rank, for messages.
+    look
+        Called a few times a second: returns the failures that the platform knows about. Failures of
+        workers that have reported are ignored. It raises `ClusterError` if the workers cannot start
+        or continue; a worker's report of the cause takes precedence.
+    meet_seconds
+        Maximum seconds between the first worker's connection and the last one's.
+    explain
+        Adds the platform's reason for SIGTERM to the failure of a preempted worker.
+
+    Raises
+    ------
+    ClusterError, WorkerFailedError
+        As in `Launcher.launch`.
+    """
+    crew, left = Crew(job, on_event, meeting.order, hosts), dict[int, float]()
+
+    def take(event: Event) -> None:
+        if isinstance(event, Reported):
+            content = meeting.result(event.rank, REPORT)
+            crew.hear(read_report(content, event.rank, hosts[event.rank]))
+        else:
+            crew.hear(event)
+
+    def look_there() -> None:
+        found = [*look(), *_find_lost(meeting, crew.missing, hosts, left)]
+        # Reports of these workers before they were lost have precedence.
+        listen(0)
+        crew.lose(found)
+        _check_meeting(meeting, hosts, meet_seconds)
+
+    def explain_end(failure: Failure) -> Failure:
+        return explain(failure) if failure.exception_type == "Preempted" else failure
+
+    listen = partial(take_all, meeting.queue, take)
+    crew.follow(listen, look_there)
+    return Outcome(crew.conclude(explain_end), receive_model(meeting))
+
+
+def _find_lost(
+    meeting: MeetingServer, running: Iterable[int], hosts: Sequence[str], left: dict[int, float]
+) -> list[Failure]:
+    """Return the failures of workers that disconnected without a report or a known reason.
+
+    ``left`` has the time at which each was first seen to have disconnected.
+    """
+    now = time.monotonic()
+    return [
+        Failure(
+            rank,
+            hosts[rank],
+            exception_type="WorkerLost",
+            message="the worker's connection to the driver ended before it had reported",
+            time=time.time(),
+            advice="see that host's log: the host, or its connection to the driver, failed",
+        )
+        for rank in running
+        if meeting.has_left(rank) and now > left.setdefault(rank, now) + CAUSE_SECONDS
+    ]
+
+
+def _check_meeting(meeting: MeetingServer, hosts: Sequence[str], most: float) -> None:
+    missing, seconds = meeting.missing()
+    if missing and seconds > most:
+        named = ", ".join(f"{rank} on {hosts[rank]}" for rank in missing)
+        raise ClusterError(
+            f"worker {named} did not connect to the others within {most:.0f} s: see the logs of "
+            "these hosts, and check that they are running"
+        )
+
+
+class RemoteSite:
+    """A `Site` whose workers a cluster system starts; a context manager that stops them.
+
+    Parameters
+    ----------
+    job
+        Job of the training.
+    places
+        As in `Site`.
+    remedy
+        As in `Member`.
+    """
+
+    def __init__(self, job: TrainingJob, places: int, way: Way, remedy: str) -> None:
+        # Each worker is a group of its own, in which its rank is 0.
+        self.job = replace(job, workers=1, elastic=Elastic())
+        self.places = places
+        self.way = way
+        self.is_over = threading.Event()
+        self._remedy = remedy
+        self._lock = threading.Lock()
+        self._packages: dict[int, tuple[str, Mapping[str, str]]] = {}
+        self._rows: tuple[int, Mapping[str, str]] | None = None
+        self._workers: list[_RemoteWorker] = []
+
+    def __enter__(self) -> RemoteSite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        deadline = time.monotonic() + _END_SECONDS
+        for worker in self._workers:
+            worker.wait(deadline - time.monotonic())
+
+    def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
+        worker = _RemoteWorker(self, number, place, say)
+        worker.follow()
+        self._workers.append(worker)
+        return worker
+
+    def compare_packages(self, number: int, host: str, versions: Mapping[str, str]) -> None:
+        """Raise `ClusterError` if the packages of a new worker differ from those of the others."""
+        with self._lock:
+            known = {**self._packages, number: (host, versions)}
+            unknown = ("", dict.fromkeys(TITLES, UNKNOWN))
+            every = [known.get(n, unknown) for n in range(max(known) + 1)]
+            hosts, found = zip(*every, strict=True)
+            if difference := find_difference(hosts, found, self._remedy):
+                raise ClusterError(difference[1])
+            self._packages = known
+
+    def compare_rows(self, number: int, host: str, digests: Mapping[str, str]) -> None:
+        """Raise `ClusterError` if the rows of a worker differ from those of the first one."""
+        with self._lock:
+            first, known = self._rows = self._rows or (number, digests)
+        for name, digest in digests.items():
+            if digest != known[name]:
+                raise ClusterError(
+                    f"worker {number} on {host} got other rows of `{argument_of(name)}` than "
+                    f"worker {first}: Spark computes them for each worker of elastic training, and "
+                    "the results differ, for example because of random numbers. Write the rows to "
+                    "Parquet files, and read them from there"
+                )
+
+
+class _RemoteWorker:
+    """A `Worker` that runs `pybackend.core.launchers.remote.task.take_part`."""
+
+    def __init__(
+        self, site: RemoteSite, number: int, place: int, say: Callable[[Said], None]
+    ) -> None:
+        self._site = site
+        self._number = number
+        self._place = place
+        self._say = say
+        self._meeting = site.way.listen(1)
+        self._model: tuple[str, bytes] | None = None
+        self._thread = threading.Thread(target=self._to_its_end, daemon=True)
+
+    @property
+    def host(self) -> str:
+        return self._site.way.name_host(self._number, self._place)
+
+    def follow(self) -> None:
+        """Start the worker and wait for it to end, in a thread."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads, or processes
+            with self._meeting:
+                pass
+            raise ClusterError(f"no worker can be started on {self.host}: {error}") from error
+
+    def go(self, order: FromLauncher) -> None:
+        self._meeting.order(order)
+
+    def model(self) -> tuple[str, bytes] | None:
+        return self._model
+
+    def close(self) -> None:
+        """Do nothing: its thread cleans up."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the worker has ended and been cleaned up."""
+        self._thread.join(max(0.1, seconds))
+
+    def _to_its_end(self) -> None:
+        """Start it, follow it, and clean up; any error is reported: else the driver would wait."""
+        site, report = self._site, None
+        try:
+            with self._meeting as meeting:
+                start = Start(site.job, meeting, self._note, self._number, self._place)
+                with site.way.open(start) as follow:
+                    report = self._find_end(follow)
+                    self._say(report)
+        except StopRequestedError:  # the training has ended, so this worker is no longer needed
+            pass
+        except Exception as error:
+            if report is None:
+                self._say(self._describe_obstacle(error))
+
+    def _find_end(self, follow: Follow) -> WorkerReport:
+        try:
+            with stopped_by(self._site.is_over):
+                outcome = follow(self._hear)
+        except WorkerFailedError as error:
+            failure = replace(error.failures[0], rank=self._number)
+            return WorkerReport(self._number, self.host, 0, failure=failure)
+        self._model = outcome.model
+        return replace(outcome.reports[0], rank=self._number)
+
+    def _describe_obstacle(self, error: Exception) -> Obstacle:
+        if not isinstance(error, (ClusterError, InputError)):
+            error = ClusterError(f"the driver lost the connection to {self.host}: {error!r}")
+        return Obstacle(error, self._number)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._say(Remark(event.text))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Announced) and event.name == PACKAGES:
+            self._site.compare_packages(self._number, self.host, json.loads(event.text))
+        elif isinstance(event, Announced) and event.name == ROWS:
+            self._site.compare_rows(self._number, self.host, json.loads(event.text))
+        else:
+            self._say(replace(event, rank=self._number))

@@ -1,0 +1,262 @@
+"""One worker on another host: a member of a group, or one of elastic training.
+
+It is the same however its process is started, e.g. by ssh or Slurm. This file is imported on the
+workers' hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.data.layout import check_layouts, read_layouts
+from pybackend.core.data.row_store import digest_rows
+from pybackend.core.errors import ClusterError, Failure
+from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.job import TRAINED
+from pybackend.core.job.messages import Announced, Failed, FromLauncher, Order, Reported
+from pybackend.core.job.notice import Notice
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.child import Child
+from pybackend.core.launchers.crew import find_fatal
+from pybackend.core.launchers.member import Member, check_allotted, choose_variables
+from pybackend.core.machine.identity import is_own_address, own_address, resolve
+from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+
+# Files of a bundle: a `RemoteTask`, and a `Post`.
+TASK = "task.pkl"
+POST = "post.json"
+# Names of a worker's results for the driver; the model's is followed by its format.
+REPORT = "report"
+MODEL = "model."
+# Names under which a worker of elastic training announces its packages, and a digest of its rows.
+PACKAGES, ROWS = "packages", "rows"
+
+
+@dataclass(frozen=True)
+class RemoteTask:
+    """Settings that all workers of a group have in common, pickled into their bundle.
+
+    Attributes
+    ----------
+    member
+        Settings of each member.
+    hosts
+        Name or address of every rank's host.
+    environment
+        Variables for the workers' processes.
+    """
+
+    member: Member
+    hosts: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Post:
+    """Settings of a single worker in elastic training.
+
+    Attributes
+    ----------
+    number
+        Number of the worker.
+    place
+        Index of its host in the task's ``hosts``.
+    compares_rows
+        True if workers compute their rows separately, and might get different ones.
+    """
+
+    number: int
+    place: int = 0
+    compares_rows: bool = False
+
+
+def read_post(folder: Path) -> Post | None:
+    """Read the `Post` in a folder; None if the worker belongs to a group."""
+    path = folder / POST
+    return decode(path.read_bytes(), Post) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class RemoteGroup:
+    """A `Group` that meets at the driver."""
+
+    rank: int
+    hosts: Sequence[str]
+    cores: int
+    gpus: Sequence[str] | None
+    meeting: MeetingClient
+
+    def gather(self, message: str) -> list[str]:
+        everyone = self.meeting.gather(message)
+        if everyone is None:
+            raise ClusterError(
+                f"worker {self.rank} lost the driver before all workers had connected: the driver "
+                "ended the job, or the network connection failed. If the driver is still running, "
+                "start again"
+            )
+        return everyone
+
+
+def take_part(
+    task: RemoteTask,
+    rank: int,
+    batches: Iterable[Any],
+    meeting: MeetingClient,
+    cores: int,
+    gpus: Sequence[str] | None,
+    reached: str | None = None,
+    notice: Notice | None = None,
+    post: Post | None = None,
+    give_up: Callable[[], str | None] = lambda: None,
+) -> bool:
+    """Run one worker to completion, and send the driver its report and, from rank 0, the model.
+
+    Parameters
+    ----------
+    rank
+        Rank of the worker; 0 in elastic training, where each worker has its own meeting.
+    batches
+        Rows, in a form that the member's source reads, such as the folder of the bundle.
+    cores, gpus
+        As in `Group`.
+    reached
+        An address at which others can reach this host, if one is known.
+    notice, give_up
+        As in `Child`.
+    post
+        Settings of a worker of elastic training; None: it belongs to a group.
+
+    Returns
+    -------
+    bool
+        True if the others can continue; if not, the reason was sent to the driver.
+    """
+    hosts, place = list(task.hosts), rank if post is None else post.place
+    member = task.member
+    try:
+        if not member.loopback:
+            hosts[place] = find_own_address(task.hosts, place, reached)
+        if post is None:
+            group = RemoteGroup(rank, hosts, cores, gpus, meeting)
+            report, model = member.work(
+                group, batches, meeting, give_up=give_up, notice=notice, orders=meeting.poll_order
+            )
+        else:
+            group = RemoteGroup(post.number, hosts, cores, gpus, meeting)
+            report, model = _follow_orders(member, group, post, batches, notice, give_up)
+        send_results(meeting, report, model)
+        meeting(Reported())
+    except Exception as error:
+        meeting(Failed(describe_failure(rank, hosts[place], error)))
+        return False
+    return not find_fatal(member.job, [report])
+
+
+def _follow_orders(
+    member: Member,
+    group: RemoteGroup,
+    post: Post,
+    batches: Iterable[Any],
+    notice: Notice | None,
+    give_up: Callable[[], str | None],
+) -> tuple[WorkerReport, tuple[str, bytes] | None]:
+    """Run one worker of elastic training, which gets its rank from the driver's orders."""
+    check_allotted(group, member.job.resources)
+    variables = choose_variables(group, member.job.resources)
+    meeting, counts = group.meeting, dict[str, list[int]]()
+    meeting(Announced(PACKAGES, json.dumps(member.read_packages())))
+
+    def next_order() -> FromLauncher | None:
+        order = meeting.poll_order()
+        if isinstance(order, Order):  # the driver may not know the number of rows
+            order = replace(order, counts={**counts, **order.counts})
+        return order
+
+    with Child(
+        member.job,
+        post.number,
+        "127.0.0.1" if member.loopback else group.hosts[post.place],
+        meeting,
+        variables,
+        give_up=give_up,
+        notice=notice or Notice(),
+        orders=next_order,
+        interpreter=member.interpreter,
+    ) as child:
+        # First: when the worker stands by, the others may begin a generation with it.
+        counts.update(_store_rows(member, batches, child.folder))
+        if post.compares_rows:
+            digests = {name: digest_rows(child.folder / name) for name in counts}
+            meeting(Announced(ROWS, json.dumps(digests)))
+        child.start(member.files)
+        report = replace(child.wait(), rank=0)
+        if report.failure is None:
+            return report, child.model()
+        return replace(report, failure=replace(report.failure, rank=0)), None
+
+
+def _store_rows(member: Member, batches: Iterable[Any], folder: Path) -> dict[str, list[int]]:
+    """Store the rows that the member receives; return their numbers by data set."""
+    member.store(batches, 0, folder)
+    layouts = read_layouts(folder)
+    check_layouts([layouts])
+    return {name: [layout["rows"]] for name, layout in layouts.items()}
+
+
+def send_results(
+    meeting: MeetingClient, report: WorkerReport, model: tuple[str, bytes] | None
+) -> None:
+    """Send the driver a worker's report and, from rank 0, the model and its format."""
+    if model is not None:
+        meeting.send(MODEL + model[0], model[1])
+    meeting.send(REPORT, encode(report).encode())
+
+
+def receive_model(meeting: MeetingServer) -> tuple[str, bytes] | None:
+    """Return the model that rank 0 has sent, and its format."""
+    found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
+    return next(((kind, content) for kind, content in found if content is not None), None)
+
+
+def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:
+    """Return the address at which the others can reach this host.
+
+    This is the address that its name resolves to, unless that is a loopback address: Debian maps a
+    machine's own name to 127.0.1.1. In that case it is ``reached``, or else the address on the
+    route to the others.
+
+    Raises
+    ------
+    ClusterError
+        There is no such address.
+    """
+    routes = (own_address(host) for host in hosts if host != hosts[rank])
+    for address in [*resolve(hosts[rank]), reached, *routes]:
+        if address and is_own_address(address):
+            return address
+    raise ClusterError(
+        f"the other hosts cannot reach {hosts[rank]}: on this host ({socket.gethostname()}), that "
+        "name has only loopback addresses, or addresses of other hosts. Name all hosts by "
+        "addresses under which they can reach each other"
+    )
+
+
+def describe_failure(rank: int, host: str, error: Exception) -> Failure:
+    """Return a failure of the member itself, not of its worker."""
+    is_ours = isinstance(error, ClusterError)
+    return Failure(
+        rank,
+        host,
+        exception_type=type(error).__name__,
+        message=str(error),
+        traceback="" if is_ours else "".join(traceback.format_exception(error)),
+        time=time.time(),
+    )

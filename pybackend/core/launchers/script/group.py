@@ -1,0 +1,244 @@
+"""One start of a worker group: its ranks on their hosts, and how they end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from pybackend.core.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.messages import Announced, Deliver, Event, Note
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.crew import Crew, take_all
+from pybackend.core.launchers.hosts.host_list import HostSlots
+from pybackend.core.launchers.hosts.ssh import HostPython, Ssh
+from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
+from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, library
+from pybackend.core.launchers.script.agent import STATUS
+from pybackend.core.launchers.script.output import ScriptOutput
+from pybackend.core.launchers.script.plan import TASK, HostRanks, ScriptRun
+from pybackend.core.net.meeting import MeetingServer
+
+_LEAST_PYTHON = (3, 11)
+# Blocks of output that wait to be printed; then the ranks wait.
+_MOST_WAITING = 8
+# For all agents to be reached, and to check the script. A host whose disk hangs shows signs of life
+# (test_an_agent_that_never_starts_its_ranks_is_named).
+_START_SECONDS = 180.0
+# `timeout` signals its child, then its group, which contains the child.
+_SAME_SECONDS = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """End of a worker group: the first failure, and any signal with which the user ended it.
+
+    ``status`` is the exit status of the rank that failed, or the negated signal number; None if it
+    was lost with its host. ``has_begun`` is True if the ranks had been started by then.
+    """
+
+    failure: Failure | None
+    status: int | None = None
+    caught: signal.Signals | None = None
+    has_begun: bool = True
+
+
+class ScriptGroup:
+    """The ranks of one start: a `Crew` that is stopped at the first failure, or by signals."""
+
+    def __init__(
+        self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
+    ) -> None:
+        self._plan = plan
+        self._restart = restart
+        self._output = output
+        self._signals = signals
+        names = {rank: site.name for site in plan.sites for rank in site.ranks}
+        self._hosts = [names.get(rank, "") for rank in range(plan.world_size)]
+        self._crew = Crew(None, _show_note, hosts=self._hosts, grace=plan.grace)
+        self._meeting = MeetingServer(None, "", plan.world_size, most=_MOST_WAITING)
+        self._statuses: dict[int, int] = {}
+        self._caught: signal.Signals | None = None
+        self._caught_at = 0.0
+        self._is_ending = False
+
+    def run(self) -> GroupEnd:
+        """Start all ranks, and wait until they have ended.
+
+        Raises
+        ------
+        ClusterError
+            A host cannot run the script.
+        """
+        listen = partial(take_all, self._meeting.queue, self._take)
+        # The meeting ends first: then what ranks still print is dropped as it arrives.
+        with self._reach() as hosts, self._meeting as meeting:
+            for rank in (rank for rank, host in enumerate(self._hosts) if not host):
+                meeting.join(rank, "")  # other drivers start it
+                self._crew.hear(WorkerReport(rank, "", 0))
+
+            def look() -> None:
+                found = [failure for host in hosts for failure in host.look()]
+                # Reports of these ranks before they were lost have precedence.
+                listen(0)
+                self._crew.lose(found)
+                self._check_start(began)
+
+            began = time.monotonic()
+            try:
+                self._crew.follow(listen, look, self._check)
+            finally:
+                # No more output is printed, and threads must not wait for that.
+                meeting.queue.maxsize = sys.maxsize
+                take_all(meeting.queue, lambda event: None, 0)
+        return self._conclude()
+
+    def _reach(self) -> AbstractContextManager[list[SshHost]]:
+        """Start an agent on each host."""
+        plan, secret = self._plan, self._plan.choose_secret()
+
+        def start() -> Iterator[SshHost]:
+            for site in plan.sites:
+                python, module = python_of(plan, site)
+                check = partial(_check_python, site.name)
+                host = SshHost(python, site.ranks, self._meeting, module, "--python", check=check)
+                task = {TASK: encode(plan.task(site, secret, self._restart)).encode()}
+                host.send(Bundle({**_library(), **task} if site.host else task))
+                yield host
+
+        return reached(start())
+
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, Announced):
+            self._crew.hear(event)
+        elif event.name == STATUS:
+            self._end(event.rank, int(event.text))
+        else:
+            content = event.text.encode("latin-1")
+            self._output.write(event.rank, "out" if event.name == "out" else "err", content)
+
+    def _end(self, rank: int, status: int) -> None:
+        host, failure = self._hosts[rank], None
+        self._statuses[rank] = status
+        if status:
+            # The time of this machine: clocks of hosts may differ.
+            text = f"ended with status {status}"
+            failure = Failure(rank, host, "ProcessDied", text, time=time.time())
+        self._crew.hear(WorkerReport(rank, host, 0, failure=failure))
+
+    def _check(self) -> None:
+        """Pass signals on, and end all ranks after the first failure."""
+        for number in self._signals.take():
+            self._pass_on(number)
+        if self._is_ending or not self._crew.has_failed:
+            return
+        if not self._has_begun:
+            failure = next(r.failure for r in self._crew.reports.values() if r.failure)
+            raise ClusterError(f"{failure.host}: {failure.message}")
+        self._is_ending = True
+        self._meeting.order(Deliver(signal.SIGTERM))
+
+    def _check_start(self, began: float) -> None:
+        missing = self._meeting.missing()[0]
+        if missing and time.monotonic() > began + _START_SECONDS:
+            names = ", ".join(sorted({self._hosts[rank] for rank in missing}))
+            raise ClusterError(
+                f"no response from {names} within {_START_SECONDS:g} s: check whether you can log "
+                "in there manually, and whether the script's folder can be read there"
+            )
+
+    @property
+    def _has_begun(self) -> bool:
+        """True if all ranks have met, and start."""
+        return not self._meeting.missing()[0]
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if number in ENDING and self._caught in ENDING:
+            if now > self._caught_at + _SAME_SECONDS:
+                self._crew.latest = now
+            return
+        if number in ENDING or (number == signal.SIGHUP and self._caught is None):
+            self._caught, self._caught_at = number, now
+        if number in ENDING:
+            self._is_ending = True
+            grace = self._plan.grace if self._has_begun else 0.0
+            self._crew.latest = min(self._crew.latest, now + grace)
+        if self._has_begun:
+            self._meeting.order(Deliver(number))
+
+    def _conclude(self) -> GroupEnd:
+        failure = status = None
+        try:
+            self._crew.conclude()
+        except WorkerFailedError as error:
+            failure = error.failures[0]
+            status = self._statuses.get(failure.rank)
+            if failure.exception_type == "Stopped":  # the grace period was over
+                status = -signal.SIGKILL
+        return GroupEnd(failure, status, self._caught, self._has_begun)
+
+
+def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
+    """Return the Python that starts the ranks of a host, and the module that does so."""
+    module = "script.slurm" if site.is_step else "script.agent"
+    if site.host is None:
+        return HostPython(None, HostSlots(site.name), sys.executable), module
+    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
+
+
+def _check_python(name: str, greeting: HostGreeting) -> None:
+    if greeting.version < _LEAST_PYTHON:
+        version = ".".join(map(str, greeting.version))
+        raise ClusterError(
+            f"{name}: {greeting.python} is Python {version}, but tfdist needs 3.11 or later: use "
+            "--python to specify one that every host has"
+        )
+
+
+@cache
+def _library() -> dict[str, bytes]:
+    # A script may train on the images of this package.
+    images = files("pybackend.core.data").joinpath("mnist_subset.npz").read_bytes()
+    return {**library(), f"{LIBRARY}/pybackend/core/data/mnist_subset.npz": images}
+
+
+def _show_note(event: Event) -> None:
+    if isinstance(event, Note):
+        print(event.text, file=sys.stderr, flush=True)
+
+
+class CaughtSignals:
+    """Context in which signals are queued for forwarding, instead of acting on this process.
+
+    Signals that were ignored before (by nohup, or a shell's background job) stay ignored.
+    """
+
+    def __enter__(self) -> CaughtSignals:
+        self._caught: list[signal.Signals] = []
+        self._handlers: dict[signal.Signals, Any] = {
+            number: signal.signal(number, lambda n, _: self._caught.append(signal.Signals(n)))
+            for number in _FORWARDED
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that have arrived since the last call."""
+        found = []
+        while self._caught:
+            found.append(self._caught.pop(0))
+        return found

@@ -1,0 +1,319 @@
+"""Workers as tasks of Slurm jobs, from sbatch to scancel: of one job, or of one for each worker.
+
+In elastic training, each worker is a job of its own, or a step of a common job.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import Emit
+from pybackend.core.launchers.base import Outcome
+from pybackend.core.launchers.remote.bundle import LIBRARY
+from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group
+from pybackend.core.launchers.remote.task import REPORT
+from pybackend.core.launchers.slurm.queue import (
+    batch_script,
+    notice_seconds,
+    own_variables,
+    signal_option,
+    srun,
+    submit,
+)
+from pybackend.core.launchers.slurm.settings import SlurmSettings
+from pybackend.core.launchers.slurm.task import DRIVER
+from pybackend.core.launchers.slurm.watch import JobFiles, SlurmWatch
+from pybackend.core.machine.janitor import guarded
+from pybackend.core.net.meeting import MeetingServer
+
+SCRIPT = "job.sh"
+# For a last checkpoint before the job's time limit.
+_NOTICE_SECONDS = 60
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
+_START = (
+    "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
+    f"sys.path[0] = str(folder / '{LIBRARY}'); "
+    "from pybackend.core.launchers.slurm.task import main; "
+    "sys.exit(main(folder, Path(sys.argv[2])))"
+)
+# A shell that waits for the end of its input; a line of text means that the job has ended already.
+# Slurm's controller may be unavailable for a moment.
+_CANCEL = (
+    "read -r _ || for try in 1 2 3 4 5; do "
+    'scancel --quiet --name="$0" --user="$(id -un)" && break; sleep 3; done'
+)
+# For a step of one of the first workers to get a node; the others may wait until one is free.
+_BUSY_SECONDS = 60.0
+# For a step whose worker has reported; then for one that gets SIGTERM.
+_END_SECONDS = 10.0
+_KILL_SECONDS = 60.0
+# The driver touches a file, because a driver that was killed with its host cannot cancel its job.
+_ALIVE = "alive"
+_TOUCH_SECONDS = 60.0
+_SILENT_MINUTES = 60
+# Steps get their memory by core or by GPU, like their job, or share that of their job.
+_MEMORY = ("mem-per-cpu", "mem-per-gpu")
+
+
+@dataclass(frozen=True)
+class JobWay(Way):
+    """A `Way` that submits a job with a task for each worker; the names begin with ``name``."""
+
+    settings: SlurmSettings
+    address: str
+    token: str
+    name: str
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return self._files(number)[0]
+
+    def listen(self, workers: int) -> MeetingServer:
+        return MeetingServer(self.address, self.token, workers)
+
+    @contextmanager
+    def open(self, start: Start) -> Iterator[Follow]:
+        own, job, name = self.prepare(start), start.job, start.name(self.name)
+        options = describe_job(self.settings, name, own, job.can_go_on)
+        path = own.folder / SCRIPT
+        path.write_text(describe_script(self.settings, self.folder, own, options))
+        with cancelled_at_end(name) as let_go:
+            number, seconds = submit(path), notice_seconds(options["signal"])
+            watch = SlurmWatch(
+                number, own, start.meeting, start.note, self.settings.patience, seconds
+            )
+
+            def follow(on_event: Emit) -> Outcome:
+                given = (start.meeting, job, own, on_event, watch.look)
+                outcome = run_group(*given, explain=watch.explain)
+                let_go()
+                return outcome
+
+            yield follow
+
+    def prepare(self, start: Start) -> JobFiles:
+        """Create the folder of the workers, with the files that they need."""
+        own = self._files(start.number, start.job.workers)
+        own.folder.mkdir(exist_ok=True)
+        for name, content in {DRIVER: start.meeting.address.encode(), **start.post()}.items():
+            (own.folder / name).write_bytes(content)
+        return own
+
+    def _files(self, number: int | None, workers: int = 1) -> JobFiles:
+        own = self.folder if number is None else self.folder / f"worker-{number}"
+        return JobFiles(own, workers)
+
+
+@dataclass(frozen=True)
+class StepWay(JobWay):
+    """A `Way` that starts a step of one task for each elastic worker, in a job with room for all.
+
+    srun runs on this machine, so that any node of the job may fail.
+
+    Attributes
+    ----------
+    number
+        Job ID.
+    options
+        sbatch options of the job.
+    workers
+        Number of workers that must get a node before training can begin.
+    """
+
+    number: str
+    options: dict[str, Any]
+    workers: int
+
+    @contextmanager
+    def open(self, start: Start) -> Iterator[Follow]:
+        own, meeting = self.prepare(start), start.meeting
+        assert start.number is not None
+        step = Step(self._command(own), own.batch_log)
+        watch = SlurmWatch(
+            self.number,
+            own,
+            meeting,
+            start.note,
+            self.settings.patience,
+            notice_seconds(self.options["signal"]),
+            step.start,
+            step.has_ended,
+            _BUSY_SECONDS if start.number < self.workers else math.inf,
+        )
+        try:
+            yield partial(
+                run_group, meeting, start.job, own, look=watch.look, explain=watch.explain
+            )
+        finally:
+            step.end(_END_SECONDS if meeting.result(0, REPORT) is not None else 0.0)
+
+    def _command(self, own: JobFiles) -> list[str]:
+        given = self.options
+        memory = {name: given[name] for name in _MEMORY if name in given} or {"mem": 0}
+        one = {"jobid": self.number, "nodes": 1, "ntasks": 1}
+        command = shlex.join(worker_command(self.settings, self.folder, own))
+        script = "\n".join([*setup_lines(self.settings), f"exec {command}"])
+        options = {**one, **step_options(self.settings, own), **memory}
+        return srun(options, ["--exact", "/bin/bash", "-c", script])
+
+
+class Step:
+    """A step that srun starts from this machine.
+
+    Parameters
+    ----------
+    command
+        The command line of srun.
+    log
+        File for what srun itself prints.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; a second call does nothing."""
+        if self._process is None:
+            try:
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        self._command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env=own_variables(),
+                        start_new_session=True,  # Ctrl-C is for this process
+                    )
+            except OSError as error:
+                raise ClusterError(f"srun cannot be started on this machine: {error}") from error
+
+    def has_ended(self) -> bool:
+        """Return whether it was started, and has ended."""
+        return self._process is not None and self._process.poll() is not None
+
+    def end(self, seconds: float) -> None:
+        """End it, unless it ends within some seconds."""
+        process = self._process
+        if process is None:
+            return
+        for limit, end in ((seconds, process.terminate), (_KILL_SECONDS, process.kill)):
+            try:
+                process.wait(limit)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+        process.wait()
+
+
+@contextmanager
+def with_steps(way: JobWay, job: TrainingJob) -> Iterator[StepWay]:
+    """Submit a job in which each elastic worker can be a step; on exit, cancel it."""
+    options, script = describe_shared(way.settings, way.name, job, way.folder)
+    path = way.folder / SCRIPT
+    path.write_text(script)
+    common = (way.settings, way.address, way.token, way.name, way.folder)
+    with cancelled_at_end(way.name), _kept_alive(way.folder / _ALIVE):
+        yield StepWay(*common, submit(path), options, job.workers)
+
+
+def describe_shared(
+    settings: SlurmSettings, name: str, job: TrainingJob, folder: Path
+) -> tuple[dict[str, Any], str]:
+    """Return options and script of a job for `StepWay`.
+
+    It waits, even after a node has failed, until its driver ends or has been silent for an hour.
+    """
+    files = JobFiles(folder, settings.count_places(job.most_workers))
+    options = {**describe_job(settings, name, files, job.can_go_on), "no-kill": True}
+    alive = shlex.quote(str(folder / _ALIVE))
+    is_alive = f'[ -n "$(find {alive} -mmin -{_SILENT_MINUTES} 2>/dev/null)" ]'
+    waiting = f"while {is_alive}; do sleep 20; done"
+    return options, batch_script(options, [waiting])
+
+
+@contextmanager
+def _kept_alive(file: Path) -> Iterator[None]:
+    """Show in a file that this process is alive: if it is killed, nothing else may end the job."""
+    has_ended = threading.Event()
+
+    def touch() -> None:
+        while not has_ended.wait(_TOUCH_SECONDS):
+            with suppress(OSError):
+                file.touch()
+
+    file.touch()
+    threading.Thread(target=touch, daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+
+
+def cancelled_at_end(name: str) -> AbstractContextManager[Callable[[], None]]:
+    """Cancel the jobs with a name at the end of a block, even if this process is killed.
+
+    Yields a function that calls this off.
+    """
+    return guarded(["/bin/sh", "-c", _CANCEL, name])
+
+
+def describe_job(
+    settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
+) -> dict[str, Any]:
+    """Return the sbatch options."""
+    return {
+        "job-name": name,
+        "ntasks": len(files),
+        "partition": settings.partition,
+        "time": settings.time,
+        "nodes": settings.nodes,
+        "gpus-per-task": settings.gpus or None,
+        "cpus-per-task": settings.cpus,
+        "output": files.batch_log,
+        # The driver reports the failure, and may start again.
+        "no-requeue": True,
+        "signal": signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
+        **settings.options,
+    }
+
+
+def describe_script(
+    settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
+) -> str:
+    """Return the batch script that starts all workers."""
+    command = srun(step_options(settings, files), worker_command(settings, folder, files))
+    return batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
+
+
+def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
+    """Return options of srun, which no longer reads them from sbatch's variables."""
+    return {
+        "cpus-per-task": settings.cpus,
+        "gpus-per-task": settings.gpus or None,
+        "output": files.task_log,
+    }
+
+
+def setup_lines(settings: SlurmSettings) -> list[str]:
+    """Return shell commands to run first. A failure of `module load` must end the script."""
+    return ["set -e", settings.setup, "set +e"] if settings.setup else []
+
+
+def worker_command(settings: SlurmSettings, folder: Path, files: JobFiles) -> list[str]:
+    """Return the command of one task."""
+    found = settings.interpreter
+    start = [settings.python] if found is None else [*found.start(), found.python]
+    return [*start, "-u", "-c", _START, str(folder), str(files.folder)]

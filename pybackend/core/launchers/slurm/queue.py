@@ -1,0 +1,456 @@
+"""Slurm's commands, its view of a job, the reason for it, and what to change."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pybackend.core.errors import ClusterError, Kind
+from pybackend.core.job.notice import RESTARTS
+from pybackend.core.launchers.slurm.nodes import expand_nodes
+from pybackend.core.words import show
+
+_LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
+# Messages of Slurm about a missing program, and of Python about a missing package.
+_NO_PYTHON = re.compile(r"error: execve\(\): |^ModuleNotFoundError: No module named")
+# Messages of sbatch and reasons of pending jobs; the first match is the most specific.
+_ADVICE = (
+    (
+        r"gres|GRES|TRES",
+        "Change `gpus` of slurm(), or `gres` in its `options`, or choose another `partition`"
+        + _LIST,
+    ),
+    (
+        r"PartitionTimeLimit|[Tt]ime limit|Invalid --time",
+        "Change `time` of slurm(): the limits of the partition are in `sinfo -o '%P %l'`",
+    ),
+    (
+        r"AccountNotAllowed|InvalidAccount|[Aa]ccount/partition",
+        "Set `account` in `options` of slurm() to one of your accounts, or choose another "
+        "`partition`; `sacctmgr show associations user=$USER` lists your accounts",
+    ),
+    (
+        r"InvalidQOS|QOSNotAllowed|Invalid qos",
+        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists all",
+    ),
+    (
+        r"accounting/QOS policy",
+        "Request less: fewer workers, or less `time` in slurm()",
+    ),
+    (
+        r"invalid partition|Invalid partition|not permitted to use this partition",
+        "Choose another `partition` of slurm(); `sinfo` lists them",
+    ),
+    (
+        r"PartitionNodeLimit|Node count specification",
+        "Change `nodes` of slurm(), or choose another `partition`" + _LIST,
+    ),
+    (
+        r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
+        r"|more tasks than",
+        "No node of the partition is large enough. Request less with `nodes`, `cpus` or `gpus` of "
+        "slurm() or with `resources`, or choose another `partition`" + _LIST,
+    ),
+    (
+        r"Invalid feature",
+        "Change `constraint` in `options` of slurm(); `sinfo -o '%P %f'` lists the features",
+    ),
+    (
+        r"DependencyNeverSatisfied|[Dd]ependency",
+        "Change `dependency` in `options` of slurm()",
+    ),
+    (
+        r"unrecognized option|ambiguous|Invalid --|Invalid time specification|Invalid .* spec",
+        "Correct that option in `options` of slurm(); `sbatch --help` lists all options",
+    ),
+)
+
+
+def explain_refusal(said: str) -> str:
+    """Return advice on which argument of `slurm` to change; empty if the message is unknown."""
+    return next((advice for pattern, advice in _ADVICE if re.search(pattern, said)), "")
+
+
+def explain_log(lines: Iterable[str]) -> str:
+    """Return why a task ended right after its start; empty if its log does not show the reason."""
+    if not any(map(_NO_PYTHON.search, lines)):
+        return ""
+    return (
+        "`python` of slurm() must be the path of a Python that all nodes have, with the same "
+        "packages as this one; by default, it is the path of this one"
+    )
+
+
+# Slurm may send the signal this much too early.
+_EARLY_SECONDS = 60
+# For shorter jobs, the notice would take too much of their time.
+_SHORTEST_MINUTES = 10
+
+
+def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
+    """Return sbatch's option ``signal`` for a job; None if its time limit is too short.
+
+    Parameters
+    ----------
+    time
+        Time limit in sbatch's format; None: that of the partition, typically a day.
+    seconds
+        Seconds from the signal to the time limit.
+    target
+        ``"B:"`` to signal the batch script instead of its steps.
+    """
+    minutes = None if time is None else read_minutes(str(time))
+    if minutes is not None and minutes < _SHORTEST_MINUTES:
+        return None
+    return f"{target}TERM@{math.ceil(seconds)}"
+
+
+def notice_seconds(option: Any) -> float:
+    """Return how long before the limit ``signal`` can arrive, at most; 0 if it is not set."""
+    found = re.search(r"@(\d+)", str(option or ""))
+    return 0.0 if found is None else int(found[1]) + _EARLY_SECONDS
+
+
+def read_minutes(time: str) -> float:
+    """Return the minutes of ``"90"``, ``"1:30:00"`` or ``"2-12:00"``; infinity for other words."""
+    if not re.fullmatch(r"[\d:-]+", time):
+        return math.inf
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part or 0) for part in rest.split(":")]
+    if dash or len(parts) == 3:  # hours, minutes, seconds
+        weights = (60.0, 1.0, 1 / 60)
+    else:
+        weights = (1.0, 1 / 60, 0.0)
+    return int(days or 0) * 1440 + sum(w * p for w, p in zip(weights, parts, strict=False))
+
+
+_ASK_SECONDS = 60.0
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
+_RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_READ = (
+    "JobId",
+    "JobState",
+    "Reason",
+    "StartTime",
+    "RunTime",
+    "TimeLimit",
+    "NodeList",
+    "PreemptTime",
+    "Restarts",
+)
+# Reasons for which a pending job will never start.
+_NEVER = (
+    "AccountNotAllowed",
+    "BadConstraints",
+    "DependencyNeverSatisfied",
+    "InvalidAccount",
+    "InvalidQOS",
+    "JobHoldMaxRequeue",
+    "PartitionConfig",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "QOSNotAllowed",
+)
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """State that ``scontrol show job`` prints.
+
+    Attributes
+    ----------
+    number
+        Job ID.
+    state, reason
+        Slurm's names: ``"PENDING"``, ``"Resources"``.
+    start
+        Time of the start, or of the expected start.
+    nodes
+        Nodes of the job, in Slurm's order.
+    is_preempted
+        True if another job is preempting it.
+    ran, limit
+        Elapsed time and time limit, in seconds on Slurm's clock.
+    restarts
+        Number of times that Slurm has requeued it.
+    """
+
+    number: str
+    state: str
+    reason: str = "None"
+    start: datetime | None = None
+    nodes: tuple[str, ...] = ()
+    is_preempted: bool = False
+    ran: float = 0.0
+    limit: float = math.inf
+    restarts: int = 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until its time limit."""
+        return self.limit - self.ran
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended, for any reason."""
+        return self.state not in (*_WAITING, *_RUNNING)
+
+    @property
+    def is_running(self) -> bool:
+        """True if nodes are allocated to it."""
+        return self.state in _RUNNING
+
+    @property
+    def is_hopeless(self) -> bool:
+        """True if it is pending and will never start."""
+        return self.state == "PENDING" and self.reason in _NEVER
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        shown = f"Slurm job {self.number} is {self.state.lower().replace('_', ' ')}"
+        if self.is_running:
+            return f"{shown} on {', '.join(self.nodes)}"
+        if self.reason != "None":
+            shown += f": {self.reason}"
+        if self.start is not None and not self.is_over:
+            shown += f", estimated start {_clock(self.start)}"
+        return shown
+
+
+def read_job(text: str) -> SlurmJob:
+    """Parse a line printed by ``scontrol show job --oneliner``."""
+    found = {
+        name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
+    }
+    nodes = found.get("NodeList", "(null)")
+    return SlurmJob(
+        number=found["JobId"],
+        state=found["JobState"],
+        reason=found.get("Reason", "None"),
+        start=_read_time(found.get("StartTime", "")),
+        nodes=() if nodes == "(null)" else tuple(expand_nodes(nodes)),
+        is_preempted=found.get("PreemptTime", "None") != "None",
+        ran=60 * read_minutes(found.get("RunTime", "00:00:00")),
+        limit=60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
+        restarts=int(found.get("Restarts", "0")),
+    )
+
+
+def _read_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:  # "Unknown"
+        return None
+
+
+def submit(script: Path) -> str:
+    """Submit a script with sbatch, and return the job ID.
+
+    Raises
+    ------
+    ClusterError
+        Slurm rejects it.
+    """
+    try:
+        printed = ask("sbatch", "--parsable", str(script), environment=own_variables())
+    except ClusterError as error:
+        advice = explain_refusal(str(error))
+        raise ClusterError(f"{error}. {advice}" if advice else str(error)) from None
+    # The job ID, and after a semicolon the cluster.
+    return printed.strip().partition(";")[0]
+
+
+def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return a script that contains sbatch's options.
+
+    Parameters
+    ----------
+    options
+        sbatch's long options; True for an option without a value, None to omit it.
+    lines
+        Shell commands.
+    """
+    head = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quote(value)}"
+        for name, value in options.items()
+        if value is not None
+    ]
+    return "\n".join(["#!/bin/bash", *head, "", *lines, ""])
+
+
+def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
+    """Return the command that starts one task per worker, and stops all tasks if one fails."""
+    given = {"kill-on-bad-exit": 1, "distribution": "block", "mpi": "none", **options}
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return ["srun", *flags, *command]
+
+
+def _quote(value: Any) -> str:
+    """Quote a value for a line of the script, which sbatch splits as a shell does."""
+    return shlex.quote(str(value))
+
+
+def own_variables() -> dict[str, str]:
+    """Return the environment for a new job or step.
+
+    This process may be in a job with other limits. Slurm stores the variables, and workers do not
+    need the secret of processes that you start yourself.
+    """
+    own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
+    own.pop("TFDIST_SECRET", None)
+    return own
+
+
+def show_job(number: str) -> SlurmJob:
+    """Query the state of a job.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not respond, or no longer knows the job.
+    """
+    return read_job(ask("scontrol", "show", "job", "--oneliner", number))
+
+
+def cancel(number: str) -> None:
+    """Cancel a job; do nothing if it has ended.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not respond.
+    """
+    ask("scancel", number)
+
+
+def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
+    """Return the nodes that Slurm can no longer reach."""
+    if not nodes:
+        return []
+    shown = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
+    states = dict(line.split() for line in shown.splitlines())
+    # An asterisk means that a node does not respond.
+    return [node for node in nodes if re.match(r"down|fail|.*\*", states.get(node, ""))]
+
+
+def node_address(partition: str | None) -> str:
+    """Return the address of a node of a partition; None: of the default partition."""
+    only = [f"--partition={partition}"] if partition else []
+    shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
+    default = [line for line in shown if line.endswith("*")] or shown
+    if not default:
+        raise ClusterError(f"Slurm has no partition {show(partition)}: `sinfo` lists all")
+    return default[0].split()[0]
+
+
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """Run one of Slurm's commands, and return its output.
+
+    Raises
+    ------
+    ClusterError
+        The command is not installed, fails, or takes too long.
+    """
+    if shutil.which(command[0]) is None:
+        raise ClusterError(
+            f"`{command[0]}` was not found: start this on a login node of the Slurm cluster, or "
+            "add Slurm's commands to PATH"
+        )
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_ASK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{command[0]} did not respond within {_ASK_SECONDS:g} s") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        # For errors of sbatch, `explain_refusal` has the advice.
+        by_hand = "" if command[0] == "sbatch" else ". Try it manually on a login node"
+        raise ClusterError(f"{command[0]} failed: {said}{by_hand}")
+    return done.stdout
+
+
+def _clock(time: datetime) -> str:
+    """Format hour and minute, with the date if it is not today."""
+    is_today = time.date() == datetime.now().date()
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
+
+
+# Why Slurm ended a job.
+
+_CAUSES: dict[str, tuple[Kind, str, str]] = {
+    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
+    "OUT_OF_MEMORY": (
+        "OutOfMemory",
+        "the job exceeded its memory limit",
+        "request more `memory` in `resources`, or lower `batch_size`",
+    ),
+    "PREEMPTED": (
+        "Preempted",
+        "the job was preempted by one of higher priority",
+        "start again, or use a partition whose jobs are not preempted",
+    ),
+    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
+}
+
+
+def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
+    """Return the type, message and advice for the failure of a worker that did not report.
+
+    Parameters
+    ----------
+    state
+        State of the job.
+    host
+        Host of the worker.
+    said
+        srun's message about its task, if that failed first.
+    """
+    if state.is_preempted:
+        return _CAUSES["PREEMPTED"]
+    if state.state in _CAUSES:
+        return _CAUSES[state.state]
+    if _is_lost(host):
+        return "NodeFailed", "its node no longer responds to Slurm", "start again"
+    message = f"its task ended without a report: {said or state.state.lower()}"
+    return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
+    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
+
+    Parameters
+    ----------
+    notice_seconds
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
+
+
+def _is_lost(host: str) -> bool:
+    try:  # a job that continues no longer has the node
+        return bool(lost_nodes((host,)))
+    except ClusterError:  # Slurm's controller is unreachable as well
+        return False

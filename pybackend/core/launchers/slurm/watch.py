@@ -1,0 +1,299 @@
+"""Follow a job from the queue to completion, and explain failures with Slurm's information."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pybackend.core.errors import ClusterError, Failure
+from pybackend.core.job.messages import Emit, Note
+from pybackend.core.launchers.child import LOG_LINES
+from pybackend.core.launchers.remote.task import REPORT
+from pybackend.core.launchers.slurm.nodes import expand_nodes
+from pybackend.core.launchers.slurm.queue import (
+    SlurmJob,
+    describe_end,
+    describe_notice,
+    explain_log,
+    explain_refusal,
+    lost_nodes,
+    show_job,
+)
+from pybackend.core.net.meeting import MeetingServer
+
+# Slurm's controller serves many users.
+_BEGINNING_SECONDS = 0.5
+_WAITING_SECONDS = 2.0
+_LONGEST_SECONDS = 30.0  # once the job has waited for a quarter of an hour
+_RUNNING_SECONDS = 10.0
+# Slurm knows why a worker exited, but not at once.
+_CAUSE_SECONDS = 30.0
+_ASK_AGAIN_SECONDS = 0.5
+# From the start of the job until the first worker connects.
+_START_SECONDS = 600.0
+_SILENT_SECONDS = 600.0
+# Time that a step waits for a node before it reports so.
+_QUIET_SECONDS = 10.0
+_DRAIN_SECONDS = 2.0
+# srun's messages while a step waits for a node, and about the tasks that failed first.
+_STEP_WAITS = re.compile(r"^srun: .*step creation \w+ disabled, retrying \((.*)\)$")
+_TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MULTILINE)
+
+
+@dataclass
+class SlurmWatch:
+    """Slurm's information about a job; `look` is for `run_group`.
+
+    Parameters
+    ----------
+    number
+        Job ID.
+    files
+        Files of the job.
+    meeting
+        Server to which the workers connect and report.
+    on_event
+        Receives the state of the job in the queue.
+    patience
+        Maximum seconds that the job may wait in the queue.
+    notice_seconds
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    start
+        Called when the job is running, to start the workers if its script does not.
+    has_ended
+        Returns whether the workers have ended, even if the job continues.
+    busy_seconds
+        Maximum seconds that a step may wait for a free node of the job.
+    """
+
+    number: str
+    files: JobFiles
+    meeting: MeetingServer
+    on_event: Emit
+    patience: float
+    notice_seconds: float
+    start: Callable[[], None] = lambda: None
+    has_ended: Callable[[], bool] = lambda: False
+    busy_seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._state = SlurmJob(self.number, "PENDING")
+        self._shown = ""
+        self._submitted = self._answered = time.monotonic()
+        self._asked = -math.inf
+        self._started = math.inf
+        self._busy: str | None = None
+        self._busy_since = math.inf
+        self._has_explained = False
+
+    def look(self) -> list[Failure]:
+        """Return the failures of workers that ended without a report.
+
+        Raises
+        ------
+        ClusterError
+            The job does not start, or its workers do not connect.
+        """
+        if time.monotonic() > self._asked + self._pause():
+            self._ask()
+        lost = self._lost()
+        if lost:
+            self._wait_for_cause()
+        if self._state.is_over:  # their messages may still be in transit
+            self.meeting.drain(_DRAIN_SECONDS)
+            lost = self._silent()
+        elif not lost:
+            self._check_start()
+        return [self._describe(rank) for rank in lost]
+
+    def explain(self, failure: Failure) -> Failure:
+        """Add why Slurm sent SIGTERM to the failure of a worker that exited on its own."""
+        if not self._has_explained:  # several ranks get the signal at once
+            self._ask()
+            if not (self._state.is_preempted or self._state.seconds_left < self.notice_seconds):
+                self._wait_for_cause()
+        self._has_explained = True
+        found = describe_notice(self._state, self.notice_seconds)
+        if found is None:
+            return failure
+        kind, message, advice = found
+        message = f"{message} (Slurm job {self.number}); {failure.message}"
+        return replace(failure, exception_type=kind, message=message, advice=advice)
+
+    def _pause(self) -> float:
+        """Return the seconds between two queries. Workers connect on their own when they start."""
+        if not self._is_empty():
+            return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
+        waited = time.monotonic() - self._submitted
+        # A controller of many users does not answer those who ask all night
+        # (test_slurm_is_asked_less_often_the_longer_a_job_waits).
+        return min(max(_WAITING_SECONDS, waited / 30), _LONGEST_SECONDS)
+
+    def _is_empty(self) -> bool:
+        """Return whether no worker has connected yet."""
+        return not any(map(self.meeting.has_come, range(len(self.files))))
+
+    def _silent(self) -> list[int]:
+        return [r for r in range(len(self.files)) if self.meeting.result(r, REPORT) is None]
+
+    def _lost(self) -> list[int]:
+        if self.has_ended():
+            return self._silent()
+        return [rank for rank in self._silent() if self.meeting.has_left(rank)]
+
+    def _ask(self) -> None:
+        """Query Slurm, and show the state if it has changed."""
+        self._asked = now = time.monotonic()
+        try:
+            self._state = show_job(self.number)
+        except ClusterError:  # the workers do not need Slurm
+            if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
+                raise
+            return
+        self._answered = now
+        if self._state.is_running:
+            self._started = min(self._started, now)
+            self.start()
+            self._look_for_node(now)
+        shown = self._state.describe()
+        if shown != self._shown and not self._state.is_over:
+            self.on_event(Note(shown))
+            self._shown = shown
+
+    def _look_for_node(self, now: float) -> None:
+        """Find out whether srun waits for a free node of the job; report it once."""
+        reason = self.files.why_step_waits() if self._is_empty() else None
+        if reason is None:
+            self._busy, self._busy_since = None, math.inf
+            return
+        # The time to connect has not begun: a step that waited for a node was reported as one whose
+        # network is broken
+        # (test_a_step_that_waits_for_a_node_reports_so_and_fails_if_training_cannot_begin).
+        self._started = now
+        self._busy_since = min(self._busy_since, now)
+        busy = f"Slurm job {self.number} has no free node for another worker (srun: {reason})"
+        if self._busy is None and now > self._busy_since + _QUIET_SECONDS:
+            self._busy = busy
+            self.on_event(Note(f"{busy}: the worker waits for one"))
+        if now > self._busy_since + self.busy_seconds:
+            raise ClusterError(
+                f"{busy}: a node has failed, or other steps use it. Request more `nodes` of "
+                "slurm(), or use fewer workers"
+            )
+
+    def _check_start(self) -> None:
+        now = time.monotonic()
+        if math.isinf(self._started):
+            if self._state.is_hopeless:
+                raise ClusterError(
+                    f"{self._state.describe()}. For this reason it would never start, so it was "
+                    f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
+                )
+            if now > self._submitted + self.patience:
+                raise ClusterError(
+                    f"{self._state.describe()}; it did not start within {self.patience:g} s "
+                    "(`patience` of slurm()) and was cancelled"
+                )
+        # Once one has connected, `run_group` waits for the others.
+        elif now > self._started + _START_SECONDS and self._is_empty():
+            raise ClusterError(
+                f"no worker of Slurm job {self.number} connected within {_START_SECONDS:.0f} s of "
+                f"its start on {', '.join(self._state.nodes)}: these nodes must be able to reach "
+                f"the driver at {self.meeting.address}"
+            )
+
+    def _wait_for_cause(self) -> None:
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        self._ask()
+        while not self._knows_cause() and time.monotonic() < deadline:
+            time.sleep(_ASK_AGAIN_SECONDS)
+            self._ask()
+
+    def _knows_cause(self) -> bool:
+        if self._state.is_over or self.has_ended():
+            return True
+        try:
+            return bool(lost_nodes(self._state.nodes))
+        except ClusterError:
+            return False
+
+    def _describe(self, rank: int) -> Failure:
+        first = self.files.first_failed()
+        host = self.files[rank]
+        kind, message, advice = describe_end(self._state, host, first.get(rank))
+        if kind == "ProcessDied" and first and rank not in first:
+            kind, message = "Stopped", "ended by srun because another worker failed"
+        log = self.files.last_lines(rank)
+        if kind == "ProcessDied" and log:
+            advice = explain_log(log) or advice
+        elif kind == "ProcessDied":
+            advice = (
+                "a command of slurm()'s `setup` seems to have failed: try it on a node"
+                if self.files.batch_log.exists()
+                else f"{self.files.folder} must be on a file system that nodes share with this "
+                "machine: choose another `folder` of slurm()"
+            )
+        return Failure(
+            rank,
+            host,
+            exception_type=kind,
+            message=f"{message} (Slurm job {self.number})",
+            log=log,
+            time=time.time(),
+            advice=advice,
+        )
+
+
+class JobFiles(Sequence[str]):
+    """Files that a job's tasks write into its folder; index it by rank to get the rank's host."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder = folder
+        self._workers = workers
+
+    @property
+    def batch_log(self) -> Path:
+        """Log of the batch script and of srun itself."""
+        return self.folder / "job.log"
+
+    @property
+    def task_log(self) -> Path:
+        """Pattern from which srun names the task logs, with rank and host."""
+        return self.folder / "worker-%t-%N.log"
+
+    def __len__(self) -> int:
+        return self._workers
+
+    def __getitem__(self, rank: int) -> str:  # type: ignore[override]
+        """Return the host of a rank, once its task has started."""
+        found = [path.stem.split("-", 2)[2] for path in self._logs(rank)]
+        return found[0] if found else "no host yet"
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """Return the last lines of the logs of a task and of the batch script."""
+        paths = [*self._logs(rank), self.batch_log]
+        texts = [path.read_text(errors="replace") for path in paths if path.exists()]
+        return tuple("\n".join(texts).splitlines()[-LOG_LINES:])
+
+    def first_failed(self) -> dict[int, str]:
+        """Return srun's messages about the tasks that ended first, by rank."""
+        found = _TASKS_FAILED.search(self._read_log())
+        if found is None:
+            return {}
+        return {int(rank): found[2] for rank in expand_nodes(f"[{found[1]}]")}
+
+    def why_step_waits(self) -> str | None:
+        """Return srun's reason if a step is waiting for a node of its job, else None."""
+        lines = self._read_log().splitlines()
+        found = _STEP_WAITS.search(lines[-1]) if lines else None
+        return found and found[1]
+
+    def _read_log(self) -> str:
+        return self.batch_log.read_text(errors="replace") if self.batch_log.exists() else ""
+
+    def _logs(self, rank: int) -> list[Path]:
+        return list(self.folder.glob(f"worker-{rank}-*.log"))

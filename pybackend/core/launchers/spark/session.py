@@ -1,0 +1,354 @@
+"""Recognize Spark sessions, call them with a time limit, and prepare them for tasks.
+
+A Connect server or a JVM that was stopped, or is behind a failed network, never answers, and
+neither Py4J nor the Connect client ever gives up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.launchers.package_files import package_files, read_sources
+from pybackend.core.net.deadline import within
+from pybackend.core.words import term
+
+ANSWER_SECONDS = 30.0
+# A call that carries data has this much more time.
+_BYTES_PER_SECOND = 1 << 20
+_Value = TypeVar("_Value")
+
+
+def is_session(value: Any) -> bool:
+    """Return whether this is a ``SparkSession``, classic or Connect, without importing pyspark."""
+    return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
+
+
+def get_session(*, starts: bool = True) -> Any:
+    """Return the Spark session of this process; if there is none, start one, or return None."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate() if starts else SparkSession.getActiveSession()
+
+
+def is_spark_frame(value: Any) -> bool:
+    """Return whether this is a Spark ``DataFrame``, of either kind, without importing pyspark."""
+    return _is_a(value, "DataFrame", "pyspark.sql", "pyspark.sql.connect.dataframe")
+
+
+def is_connect(session: Any) -> bool:
+    """Return whether this is a Spark Connect session."""
+    return _is_a(session, "SparkSession", "pyspark.sql.connect.session")
+
+
+def _is_a(value: Any, name: str, *modules: str) -> bool:
+    """Return whether a value is an instance of a class of the modules, without importing them."""
+    loaded = [sys.modules[module] for module in modules if module in sys.modules]
+    return any(isinstance(value, getattr(module, name, ())) for module in loaded)
+
+
+def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -> _Value:
+    """Return the value of a short call to Spark's driver, which may have stopped responding.
+
+    Parameters
+    ----------
+    request
+        The requested object, as named in error messages; or an action that starts with "to".
+    size
+        Bytes that are sent with the call; each MB adds a second to the limit.
+
+    Raises
+    ------
+    ClusterError
+        Spark did not answer in time. Errors raised by the call are passed on.
+    """
+    seconds = ANSWER_SECONDS + size / _BYTES_PER_SECOND
+    return within(seconds, call, silence(session, request, seconds))
+
+
+def silence(session: Any, request: str, seconds: float) -> ClusterError:
+    """Return the error that names the silent process, the time, and what to do."""
+    if is_connect(session):
+        driver, advice = f"the Spark Connect server at {session.client.host}", "see its log"
+    else:
+        driver, advice = "Spark's driver (its Java process)", "check whether that process runs"
+    asked = request if request.startswith("to ") else f"for {request}"
+    return ClusterError(
+        f"{driver} does not answer: no reply within {seconds:.0f} s when asked {asked}. "
+        "It was stopped, is unreachable, or is overloaded: "
+        f"{advice}, or start a new session"
+    )
+
+
+def read_version(session: Any) -> tuple[int, ...]:
+    """Return the first two numbers of Spark's version; `ClusterError` if it does not answer."""
+    version = ask(session, "its version", lambda: session.version)
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+def read_schema(frame: Any) -> Any:
+    """Return the ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
+    return ask(frame.sparkSession, f"the columns of a {term('DataFrame')}", lambda: frame.schema)
+
+
+def is_one_machine(session: Any) -> bool:
+    """Return whether all workers run on the Spark driver's machine, so that loopback suffices."""
+    return read_master(session).startswith("local")
+
+
+def read_setting(session: Any, name: str) -> str | None:
+    """Return a setting of the session or its context; None if it is unset or hidden."""
+    if is_connect(session):
+        return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
+    return _context_settings(session).get(name)
+
+
+def _shown_setting(session: Any, name: str) -> str | None:
+    try:
+        value = session.conf.get(name, None)
+    except Exception:  # Connect does not show all settings
+        return None
+    return None if value is None else str(value)
+
+
+def _context_settings(session: Any) -> dict[str, str]:
+    """Return the settings of a SparkContext, cached: they are fixed, and reading takes 30 ms."""
+    known: dict[str, dict[str, str]] = vars(session.sparkContext)
+    if "tfdist_settings" not in known:
+        pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
+        known["tfdist_settings"] = dict(pairs)
+    return known["tfdist_settings"]
+
+
+def read_master(session: Any) -> str:
+    """Return the address of the cluster's manager, or the kind of local session."""
+    if is_connect(session):
+        return read_setting(session, "spark.master") or "unknown"
+    return str(session.sparkContext.master)
+
+
+# Fixed, so that the archive depends only on its content: Spark rejects a second file with the same
+# name and other bytes.
+_STAMP = (1980, 1, 1, 0, 0, 0)
+
+
+# `addPyFile` clears Python's cache of archives, which fails in two threads at once.
+SHIPPING = threading.Lock()
+
+
+def shipped_to(session: Any) -> set[str]:
+    """Return the names of the files that were sent to a session's executors."""
+    owner = session if is_connect(session) else session.sparkContext
+    names: set[str] = vars(owner).setdefault("tfdist_shipped", set())
+    return names
+
+
+def send_file(
+    session: Any,
+    request: str,
+    size: int,
+    place: Callable[[Path], str],
+    *,
+    is_package: bool = False,
+) -> None:
+    """Send a file to the executors.
+
+    Parameters
+    ----------
+    request
+        The request to Spark, as in `ask`.
+    place
+        Writes or links the file into a folder, and returns its path.
+    is_package
+        True if executors import from it.
+    """
+    if is_connect(session):
+        kind = {"pyfile" if is_package else "file": True}
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            path = place(Path(folder))
+            ask(session, request, lambda: session.addArtifacts(path, **kind), size)
+        return
+    from pyspark import SparkFiles
+
+    # Executors fetch it at any time while the context lives: so it is in the folder that Spark
+    # removes with the context.
+    path = place(Path(ask(session, "its folder for files", SparkFiles.getRootDirectory)))
+    context = session.sparkContext
+    add = context.addPyFile if is_package else context.addFile
+    ask(session, request, lambda: add(path), size)
+
+
+def ship_package(session: Any) -> None:
+    """Make ``import pybackend`` on the executors load the driver's version."""
+    archive = _pack_package(digest_files(read_sources()))
+    name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
+
+    def place(folder: Path) -> str:
+        path = folder / "tfdist" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(archive)
+        return str(path)
+
+    with SHIPPING:
+        shipped = shipped_to(session)
+        if name not in shipped:
+            request = "to take this package's archive"
+            send_file(session, request, len(archive), place, is_package=True)
+            shipped.add(name)
+
+
+def digest_files(files: Mapping[str, bytes]) -> str:
+    """Return a digest of the names and contents of files."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)  # equal code may be compiled to different bytes
+def _pack_package(digest: str) -> bytes:
+    """Return the archive of the sources with this digest."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for name, content in package_files().items():
+            zipped.writestr(zipfile.ZipInfo(name, _STAMP), content)
+    return archive.getvalue()
+
+
+_Before = TypeVar("_Before")
+
+
+@contextmanager
+def driver_python(session: Any) -> Iterator[None]:
+    """On a single machine, run the workers with the driver's Python, unless another was chosen."""
+    if is_connect(session) or not is_one_machine(session):
+        yield
+        return
+    context = session.sparkContext
+
+    def choose() -> str:
+        before = str(context.pythonExec)
+        if before == "python3":
+            context.pythonExec = sys.executable
+        return before
+
+    def restore(before: str) -> None:
+        context.pythonExec = before
+
+    with hold("python", context, choose, restore):
+        yield
+
+
+@dataclass
+class _Change:
+    """The previous value, alone in a list while the change is made; and the calls that need it."""
+
+    before: list[Any] = field(default_factory=list)
+    users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_changes: dict[tuple[str, int], _Change] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def hold(
+    name: str, owner: object, change: Callable[[], _Before], restore: Callable[[_Before], None]
+) -> Iterator[None]:
+    """Make a change for the first of several concurrent calls, and undo it after the last.
+
+    Parameters
+    ----------
+    name, owner
+        Name of the change, and the object that it affects, which must live as long as the block.
+    change
+        Makes the change, for which others that need it wait. Returns the previous value.
+    restore
+        Receives the previous value.
+    """
+    key = name, id(owner)
+    with _lock:
+        held = _changes.setdefault(key, _Change())
+        held.users += 1
+    try:
+        with held.lock:
+            held.before = held.before or [change()]
+        yield
+    finally:
+        with held.lock:
+            with _lock:
+                held.users -= 1
+                is_last = not held.users
+            if is_last and held.before:
+                restore(held.before.pop())
+            with _lock:
+                if not held.users:
+                    _changes.pop(key, None)
+
+
+_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+# Stored in the session, since several Python objects may represent it: the previous value, and the
+# number of calls that need the change.
+_USE = "spark.tfdist.rowsAtOnce"
+_ROWS_AT_ONCE = 2000
+_RESTORE_SECONDS = 10.0
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+@contextmanager
+def small_batches(session: Any) -> Iterator[None]:
+    """Reduce how many rows Spark passes to a task at a time: 10,000 wide rows need a lot of memory.
+
+    The first of several calls changes the setting, and the last one restores it.
+    """
+    lock = _lock_of(session)
+    with lock:
+        ask(session, "a change of settings", lambda: _lower(session.conf))
+    try:
+        yield
+    finally:
+        with lock, suppress(Exception):  # a stopped session needs no settings
+            within(_RESTORE_SECONDS, lambda: _restore(session.conf), ClusterError())
+
+
+def _lock_of(session: Any) -> threading.Lock:
+    """Return the lock that all calls of a context, or of a Connect session, share."""
+    owner = session if is_connect(session) else session.sparkContext
+    with _locks_lock:
+        return _locks.setdefault(owner, threading.Lock())
+
+
+def _lower(conf: Any) -> None:
+    use = conf.get(_USE, None)
+    before, users = json.loads(use) if use else (conf.get(_RECORDS, None), 0)
+    conf.set(_USE, json.dumps([before, users + 1]))
+    if not users:
+        known = int(before or 0)  # 0 or less: no limit
+        conf.set(_RECORDS, str(min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE))
+
+
+def _restore(conf: Any) -> None:
+    before, users = json.loads(conf.get(_USE))
+    if users > 1:
+        conf.set(_USE, json.dumps([before, users - 1]))
+        return
+    if before is None:
+        conf.unset(_RECORDS)
+    else:
+        conf.set(_RECORDS, before)
+    conf.unset(_USE)

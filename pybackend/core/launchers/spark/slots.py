@@ -1,0 +1,377 @@
+"""Spark's slots: their number, the resources of each, and the queue of waiting training runs.
+
+Only training runs that may run concurrently take turns, such as the fits of a `CrossValidator`.
+Spark would queue them itself, but neither the network check nor a shuffle can start without a slot,
+and a job without a running task counts as stuck after a minute.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.arguments import counted
+from pybackend.core.job.resources import Resources
+from pybackend.core.launchers.shares import find_shortage, this_machine
+from pybackend.core.launchers.spark.session import (
+    ask,
+    is_connect,
+    is_one_machine,
+    read_master,
+    read_setting,
+    read_version,
+)
+from pybackend.core.machine.capacity import count_cores
+from pybackend.core.words import call_of, setting
+
+# Executors of a cluster register one after another once the session exists.
+_REGISTER_SECONDS = 30.0
+# Number of slots if Spark does not report it.
+_UNKNOWN = 2**31
+
+
+def check_slots(session: Any, workers: int, resources: Resources | None = None) -> int:
+    """Return the number of tasks that the session can run at once.
+
+    Without this check, Spark would wait ten minutes and then fail.
+
+    Parameters
+    ----------
+    resources
+        Those of each task. None (default): those of the tasks of the session, as for smaller ones.
+
+    Raises
+    ------
+    ClusterError
+        The session was stopped, has too few slots, or uses dynamic allocation. The message names
+        what to change.
+    """
+    _refuse_stopped(session)
+    if _allocates_dynamically(session):
+        raise ClusterError(
+            "dynamic allocation is enabled, but Spark's barrier mode does not work with it: start "
+            "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances "
+            "set"
+        )
+    slots, fixed = _count_available(session, resources)
+    deadline = time.monotonic() + _REGISTER_SECONDS
+    while slots < workers and not fixed and time.monotonic() < deadline:
+        time.sleep(0.5)
+        slots, fixed = _count_available(session, resources)
+    if slots < workers:
+        use = f"use at most {slots}" if slots else "request fewer of them in `resources`"
+        raise ClusterError(
+            f"`workers` is {workers}, but this Spark session runs at most "
+            f"{counted(slots, 'task')}{_with_resources(resources)} at a time (master "
+            f"{read_master(session)}): {use}, or start the session with more executors or cores"
+        )
+    return slots
+
+
+def _allocates_dynamically(session: Any) -> bool:
+    if read_master(session).startswith("local["):
+        return False  # Spark ignores the setting there
+    return (read_setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
+
+
+def _refuse_stopped(session: Any) -> None:
+    try:
+        if is_connect(session):
+            if session.is_stopped:
+                raise ConnectionError("the session was stopped")
+            # Not the version, which a session remembers.
+            ask(session, "a setting", lambda: session.conf.get("spark.sql.shuffle.partitions"))
+        else:
+            ask(session, "its slots", lambda: session.sparkContext.defaultParallelism)
+    except ClusterError:
+        raise
+    except Exception as error:
+        raise ClusterError(
+            f"this Spark session does not answer ({type(error).__name__}): it was stopped, or its "
+            "server exited. Start a new one"
+        ) from None
+
+
+def count_slots(session: Any) -> int:
+    """Return the number of tasks that a session can run at once; 1 if Spark does not report it."""
+    slots, _ = _count_available(session)
+    return 1 if slots == _UNKNOWN else slots
+
+
+def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -> int:
+    """Return how many jobs with this number of workers to run at once in a session's slots.
+
+    Raises
+    ------
+    ClusterError
+        There are too few slots.
+    """
+    if parallelism is None:
+        return 1 if slots == _UNKNOWN else max(1, min(most, slots // workers))
+    lanes = min(most, parallelism)
+    if lanes * workers > slots:
+        raise ClusterError(
+            f"`parallelism` is {parallelism}, but this Spark session runs at most "
+            f"{counted(slots, 'task')} at a time, and each trial needs {workers}: use at most "
+            f"{max(1, slots // workers)}, or start the session with more executors or cores"
+        )
+    return lanes
+
+
+def _with_resources(resources: Resources | None) -> str:
+    wanted = resources or Resources()
+    parts = [
+        *([counted(wanted.cpus, "core")] if wanted.cpus else []),
+        *([counted(wanted.gpus, "GPU")] if wanted.gpus else []),
+    ]
+    return f" with {' and '.join(parts)} each" if parts else ""
+
+
+def _count_available(session: Any, resources: Resources | None = None) -> tuple[int, bool]:
+    """Return the number of tasks that can run at once, and whether it is final."""
+    wanted = resources or Resources()
+    per_task = max(_cores_per_task(session), wanted.cpus or 0)
+
+    def tasks_of(executor_cores: int) -> int:
+        gpus = read_setting(session, _GPUS_OF_EXECUTOR)
+        most = int(float(gpus) // wanted.gpus) if gpus and wanted.gpus else executor_cores
+        return min(executor_cores // per_task, most)
+
+    master = read_master(session)
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
+        return int(cluster[1]) * tasks_of(int(cluster[2])), True
+    cores = _count_cores(session)
+    if cores is not None:
+        # All resources of a task belong to one executor. Unless this is set, its cores are unknown.
+        each = int(read_setting(session, "spark.executor.cores") or 0)
+        tasks = cores // each * tasks_of(each) if each else cores // per_task
+        return tasks, master.startswith("local")
+    if local := re.fullmatch(r"local\[(\d+)(,.*)?\]", master):
+        return int(local[1]) // per_task, True
+    return _UNKNOWN, True
+
+
+def _count_cores(session: Any) -> int | None:
+    """Return the cores of all executors; None if Spark does not report them.
+
+    In local mode, and in a cluster after its executors have registered, this is Spark's default
+    parallelism, unless the user has set that value.
+    """
+    if read_setting(session, "spark.default.parallelism") is not None:
+        return None
+    if not is_connect(session):
+        return ask(session, "its slots", lambda: int(session.sparkContext.defaultParallelism))
+    if read_setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
+        return None
+    # A range has that number of partitions, and its plan shows it. Unlike a job, a plan needs no
+    # slot.
+    explain = "EXPLAIN SELECT id FROM range(1)"
+    plan = ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
+    splits = re.search(r"splits=(\d+)", plan)
+    return int(splits[1]) if splits else None
+
+
+_CPUS = "spark.task.cpus"
+_GPUS = "spark.task.resource.gpu.amount"
+_GPUS_OF_EXECUTOR = "spark.executor.resource.gpu.amount"
+# Profiles of stages that run Python functions on a DataFrame.
+_PROFILES_SINCE = (4, 0)
+
+
+def _cores_per_task(session: Any) -> int:
+    return int(read_setting(session, _CPUS) or 1)
+
+
+def make_profile(session: Any, resources: Resources, workers: int) -> Any:
+    """Return the ``ResourceProfile`` of a stage of workers; None: the session's tasks have enough.
+
+    A profile needs no other session: its tasks get more cores and GPUs of the executors that run.
+
+    Raises
+    ------
+    InputError, ClusterError
+        Neither the session's tasks nor tasks with a profile have these resources. The message names
+        the setting that must be set when the session starts.
+    """
+    _check_memory(session, resources, workers)
+    lacking = _lacking(session, resources)
+    if not lacking:
+        return None
+    if not _supports_profiles(session):
+        raise InputError(lacking)
+    has_gpus = float(read_setting(session, _GPUS_OF_EXECUTOR) or 0)
+    if resources.gpus and resources.gpus > has_gpus:
+        raise InputError(
+            f"each worker needs {resources.gpus} gpus "
+            f"({setting(resources=call_of('Resources', gpus=resources.gpus))}), but an executor of "
+            f"this Spark session has {has_gpus:g}: start the session with "
+            f"{_GPUS_OF_EXECUTOR}={resources.gpus}"
+        )
+
+    cpus = max(_cores_per_task(session), resources.cpus or 0)
+    gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
+    known = _profiles.setdefault(session, {})
+    if (cpus, gpus) not in known:
+        known[cpus, gpus] = _build_profile(session, cpus, gpus)
+    return known[cpus, gpus]
+
+
+# By session, and by the cores and GPUs of a task.
+_profiles: WeakKeyDictionary[Any, dict[tuple[int, float], Any]] = WeakKeyDictionary()
+
+
+def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    wanted = TaskResourceRequests().cpus(cpus)
+    if gpus:
+        wanted = wanted.resource("gpu", gpus)
+    profile = ResourceProfileBuilder().require(wanted).build
+    if is_connect(session):
+        # The profile registers when its number is read, which not every thread can do.
+        _ = profile.id
+    return profile
+
+
+def _supports_profiles(session: Any) -> bool:
+    """Return whether tasks of a stage can have other resources than those of the session.
+
+    Spark has no such profiles in local mode.
+    """
+    return read_version(session) >= _PROFILES_SINCE and bool(
+        re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
+    )
+
+
+def check_allotment(session: Any, resources: Resources, workers: int) -> None:
+    """Raise an error if workers need more resources than tasks of the session have.
+
+    Raises
+    ------
+    InputError
+        Names the setting that must be set when the session starts.
+    """
+    _check_memory(session, resources, workers)
+    if lacking := _lacking(session, resources):
+        raise InputError(lacking)
+
+
+def _lacking(session: Any, resources: Resources) -> str:
+    """Return what tasks of the session lack, and the setting for it; empty if they have enough."""
+    pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
+    for key, (name, wanted, default) in pairs.items():
+        has = float(read_setting(session, key) or default)
+        if wanted is not None and wanted > has:
+            return (
+                f"each worker needs {wanted} {name} "
+                f"({setting(resources=call_of('Resources', **{name: wanted}))}), but a task of "
+                f"this Spark session has {has:g}: start the session with {key}={wanted}"
+            )
+    return ""
+
+
+def _check_memory(session: Any, resources: Resources, workers: int) -> None:
+    if is_one_machine(session) and not is_connect(session):
+        # In a cluster, each task checks its own machine.
+        wanted_there = Resources(memory=resources.memory)
+        if shortage := find_shortage(wanted_there, workers, this_machine()):
+            raise InputError(shortage)
+
+
+def cores_of_task(session: Any, workers: int, cpus: int | None = None) -> int:
+    """Return the number of cores for each worker: a task's, or a share of a local session's.
+
+    In a cluster other tasks, and other applications, may use the rest of a machine.
+    """
+    given = read_setting(session, _CPUS)
+    if given is not None or not is_one_machine(session):
+        return max(int(given or 1), cpus or 0)
+    cores = count_slots(session)
+    if not is_connect(session):  # it may have more slots than cores
+        cores = min(cores, count_cores())
+    return max(1, cores // workers, cpus or 0)
+
+
+# Time of a wait before it is reported.
+_QUIET_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Call that holds slots, or is waiting for them."""
+
+    workers: int
+    began: float = field(default_factory=time.monotonic)
+    holds: bool = False
+
+
+_changed = threading.Condition()
+# By the id of their owner, which outlives its turns; in the order of arrival.
+_turns: dict[int, list[_Turn]] = {}
+
+
+@contextmanager
+def take_slots(
+    owner: object, workers: int, slots: int, on_wait: Callable[[str], object]
+) -> Iterator[None]:
+    """Wait for some of a session's slots, and hold them during the block; first come, first served.
+
+    Parameters
+    ----------
+    owner
+        SparkContext or Connect session that has the slots. Each owner has a separate queue.
+    workers
+        Number of slots to wait for.
+    slots
+        Total number of slots; at least ``workers``.
+    on_wait
+        If the wait is long, called once with a description of what holds the slots.
+    """
+    key, turn = id(owner), _Turn(workers)
+
+    def is_next() -> bool:
+        ahead = _turns[key][: _turns[key].index(turn)]
+        return all(one.holds for one in ahead) and (
+            sum(one.workers for one in ahead) + workers <= slots
+        )
+
+    def wait_for_turn(seconds: float | None) -> str:
+        """Return an empty string if this call now holds its slots, else what holds them."""
+        with _changed:
+            turn.holds = _changed.wait_for(is_next, seconds)
+            return "" if turn.holds else _describe(_turns[key], turn, slots)
+
+    with _changed:
+        _turns.setdefault(key, []).append(turn)
+    try:
+        if reason := wait_for_turn(_QUIET_SECONDS):
+            on_wait(reason)
+            wait_for_turn(None)
+        yield
+    finally:  # also on Ctrl-C
+        with _changed:
+            _turns[key].remove(turn)
+            if not _turns[key]:
+                del _turns[key]
+            _changed.notify_all()
+
+
+def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
+    now = time.monotonic()
+    ahead = turns[: turns.index(turn)]
+    held = ", ".join(
+        (f"{setting(workers=t.workers)} for {now - t.began:.0f} s") for t in ahead if t.holds
+    )
+    queued = sum(not t.holds for t in ahead)
+    return (
+        f"a training run is waiting for {turn.workers} of the session's {slots} slots: other "
+        "training runs of this process occupy them "
+        f"({held}){f', with {queued} ahead of it in the queue' if queued else ''}"
+    )

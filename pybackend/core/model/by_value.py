@@ -1,0 +1,327 @@
+"""Pickling of Keras objects with all of their attributes.
+
+A Keras file holds a configuration and weights. Keras's own pickling writes such a file, too.
+Everything else is lost: attributes, arguments of classes without `get_config`, flags of individual
+variables, and a callback's references to a layer of the same model. Here, Keras objects are written
+as their attributes, and TensorFlow's variables and tables as their values.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import keras
+import tensorflow as tf
+
+from pybackend.core.job.pickling import Pickler, pickle_value
+
+# Keras traces these when they are first needed; they are not sent.
+TRACED = ("train_function", "test_function", "predict_function")
+# Name of a node in a functional model: it begins with the address of a layer in this process.
+_NODE = re.compile(r"(\d+)(\D.*)")
+# Stack that a thread reserves; only deeply nested objects use it.
+_STACK_BYTES = 512 << 20
+_DEEPEST = 200_000
+
+
+def pickle_objects(value: Any) -> bytes:
+    """Pickle a value that holds models, layers, optimizers or callbacks.
+
+    Raises
+    ------
+    InputError
+        Names the attribute that cannot be pickled, such as a lock or an open file.
+    """
+    return pickle_value(value, "the model", dump=_dump)
+
+
+def unpickle_objects(content: bytes) -> Any:
+    """Unpickle bytes that `pickle_objects` returned. Only for data from this job's own driver."""
+    return cloudpickle.loads(content)
+
+
+def take_snapshot(value: Any) -> Callable[[], Any]:
+    """Return a function that returns a new copy of the value's current state on each call.
+
+    For use in this process: the copies share classes and functions with the original.
+    """
+    shared: list[Any] = []
+    return _Snapshot(_dump(value, lambda _: None, shared), shared)
+
+
+class _Snapshot:
+    """Result of `take_snapshot`; when pickled, it becomes a `_Copies`, for any process."""
+
+    def __init__(self, content: bytes, shared: list[Any]) -> None:
+        self._content = content
+        self._shared = shared
+
+    def __call__(self) -> Any:
+        return _LocalUnpickler(io.BytesIO(self._content), self._shared).load()
+
+    def __reduce__(self) -> Any:
+        return _Copies, (pickle_objects(self()),)
+
+
+class _Copies:
+    """Callable that returns a new copy of a value."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __call__(self) -> Any:
+        return unpickle_objects(self._content)
+
+
+def _dump(value: Any, send_code: Callable[[Any], None], shared: list[Any] | None = None) -> bytes:
+    """Pickle in a thread with a large stack: each layer is pickled inside the previous one."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, value, send_code, shared)
+    limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
+    try:
+        sys.setrecursionlimit(max(limit, _DEEPEST))
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(pickler.dump, value).result()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(stack)
+    return file.getvalue()
+
+
+class _Pickler(Pickler):
+    """Pickler for objects that Keras would write as a file, and that TensorFlow cannot pickle.
+
+    Within this process, ``shared`` gets the classes and functions, and numbers are written in their
+    place.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        value: Any,
+        send_code: Callable[[Any], None],
+        shared: list[Any] | None,
+    ) -> None:
+        super().__init__(file, protocol=4)
+        self._send_code = send_code
+        self._shared = shared
+        self._known = {id(part): part for part in find_parts(value)}
+        self._keys = {
+            key: (part, name)
+            for part in self._known.values()
+            if isinstance(part, keras.Variable)
+            for name, key in _texts(part.value)
+        }
+
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the index of a class or function in ``shared``; None: the value is pickled.
+
+        A function with a closure may hold copied objects, so it is pickled.
+        """
+        is_plain = isinstance(value, FunctionType) and value.__closure__ is None
+        if self._shared is None or not (is_plain or isinstance(value, type)):
+            return None
+        self._shared.append(value)
+        return len(self._shared) - 1
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
+        self._send_code(value)
+        if isinstance(value, (type, FunctionType)):
+            return super().reducer_override(value)
+        if reduced := _reduce_tensorflow(value):
+            return reduced
+        kind = type(value)
+        if isinstance(value, weakref.ref):
+            return _make_reference, (value(),)
+        if not _is_of_keras(kind):
+            return super().reducer_override(value)
+        if isinstance(value, (list, dict, set)):
+            plain = next(base for base in (list, dict, set) if isinstance(value, base))
+            return _make_empty, (kind,), (dict(vars(value)), plain(value)), None, None, _fill
+        if not hasattr(value, "__dict__"):
+            return super().reducer_override(value)
+        _reject_own_state(kind)
+        return _make_empty, (kind,), (self._attributes(value), ()), None, None, _fill
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        attributes = dict(vars(value))
+        if isinstance(value, keras.Model):
+            attributes |= {name: None for name in TRACED if name in attributes}
+        return {name: self._free(item) for name, item in attributes.items()}
+
+    def _free(self, item: Any) -> Any:
+        """Replace keys that are addresses or names, which differ in other processes."""
+        if isinstance(item, dict) and item and all(key in self._keys for key in item):
+            return _Renamed([(*self._keys[key], each) for key, each in item.items()])
+        if isinstance(item, set) and item and all(key in self._keys for key in item):
+            return _Renamed([(*self._keys[key], None) for key in item], is_set=True)
+        if isinstance(item, set) and any(type(key) is int and key in self._known for key in item):
+            return _Addresses([self._known[key] for key in item if key in self._known])
+        if isinstance(item, set) and item:
+            found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
+            nodes = [
+                (self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known
+            ]
+            if len(nodes) == len(item):
+                return _Nodes(nodes)
+        return item
+
+
+class _LocalUnpickler(pickle.Unpickler):
+    """Unpickler for what `_Pickler` wrote in this process."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, number: Any) -> Any:
+        """Return the class or function with this number."""
+        return self._shared[number]
+
+
+class _Renamed:
+    """Dict or set whose keys are names that variables have in their own process."""
+
+    def __init__(self, items: list[tuple[Any, str, Any]], is_set: bool = False) -> None:
+        self._items = items
+        self._is_set = is_set
+
+    def restore(self) -> dict[Any, Any] | set[Any]:
+        found = {vars(variable.value)[name]: item for variable, name, item in self._items}
+        return set(found) if self._is_set else found
+
+
+class _Nodes:
+    """Set of node names, each of which begins with the address of a layer."""
+
+    def __init__(self, nodes: list[tuple[Any, str]]) -> None:
+        self._nodes = nodes
+
+    def restore(self) -> set[str]:
+        return {f"{id(layer)}{rest}" for layer, rest in self._nodes}
+
+
+class _Addresses:
+    """Set of addresses of parts, with which Keras marks objects as visited."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    def restore(self) -> set[int]:
+        return {id(part) for part in self._parts}
+
+
+def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
+    """Set the attributes and items of an object, without calling its own methods."""
+    attributes, items = state
+    vars(value).update(
+        {
+            name: item.restore() if isinstance(item, (_Renamed, _Nodes, _Addresses)) else item
+            for name, item in attributes.items()
+        }
+    )
+    if isinstance(value, list):
+        list.extend(value, items)
+    elif isinstance(value, dict):
+        dict.update(value, items)
+    elif isinstance(value, set):
+        set.update(value, items)
+
+
+def _is_of_keras(kind: Any) -> bool:
+    """Return whether a class is from Keras, or its objects are pickled by Keras's `__reduce__`."""
+    by_keras = (getattr(kind.__reduce__, "__module__", None) or "").startswith("keras.")
+    is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__getnewargs__")
+    return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
+
+
+def _reject_own_state(kind: type) -> None:
+    """Reject a class that defines its objects' state itself, which may be more than attributes."""
+    for base in kind.__mro__:
+        is_library = base.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
+        for name in () if is_library else ("__slots__", "__getstate__", "__setstate__"):
+            if name in vars(base):
+                raise TypeError(f"the class {base.__qualname__} has {name}")
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether a class uses Python's default pickling; an Enum, for example, does not."""
+    return kind.__reduce__ is object.__reduce__
+
+
+def _reduce_tensorflow(value: Any) -> Any:
+    if isinstance(value, tf.Variable):
+        if value.constraint is not None:
+            raise TypeError(f"the TensorFlow variable {value.name} has a constraint")
+        options = {
+            "trainable": value.trainable,
+            "name": value.name.partition(":")[0],
+            "dtype": value.dtype.name,
+            "aggregation": value.aggregation,
+            "shape": value.shape.as_list() if value.shape.rank is not None else None,
+        }
+        return _make_variable, (value.numpy(), options)
+    if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
+        raise TypeError("it contains a TensorFlow lookup table, as TextVectorization does")
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        return tf.constant, (value.numpy(), value.dtype.name)
+    if isinstance(value, tf.DType):
+        return tf.as_dtype, (value.name,)
+    if isinstance(value, tf.distribute.Strategy):
+        return tf.distribute.get_strategy, ()
+    if isinstance(value, tf.lookup.StaticHashTable):
+        keys, values = value.export()
+        return _make_table, (keys.numpy(), values.numpy(), value.default_value.numpy())
+    return None
+
+
+def _make_empty(kind: Any) -> Any:
+    """Return an object without attributes: the `__init__` of its class is not called."""
+    return kind.__new__(kind)
+
+
+def _make_variable(content: Any, options: Mapping[str, Any]) -> Any:
+    return tf.Variable(content, **options)
+
+
+def _make_table(keys: Any, values: Any, default: Any) -> Any:
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default)
+
+
+def _make_reference(value: Any) -> Callable[[], Any]:
+    return (lambda: None) if value is None else weakref.ref(value)
+
+
+def _texts(variable: Any) -> Iterator[tuple[str, str]]:
+    return ((name, item) for name, item in vars(variable).items() if isinstance(item, str))
+
+
+def find_parts(value: Any) -> Iterator[Any]:
+    """Yield the layers, operations and variables of a value."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, (list, tuple, set)):
+            waiting.extend(part)
+        elif isinstance(part, Mapping):
+            waiting.extend(part.values())
+        elif isinstance(part, keras.Variable):
+            yield part
+        elif isinstance(part, (keras.Operation, keras.optimizers.Optimizer)):
+            yield part
+            waiting += [vars(part), getattr(part, "operations", ())]

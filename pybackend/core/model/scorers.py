@@ -1,0 +1,175 @@
+"""Loaded models in Spark's Python processes: they compute the outputs of batches of rows.
+
+This file is imported on the executors. ONNX Runtime needs neither TensorFlow nor Keras there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.data.arrays import nest
+from pybackend.core.data.ragged import Ragged, to_dense
+from pybackend.core.data.rows import Rows, reshape_columns, to_rows
+from pybackend.core.errors import InputError
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]
+# A model's outputs may be much larger than its inputs; Arrow's lists hold 2**31 numbers.
+_BLOCK_BYTES = 64 << 20
+
+
+class Scorer(Protocol):
+    """A loaded model."""
+
+    def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
+        """Return the shape of a row of each input, by its column, if it is known."""
+
+    def reshape(self, rows: Rows) -> Rows:
+        """Return the rows in the shapes of the inputs."""
+
+    def compute(self, batch: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs for a batch, flattened."""
+
+
+class KerasScorer:
+    """A model that Keras computes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
+        """Return the shape of a row of each input, by its column, if it is known."""
+        from pybackend.core.model.inputs import name_inputs
+
+        inputs = name_inputs(self._model)
+        is_one = len(inputs) == 1 and "x" in columns
+        return {
+            "x" if is_one else f"x/{name}": tuple(tensor.shape[1:])
+            for name, tensor in inputs.items()
+        }
+
+    def reshape(self, rows: Rows) -> Rows:
+        """Return the rows in the shapes of the inputs."""
+        from pybackend.core.model.inputs import reshape_rows
+
+        return reshape_rows(rows, self._model)
+
+    def compute(self, batch: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs for a batch, flattened."""
+        import keras
+        import tensorflow as tf
+
+        given = nest({key: tf.convert_to_tensor(array) for key, array in batch.items()})
+        x = keras.utils.unpack_x_y_sample_weight(given)[0]
+        outputs: list[Array] = keras.tree.flatten(self._model.predict_on_batch(x))
+        return outputs
+
+
+@dataclass(frozen=True)
+class OnnxInput:
+    """An input of an ONNX model.
+
+    Attributes
+    ----------
+    column
+        Name of the tensor that feeds it.
+    shape
+        Shape of a row.
+    dtype
+        Type of its numbers; unlike Keras, ONNX Runtime converts none.
+    """
+
+    column: str
+    shape: Shape
+    dtype: str
+
+
+class OnnxScorer:
+    """A model that ONNX Runtime computes on the CPU.
+
+    Parameters
+    ----------
+    content
+        The ONNX file.
+    inputs
+        In the order of the file's inputs.
+    threads
+        Number of threads that compute.
+
+    Raises
+    ------
+    InputError
+        ONNX Runtime is not installed.
+    """
+
+    def __init__(self, content: bytes, inputs: Sequence[OnnxInput], threads: int) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise InputError(
+                f"onnxruntime is not installed for {sys.executable} on this executor "
+                f"({error}): install it there, or predict with the runtime of Keras"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        self._session = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"]
+        )
+        names = [one.name for one in self._session.get_inputs()]
+        self._inputs = list(zip(names, inputs, strict=True))
+        self._shapes = {one.column: one.shape for one in inputs}
+
+    def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
+        """Return the shape of a row of each input, by its column."""
+        return self._shapes
+
+    def reshape(self, rows: Rows) -> Rows:
+        """Return the rows in the shapes of the inputs."""
+        return reshape_columns(rows, self._shapes)
+
+    def compute(self, batch: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs for a batch, flattened."""
+        given = {
+            name: np.ascontiguousarray(batch[one.column], one.dtype) for name, one in self._inputs
+        }
+        outputs: list[Array] = self._session.run(None, given)
+        return outputs
+
+
+def predict_rows(
+    scorer: Scorer, tensors: Mapping[str, Array | Ragged], batch_size: int
+) -> Iterator[list[Array]]:
+    """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory.
+
+    Raises
+    ------
+    InputError
+        The rows do not have the shape of the model's input.
+    """
+    shapes = scorer.find_shapes(list(tensors))
+    rows: Rows = to_rows(
+        {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
+    )
+    rows = scorer.reshape(rows)
+    parts, size = [], 0
+    for first in range(0, len(rows), batch_size):
+        last = min(first + batch_size, len(rows))
+        parts.append(scorer.compute(rows.take(np.arange(first, last))))
+        size += sum(output.nbytes for output in parts[-1])
+        if size >= _BLOCK_BYTES or last == len(rows):
+            yield [np.concatenate(part) for part in zip(*parts, strict=True)]
+            parts, size = [], 0
+
+
+def _find_length(tensor: Array | Ragged, shape: Shape | None) -> int:
+    """Return the length to which an input pads rows of any length; 0: that of the longest row."""
+    if not isinstance(tensor, Ragged) or shape is None or len(shape) != tensor.values.ndim:
+        return 0
+    return shape[0] or 0

@@ -1,0 +1,325 @@
+"""View of a model: its layers, optimizers, metrics, variables and custom objects.
+
+No other module walks over the parts of a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_LIBRARIES = {"keras", "numpy", "tensorflow"}
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelView:
+    """Parts of a model, which is searched once for each kind of part.
+
+    Building the model, its first step and callbacks may create further parts, which only a later
+    view has (`renewed`). Settings of the parts, such as ``trainable``, are always current.
+    """
+
+    model: Any
+
+    def renewed(self) -> ModelView:
+        """Return a view that also has the parts that were created since this one."""
+        return ModelView(self.model)
+
+    @cached_property
+    def layers(self) -> list[Any]:
+        """Layers of the model, and the layers that these hold in any attribute."""
+        found: dict[int, Any] = {id(self.model): self.model}
+        waiting = [self.model]
+        while waiting:
+            for leaf in flatten(list(vars(waiting.pop()).values())):
+                if isinstance(leaf, keras.layers.Layer) and id(leaf) not in found:
+                    found[id(leaf)] = leaf
+                    waiting.append(leaf)
+        return list(found.values())[1:]
+
+    @property
+    def parts(self) -> list[Any]:
+        """The model and its layers."""
+        return [self.model, *self.layers]
+
+    @cached_property
+    def other_optimizers(self) -> dict[str, Any]:
+        """Optimizers that a train_step may use besides the compiled one, by attribute.
+
+        Keras's own train_step uses none. The inner optimizer of a loss-scaling optimizer does not
+        count.
+        """
+        if not has_own(self.model, "train_step"):
+            return {}
+        compiled = self.model.optimizer
+        found: dict[int, tuple[str, Any]] = {}
+        for part in self.parts:
+            # TensorFlow holds all of them a second time, in an attribute of its own.
+            for name, value in sorted(vars(part).items(), key=lambda item: item[0].startswith("_")):
+                for number, leaf in enumerate(flatten(value)):
+                    if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not compiled:
+                        found.setdefault(id(leaf), (f"{name}[{number}]" if number else name, leaf))
+        for optimizer in [compiled, *(one for _, one in list(found.values()))]:
+            found.pop(id(getattr(optimizer, "inner_optimizer", None)), None)
+        return dict(found.values())
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """All optimizers, the one given to `compile` first."""
+        return [self.model.optimizer, *self.other_optimizers.values()]
+
+    @property
+    def optimizer_variables(self) -> list[Any]:
+        """Variables of all optimizers."""
+        return [variable for one in self.optimizers for variable in one.variables]
+
+    @cached_property
+    def metrics(self) -> list[Any]:
+        """Metrics in all attributes of the model and its layers, not only in its ``metrics``."""
+        leaves = [leaf for part in self.parts for leaf in flatten(vars(part))]
+        return [leaf for leaf in leaves if isinstance(leaf, keras.metrics.Metric)]
+
+    @cached_property
+    def custom_parts(self) -> list[Any]:
+        """User-defined functions, and instances of classes, in the model and its settings."""
+        found: dict[int, Any] = {}
+        waiting = [self.model]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in found or inspect.isclass(part):
+                continue
+            if _derives_from_keras(type(part)):
+                waiting += flatten([one for one in vars(part).values() if not _is_wrapper(one)])
+            elif not callable(part):
+                continue
+            found[id(part)] = part
+        return [part for part in found.values() if is_custom(part)]
+
+    @property
+    def custom_objects(self) -> dict[str, Any]:
+        """Classes and functions that are not Keras's, by name.
+
+        These are layers, losses, metrics, optimizers, schedules, regularizers, constraints,
+        initializers and activations.
+        """
+        return {one.__name__: one for one in self._custom_kinds if one.__name__.isidentifier()}
+
+    @property
+    def equal_names(self) -> list[str]:
+        """Names shared by user-defined classes or functions: a file stores one for each name."""
+        names = [kind.__name__ for kind in self._custom_kinds]
+        return sorted({name for name in names if names.count(name) > 1})
+
+    @property
+    def _custom_kinds(self) -> list[Any]:
+        kinds = [one if inspect.isfunction(one) else type(one) for one in self.custom_parts]
+        return list({id(kind): kind for kind in kinds}.values())
+
+    @property
+    def half_variables(self) -> set[int]:
+        """Identities of the variables whose layer computes in float16."""
+        types: dict[int, str] = {}
+        # An inner layer has fewer variables, and its compute type decides.
+        for layer in sorted(self.layers, key=lambda one: -len(one.variables)):
+            types |= {id(v): str(layer.compute_dtype) for v in layer.variables}
+        return {key for key, name in types.items() if name == "float16"}
+
+    @property
+    def has_half_layers(self) -> bool:
+        """True if a layer computes in half precision."""
+        return any(str(layer.compute_dtype) in _HALF for layer in self.layers)
+
+    @property
+    def has_mixed_layers(self) -> bool:
+        """True if a layer is mixed, as defined by `is_mixed`."""
+        return any(map(is_mixed, self.layers))
+
+    @property
+    def synchronized(self) -> list[Any]:
+        """Layers that normalize by the statistics of all workers' rows."""
+        return [layer for layer in self.layers if getattr(layer, "synchronized", False)]
+
+    @property
+    def unsynchronized(self) -> list[Any]:
+        """Layers that normalize by each worker's own rows, a documented difference."""
+        return [one for one in self._normalizing if one.trainable and not one.synchronized]
+
+    @property
+    def normalizing_variables(self) -> set[int]:
+        """Identities of the statistics of batch normalization."""
+        return {id(v) for layer in self._normalizing for v in layer.non_trainable_variables}
+
+    @property
+    def _normalizing(self) -> list[Any]:
+        return [one for one in self.layers if isinstance(one, keras.layers.BatchNormalization)]
+
+    @property
+    def has_masked_loss(self) -> bool:
+        """True if a mask or an ignored class may exclude rows or time steps from the loss."""
+        if find_ignored_class(self.model) is not None:
+            return True
+        if not any(map(_makes_mask, self.layers)):
+            return False
+        outputs = find_outputs(self.model)
+        return outputs is None or any(len(output.shape) >= 3 for output in outputs)
+
+    def list_variables(self, without: tuple[type, ...] = ()) -> list[Any]:
+        """Return all variables of the model, its losses and metrics, including those in closures.
+
+        From the optimizer, only scalars are included, such as its step count. A new search: a call
+        of the model may create variables, even in parts that are known.
+
+        Parameters
+        ----------
+        without
+            Classes of objects whose variables are left out.
+        """
+        found: dict[int, Any] = {}
+        seen: set[int] = set()
+        optimizer = getattr(self.model, "optimizer", None)
+        waiting = [self.model]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen or part is optimizer:
+                continue
+            seen.add(id(part))
+            if isinstance(part, without):
+                continue
+            if isinstance(part, keras.Variable):
+                found[id(part.value)] = part.value
+            elif isinstance(part, tf.Variable):
+                found[id(part)] = part
+            elif isinstance(part, tf.random.Generator):
+                found[id(part.state)] = part.state
+            elif _may_have_variables(part):
+                waiting += flatten(list(vars(part).values()))
+            elif inspect.isfunction(part):
+                enclosed = read_closure(part)
+                waiting += [v for v in enclosed if isinstance(v, keras.Variable | tf.Variable)]
+        numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
+        return [*found.values(), *(v for v in numbers if id(v) not in found)]
+
+
+def build_model(model: Any, inputs: Any) -> None:
+    """Call a model, so that it creates its missing weights.
+
+    A model without its own `call`, such as a GAN of two networks, has the weights of its layers.
+    """
+    if model.built and all(layer.built for layer in ModelView(model).layers):
+        return
+    if type(model).call is not keras.Model.call:
+        model(inputs)
+    else:
+        model.built = True  # otherwise Keras writes no weights
+
+
+def list_other_variables(model: Any) -> list[Any]:
+    """Return the variables that are not weights, such as the states of random generators."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
+
+
+def has_own(part: Any, *methods: str) -> bool:
+    """Return whether an object's class overrides one of these methods of Keras."""
+    return not all(is_of_keras(getattr(type(part), name)) for name in methods)
+
+
+def is_of_keras(function: Any) -> bool:
+    """Return whether a method, function or class is Keras's own."""
+    return str(function.__module__).startswith("keras.")
+
+
+def is_mixed(layer: Any) -> bool:
+    """Return whether a layer computes in half precision with variables in float32."""
+    has_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
+    is_half = str(layer.compute_dtype) in _HALF and str(layer.variable_dtype) == "float32"
+    return is_half and not has_map
+
+
+def find_ignored_class(model: Any) -> Any:
+    """Return the class that a loss of the model ignores, or None."""
+    ignored = [getattr(loss, "ignore_class", None) for loss in flatten(model.loss)]
+    return next((number for number in ignored if number is not None), None)
+
+
+def find_outputs(model: Any) -> Any:
+    """Return a model's outputs; None for a subclassed model, which must run first."""
+    try:
+        return model.outputs or []
+    except AttributeError:
+        return None
+
+
+def _makes_mask(layer: Any) -> bool:
+    is_masking = isinstance(layer, keras.layers.Masking)
+    return has_own(layer, "compute_mask") or is_masking or getattr(layer, "mask_zero", False)
+
+
+def _may_have_variables(part: Any) -> bool:
+    """Return whether this is a part of Keras or TensorFlow, or of a user-defined class."""
+    if _derives_from_keras(type(part)) or isinstance(part, tf.Module):
+        return True
+    if inspect.isclass(part) or inspect.isroutine(part) or not hasattr(part, "__dict__"):
+        return False
+    return is_custom(part) and not type(part).__module__.startswith("pybackend.")
+
+
+def read_closure(function: Any) -> list[Any]:
+    """Return the values in a function's closure."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it has no value yet
+            found.append(cell.cell_contents)
+    return found
+
+
+def find_replaced_methods(part: Any) -> list[str]:
+    """Return the names of methods that an object overrides with attributes."""
+    return [
+        name
+        for name, value in vars(part).items()
+        if callable(value) and callable(getattr(type(part), name, None)) and not _is_wrapper(value)
+    ]
+
+
+def _is_wrapper(value: Any) -> bool:
+    """Return whether this is Keras's wrapper of a layer's method, such as `build`."""
+    return inspect.isfunction(value) and str(value.__globals__["__name__"]).startswith("keras.")
+
+
+def is_custom(part: Any) -> bool:
+    """Return whether a function, or the class of an object, is user-defined."""
+    return is_defined_by_user(part if inspect.isfunction(part) else type(part))
+
+
+def is_defined_by_user(kind: Any) -> bool:
+    """Return whether a class or function is neither from a library nor one of our wrappers."""
+    package = str(kind.__module__).partition(".")[0]
+    if str(kind.__module__).startswith("pybackend.core.engine."):
+        return False
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def _derives_from_keras(kind: type) -> bool:
+    """Return whether a class is a Keras class, or is derived from one."""
+    return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
+        kind, "__dict__"
+    )
+
+
+def flatten(value: Any) -> list[Any]:
+    """Return the leaves of nested lists, tuples and dicts; None is not a leaf."""
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in flatten(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flatten(item)]
+    return [] if value is None else [value]

@@ -1,0 +1,398 @@
+"""The task's end of a feed: send the rows of a partition to a worker, and receive results."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pybackend.core.errors import ClusterError
+from pybackend.core.job.codec import encode_line
+from pybackend.core.net.greeting import RejectedError
+from pybackend.core.net.rendezvous import connect, split_address
+from pybackend.core.net.stream import Stream, wait_any
+from pybackend.tfos.feed.items import decode_items, read_batch, write_batch
+from pybackend.tfos.feed.protocol import (
+    PURPOSE,
+    Asks,
+    Begins,
+    Closes,
+    Done,
+    Ends,
+    Fails,
+    Greets,
+    Known,
+    Quits,
+    RowsAhead,
+    Skips,
+    Starts,
+    Taken,
+    read,
+    read_rows,
+)
+
+# With more rows, their Python objects no longer fit into a processor's cache.
+MOST_ROWS = 256
+_CONNECT_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+# Number of workers from which the one with the fewest feeding tasks is chosen.
+_CHOICES = 2
+_ANSWER_SECONDS = 30.0
+
+
+class FeedTimeoutError(ClusterError):
+    """A worker has not taken a row for too long."""
+
+
+@dataclass(frozen=True)
+class Feeder:
+    """Client that tasks use to feed the workers that take rows.
+
+    Attributes
+    ----------
+    addresses
+        ``host:port`` of each worker that takes rows, by rank.
+    token
+        Secret that a feeder must prove it knows.
+    timeout
+        Seconds after which the feeder fails if no row is taken, or no result arrives.
+    """
+
+    addresses: dict[int, str]
+    token: str = field(repr=False)
+    timeout: float
+
+    def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
+        """Feed a partition; return how many of its rows the function took or declined.
+
+        Raises
+        ------
+        ClusterError
+            No worker takes rows, or the function failed or has not taken a row for too long.
+        """
+        first = next(batches, None)
+        if first is None:
+            return 0
+        known = self._ask(name, partition, attempt)
+        try:
+            return self._feed(
+                _chain(first, batches), Begins(name, partition, attempt, False, 0), known
+            )
+        except FeedTimeoutError as error:
+            self.quit(name, str(error))
+            raise
+
+    def _feed(self, batches: Iterator[Any], begins: Begins, known: Sequence[Known]) -> int:
+        skipped = sum(answer.rows for answer in known)
+        marks = {answer.place: answer.digest for answer in known if answer.rows}
+        conversation = self._begin(begins)
+        with contextlib.closing(conversation):
+            for rows, content, mark in _drop_rows(batches, skipped, marks):
+                if not conversation.send(rows, content, mark):
+                    return conversation.taken + skipped
+            for _ in conversation.finish():
+                pass
+            return conversation.taken + skipped
+
+    def infer(
+        self, batches: Iterator[Any], name: str, partition: int, attempt: int
+    ) -> Iterator[Any]:
+        """Feed a partition, and yield a result for each row, in row order.
+
+        Raises
+        ------
+        ClusterError
+            As in `feed`; also if the function did not return one result per row.
+        """
+        first = next(batches, None)
+        if first is None:
+            return
+        # The function sees rows of an earlier attempt again; each still gets one result.
+        conversation = self._begin(Begins(name, partition, attempt, True, 0))
+        with contextlib.closing(conversation):
+            for batch in _chain(first, batches):
+                conversation.send(batch.num_rows, write_batch(batch))
+                yield from conversation.take_results()
+            yield from conversation.finish()
+
+    def close(self) -> bool:
+        """Notify the workers that no more feeds follow; return whether all of them received it."""
+        return self._tell_all(Closes())
+
+    def quit(self, name: str, reason: str) -> None:
+        """Notify the workers why a feed failed, so that no further task starts to feed for it."""
+        self._tell_all(Quits(name, reason))
+
+    def _tell_all(self, message: Any) -> bool:
+        count = 0
+        for rank in self.addresses:
+            with (
+                contextlib.suppress(OSError, ValueError),
+                contextlib.closing(self._connect(rank)[0]) as stream,
+            ):
+                stream.send_all(encode_line(message), _ANSWER_SECONDS)
+                read(stream, Done, seconds=_ANSWER_SECONDS)
+                count += 1
+        return count == len(self.addresses)
+
+    def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
+        """Return what the workers know about earlier attempts of this task, and end those."""
+        known: list[Known] = []
+        lost: list[str] = []
+        for rank, address in self.addresses.items():
+            try:
+                stream = self._connect(rank)[0]
+                with contextlib.closing(stream):
+                    stream.send_all(encode_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
+                    answer = read(stream, Known, Fails, seconds=_ANSWER_SECONDS)
+            except (OSError, ValueError) as error:
+                lost.append(f"worker {rank} at {address} ({error})")
+                continue
+            if isinstance(answer, Fails):
+                raise ClusterError(answer.reason)
+            known.append(answer)
+        # Each attempt asks all running workers, so every worker that runs now would know of it.
+        if lost and any(answer.was_asked for answer in known):
+            raise ClusterError(
+                f"Spark retried a task, but {lost[0]} cannot be asked which of its rows it took: "
+                "a row might be used twice. Its function returned, or this host cannot reach it "
+                "over the network; all functions must take rows until the feeds end"
+            )
+        return known
+
+    def _begin(self, begins: Begins) -> _Conversation:
+        """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
+        hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
+        near = [rank for rank, host in hosts.items() if _is_here(host)]
+        far = [rank for rank in self.addresses if rank not in near]
+        found: dict[int, tuple[Stream, int]] = {}
+        errors: list[str] = []
+        for ranks in (near, far):
+            turn = begins.partition % max(1, len(ranks))
+            for rank in [*ranks[turn:], *ranks[:turn]]:
+                if len(found) == _CHOICES:
+                    break
+                try:
+                    found[rank] = self._connect(rank)
+                except (OSError, ValueError) as error:
+                    errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
+            if found:
+                break
+        if not found:
+            raise ClusterError(
+                f"no worker is taking rows anymore: {', '.join(errors)}. Their functions returned "
+                "or failed, or this host cannot reach them over the network; TFCluster.shutdown() "
+                "shows the reason"
+            )
+        rank = _agree(begins, found)
+        for other, (stream, _) in found.items():
+            if other != rank:
+                stream.close()
+        chosen = found[rank][0]
+        chosen.keep_alive()
+        worker = f"worker {rank} at {self.addresses[rank]}"
+        return _Conversation(chosen, worker, self.timeout, begins.wants_results)
+
+    def _connect(self, rank: int) -> tuple[Stream, int]:
+        """Connect to a worker, and retry unless no process listens there."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                return self._greet(rank, max(1.0, deadline - time.monotonic()))
+            except (ConnectionRefusedError, RejectedError):
+                raise
+            except OSError:  # the worker may be overloaded by many connections at once
+                if time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
+        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, seconds)
+        try:
+            return stream, read(stream, Greets, seconds=seconds).feeds
+        except BaseException:
+            stream.close()
+            raise
+
+
+class _Conversation:
+    """A running feed: the rows that were sent, and the worker's answers."""
+
+    def __init__(self, stream: Stream, worker: str, timeout: float, wants_results: bool) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._timeout = timeout
+        self._wants_results = wants_results
+        self._moved = time.monotonic()
+        self._sent = 0
+        self._results: list[Any] = []
+        self._received = 0
+        self._has_ended = False
+        self.taken = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+    def send(self, rows: int, content: Any, mark: tuple[int, str] = (0, "")) -> bool:
+        """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
+        self._moved = time.monotonic()  # computing the rows is not the worker's time
+        self._sent += rows
+        return self._send(encode_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
+
+    def take_results(self) -> list[Any]:
+        """Return the results that have arrived and have not been taken yet."""
+        while not self._has_ended and self._stream.wait_readable(0):
+            self._hear()
+        results, self._results = self._results, []
+        return results
+
+    def finish(self) -> Iterator[Any]:
+        """Signal the end of the rows, wait until they have been processed, and yield results."""
+        self._moved = time.monotonic()
+        self._send(encode_line(Ends()))
+        while not self._has_ended:
+            yield from self._results
+            self._results = []
+            if self._stream.wait_readable(self._remaining()):
+                self._hear()
+            else:
+                self._give_up()
+        yield from self._results
+        self._results = []
+
+    def _send(self, content: Any) -> bool:
+        rest = memoryview(content)
+        while rest and not self._has_ended:
+            if self._stream.wait_readable(0):
+                self._hear()
+                continue
+            try:
+                sent = self._stream.send_some([rest])
+            except OSError:  # the worker closed it, and may have sent the reason
+                self._hear()
+                continue
+            rest = rest[sent:]
+            if not sent and not wait_any([self._stream], [self._stream], self._remaining()):
+                self._give_up()
+        return not self._has_ended
+
+    def _hear(self) -> None:
+        try:
+            message = read(
+                self._stream, RowsAhead, Taken, Done, Skips, Fails, seconds=self._timeout
+            )
+            if isinstance(message, RowsAhead):
+                found = decode_items(read_rows(self._stream, message, read_batch))
+                self._received += len(found)
+                self._results += found
+        except (OSError, ValueError) as error:
+            raise ClusterError(
+                f"{self._worker} was lost while it was fed ({error}): its process exited, or its "
+                "host failed; TFCluster.shutdown() shows the reason"
+            ) from error
+        self._moved = time.monotonic()
+        if isinstance(message, Taken):
+            self.taken = message.rows
+        elif isinstance(message, Fails):
+            raise ClusterError(f"{self._worker} failed: {message.reason}")
+        elif isinstance(message, (Done, Skips)):
+            self._has_ended = True
+
+    def _remaining(self) -> float:
+        return max(0.0, self._moved + self._timeout - time.monotonic())
+
+    def _give_up(self) -> None:
+        if self._wants_results and self.taken == self._sent:
+            raise FeedTimeoutError(
+                f"timeout while feeding: {self._worker} returned no result for {self._timeout:g} "
+                f"s (feed_timeout), after {self._received} results for {self._sent} rows. Its "
+                "function is still computing, or did not pass batch_results() one result per row"
+            )
+        raise FeedTimeoutError(
+            f"timeout while feeding: {self._worker} took no row for {self._timeout:g} s "
+            f"(feed_timeout), after {self.taken} of {self._sent} rows. Its function is still "
+            "computing, is waiting for another worker that has no rows, or does not call "
+            "next_batch(): raise feed_timeout, or check the function"
+        )
+
+
+_OTHER_ROWS = (
+    "Spark retried a task, but its rows differ from those taken before, or are in a different "
+    "order: rows might be lost or used twice. Cache, checkpoint or save the rows before you feed "
+    "them, because a shuffle or random sample can return different rows each time"
+)
+
+
+def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
+    """Start with one of several workers, while other tasks may do the same; return its rank."""
+    while True:
+        rank = min(found, key=lambda known: found[known][1])
+        stream, feeds = found[rank]
+        stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
+        answer = read(stream, Greets, Starts, Fails, seconds=_ANSWER_SECONDS)
+        if isinstance(answer, Fails):
+            raise ClusterError(answer.reason)
+        if isinstance(answer, Starts):
+            return rank
+        found[rank] = stream, answer.feeds
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _drop_rows(
+    batches: Iterator[Any], count: int, marks: Mapping[int, str]
+) -> Iterator[tuple[int, Any, tuple[int, str]]]:
+    """Yield batches without the rows already taken: number of rows, bytes, and the mark to send.
+
+    Raises
+    ------
+    ClusterError
+        The rows up to a mark differ from those that the mark describes.
+    """
+    digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
+    for batch in batches:
+        content = write_batch(batch)
+        digest.update(content)
+        place += batch.num_rows
+        mark = place, digest.hexdigest()
+        if rest.pop(place, mark[1]) != mark[1] or (place >= count and rest):
+            raise ClusterError(_OTHER_ROWS)
+        dropped = min(count - (place - batch.num_rows), batch.num_rows)
+        if 0 < dropped < batch.num_rows:
+            batch = batch.slice(dropped)
+            content, dropped = write_batch(batch), 0
+        if dropped <= 0:
+            yield batch.num_rows, content, mark
+    if rest or place < count:
+        raise ClusterError(_OTHER_ROWS)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether this is an address of this machine."""
+    try:
+        info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
+            probe.bind(info[4])
+    except OSError:
+        return False
+    return True
+
+
+def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
+    """Yield lists of items, short lists first, so that the first rows are sent immediately."""
+    size, part = 50, []
+    for item in items:
+        part.append(item)
+        if len(part) >= size:
+            yield part
+            part, size = [], min(most_rows, 2 * size)
+    if part:
+        yield part
