@@ -25,11 +25,6 @@ from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.messages import Announced, Event, Note
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.launchers import (
-    FED_SCHEMA,
-    DetachedLauncher,
-    FeedFrame,
-    FeedItems,
-    InferItems,
     SparkLauncher,
     driver_python,
     is_spark_frame,
@@ -39,7 +34,9 @@ from pybackend.core.launchers import (
 )
 from pybackend.core.net.rendezvous import new_token
 from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.launcher import DetachedLauncher
 from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
+from pybackend.tfos.feed.spark_task import FED_SCHEMA, FeedFrame, FeedItems, InferItems
 from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
 from pybackend.tfos.session import default_fs, session_of
 
