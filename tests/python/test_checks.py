@@ -129,6 +129,7 @@ CROSS_CUTTING = {
     "fork_server_spark": "fork servers of Spark's executors",
     "frames": "data frames of pandas, polars, Arrow and DuckDB",
     "examples": "the programs of examples/, run",
+    "release": "what a release consists of",
     "fuzz": "input that is damaged or hostile",
     "imports": "layers, and what imports cost",
     "migrating": "the pages of docs/migrating, run",
