@@ -238,8 +238,8 @@ history.
 Training stops before the next step. The error names the variables and the size of the difference,
 and explains what to do. If one process that computes each worker's rows separately gets another
 mean than the workers, the error reports that the fault is in tfdist. With `Exchange(audit="warn")`,
-a note appears instead. With `audit=False`, nothing is compared, and a loss that is not a mean over rows
-goes undetected. `LocalSteps` and asynchronous training are not exact and are not audited.
+a note appears instead. With `audit=False`, nothing is compared, and a loss that is not a mean over
+rows goes undetected. `LocalSteps` and asynchronous training are not exact and are not audited.
 
 `result.audit` contains the number of steps and of rows, and the largest relative difference.
 `print()`, `summary()` and the report show them: `audited on 9 of 3,000 steps against one process:
