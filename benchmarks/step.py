@@ -107,7 +107,7 @@ def train_apart(
     def work(context: pybackend.types.WorkerContext) -> Any:
         import keras
 
-        from pybackend.core.engine.feed import Feed
+        from pybackend.core.engine.batches import RowBatches
 
         own = [stopwatch(keras.callbacks.Callback)]
         if exchanged:
@@ -115,7 +115,7 @@ def train_apart(
         x, y = make_data()
         half = slice(context.rank, len(x), WORKERS)
         columns = {"x": x[half], "y": y[half]}
-        feed = Feed(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
+        feed = RowBatches(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
         del x, y
         build().fit(feed.dataset(), epochs=epochs, callbacks=own, verbose=0)
         return own[0].epochs[1:]

@@ -265,7 +265,7 @@ def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[s
 
 
 def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
-    from pybackend.core.engine.elastic import Membership, train_in_generations
+    from pybackend.core.engine.elastic.generations import Membership, train_in_generations
 
     def join(
         job: TrainingJob, rank: int, order: Order, server: socket.socket
@@ -316,7 +316,7 @@ def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> W
 
 
 def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
-    from pybackend.core.engine.score import score
+    from pybackend.core.engine.evaluation import score
 
     worker, order = worker.receive()
     sources, sent = _read_own(worker, order)

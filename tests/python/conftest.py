@@ -98,7 +98,7 @@ ALONE = [
     "test_elastic",
     "test_elastic_checkpoints",
     "test_function",
-    "test_feed",
+    "test_batches",
     "test_local",
     "test_fork_server",
     "test_scaling",

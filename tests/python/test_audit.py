@@ -20,7 +20,7 @@ import pybackend
 from pybackend.core.collective import Alone
 from pybackend.core.engine.audit_plan import AuditPlan
 from pybackend.core.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
-from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.step_difference import compare, measure_gradient, measure_variable
 from pybackend.core.engine.watched_gradients import check_sums
 from pybackend.core.job.options import Exchange

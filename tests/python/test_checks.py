@@ -133,6 +133,7 @@ CROSS_CUTTING = {
     "imports": "layers, and what imports cost",
     "migrating": "the pages of docs/migrating, run",
     "learning_rate": "`ScaleLearningRate` in trainings",
+    "local_steps": "trainings with `LocalSteps`",
     "notebook": "examples/notebooks, run by Jupyter's kernel",
     "particles": "examples/particles",
     "object_store": "checkpoints and models in S3",

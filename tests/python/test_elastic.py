@@ -29,7 +29,7 @@ from pybackend import (
     replay_batches,
     submit_training,
 )
-from pybackend.core.engine import elastic as elastic_engine
+from pybackend.core.engine.elastic import generations as elastic_engine
 from pybackend.core.errors import Failure
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Note, Order, Standby

@@ -185,13 +185,13 @@ LOOKS = {
     "model.compare": 1,
     # a worker's model, once it is loaded and once it is built
     "engine.replica": 2,
-    "engine.score": 2,
+    "engine.evaluation": 2,
     "parameter_server.chief": 1,
     # between steps
     "engine.sync": 2,
     "engine.state": 1,
-    "engine.steps": 1,
-    "engine.training_state": 1,
+    "engine.step_changes": 1,
+    "engine.checkpoint.training_state": 1,
     # a layer in another one
     "engine.one_process": 1,
 }

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from pybackend.core.engine.training_state import (
+from pybackend.core.engine.checkpoint.training_state import (
     continue_log,
     describe_callback,
     find_lost,

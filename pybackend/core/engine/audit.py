@@ -31,8 +31,9 @@ from pybackend.core.collective import (
 )
 from pybackend.core.engine.audit_plan import AuditPlan
 from pybackend.core.engine.audit_rows import UnequalRows, pack_rows
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.batches import PipelineBatches
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.merges import Merges
 from pybackend.core.engine.one_process import (
     OneProcess,
@@ -40,12 +41,11 @@ from pybackend.core.engine.one_process import (
     StepState,
     Values,
 )
-from pybackend.core.engine.pipeline_feed import PipelineFeed
 from pybackend.core.engine.replica import Replica, count_neighbours
 from pybackend.core.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.core.engine.state import find_differing, find_trained, uses_gpus
+from pybackend.core.engine.step_changes import count_accumulated_steps
 from pybackend.core.engine.step_clock import StepClock
-from pybackend.core.engine.steps import count_accumulated_steps
 from pybackend.core.engine.sync import EpochSync
 from pybackend.core.engine.traced_step import TracedStep
 from pybackend.core.engine.verdict import ABOUT_OWN_FAULT, Judge, Window, describe_error
@@ -107,7 +107,7 @@ class Auditor:
         report: Audit,
         class_weight: Any,
     ) -> None:
-        view, feed, job = replica.view, replica.feed, replica.job
+        view, feed, job = replica.view, replica.batches, replica.job
         self.report = report
         self.noise = Noise()
         """Records random draws for as long as the training lasts."""
@@ -164,7 +164,7 @@ class Auditor:
         if musts and ranks <= _MANY and totals is not None and totals[-1] != totals[0]:
             musts.add(feed.steps - 1)
         steps = feed.steps
-        if isinstance(feed, PipelineFeed):  # it retains only the first batch
+        if isinstance(feed, PipelineBatches):  # it retains only the first batch
             steps, first = 1, 0
             if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
                 first, musts = None, set()
@@ -413,9 +413,9 @@ class Auditor:
 
     def _refuse(self, window: Window, is_random: bool) -> str | None:
         """Return why steps cannot be compared, or None; the same on all workers."""
-        if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
+        if isinstance(self._feed, PipelineBatches) and window.steps != [0]:
             return "if `data` is a function, only the first batch of an epoch is stored"
-        if isinstance(self._feed, PipelineFeed) and self._feed.is_uneven:
+        if isinstance(self._feed, PipelineBatches) and self._feed.is_uneven:
             return (
                 "arrays of a batch have different numbers of rows, and cannot be concatenated "
                 "across the workers"

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.overrides import override
+from pybackend.core.engine.step_changes import StepCalls, override
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import broadcast_value, gather_values
-from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.one_process import StepState, Values
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import EpochSync
@@ -49,7 +49,7 @@ class Merges:
         metrics = self.state.list_metrics(self.exchange.shared_variables)
         results = self.replica.model.get_metrics_result()
         own = {
-            "rows": self.replica.feed.count_rows(),
+            "rows": self.replica.batches.count_rows(),
             # A train_step of a model's own may log other values by the name of a metric.
             "others": [
                 name

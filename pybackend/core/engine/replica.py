@@ -12,18 +12,17 @@ import numpy as np
 from pybackend.core.collective import Collective
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
-from pybackend.core.engine.feed import Feed
+from pybackend.core.engine.batches import Batches, PipelineBatches, RowBatches
+from pybackend.core.engine.evaluation import Validation, build_metrics
 from pybackend.core.engine.global_batch import (
     NOTHING,
     OverBatch,
     check_runs_eagerly,
     find_compiled_metrics,
 )
-from pybackend.core.engine.pipeline_feed import PipelineFeed
 from pybackend.core.engine.probes import MetricsKind, choose_rows, find_over, probe_metrics
 from pybackend.core.engine.save import SavingPlan, plan_saving
 from pybackend.core.engine.step_means import build_losses
-from pybackend.core.engine.validation import Validation, build_metrics
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import TrainingJob
@@ -72,7 +71,7 @@ class Replica:
     ----------
     view
         The model with all layers and weights, as it was before the first step.
-    feed
+    batches
         Batches of each epoch.
     rows
         The training rows, or some similar ones for a ``tf.data.Dataset``.
@@ -91,7 +90,7 @@ class Replica:
     emit: Emit
     loaded: LoadedModel
     view: ModelView
-    feed: Feed | PipelineFeed
+    batches: Batches
     rows: Rows
     callbacks: list[Any]
     inputs: Any
@@ -134,10 +133,10 @@ def make_replica(
     model, rank = loaded.model, collective.rank
     spools = [folder / name for name in counts if (folder / name).is_dir()]
     in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
-    feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
-    if isinstance(feed, PipelineFeed) and feed.is_uneven and job.workers > 1:
+    batches, rows = _make_batches(job, collective, counts, folder, model, stream, in_memory)
+    if isinstance(batches, PipelineBatches) and batches.is_uneven and job.workers > 1:
         emit(Note(_ABOUT_UNEVEN))
-    if isinstance(feed, Feed) and feed.begins_again(job.epochs - job.initial_epoch):
+    if isinstance(batches, RowBatches) and batches.begins_again(job.epochs - job.initial_epoch):
         emit(Note(_ABOUT_WRAPPING))
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
@@ -155,12 +154,12 @@ def make_replica(
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
         if over != NOTHING or has_own(model, "train_step") or view.synchronized:
-            check_runs_eagerly(model, feed.begins_empty)
+            check_runs_eagerly(model, batches.begins_empty)
     seed(rank)
     plan = plan_saving(loaded, view, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:
         build_losses(view, rows)
-    if model.run_eagerly and feed.may_be_empty:
+    if model.run_eagerly and batches.may_be_empty:
         build_metrics(model, rows)
     view = view.renewed()  # so have these two
     validation, validation_rows = None, None
@@ -177,7 +176,7 @@ def make_replica(
         emit=emit,
         loaded=loaded,
         view=view,
-        feed=feed,
+        batches=batches,
         rows=rows,
         callbacks=callbacks,
         inputs=inputs,
@@ -225,7 +224,7 @@ def _name(ranks: list[int]) -> str:
     return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _make_feed(
+def _make_batches(
     job: TrainingJob,
     collective: Collective,
     counts: Mapping[str, list[int]],
@@ -233,7 +232,7 @@ def _make_feed(
     model: Any,
     stream: Any,
     in_memory: bool,
-) -> tuple[Feed | PipelineFeed, Rows]:
+) -> tuple[Batches, Rows]:
     """Return the local batches, and similar rows."""
     if stream is not None:
         if job.workers > 1 and not job.has_global_loss and ModelView(model).has_masked_loss:
@@ -241,14 +240,14 @@ def _make_feed(
                 "masks reach the loss of this model, so its steps must be weighted by their "
                 "unmasked time steps: pass the rows themselves, not a `data` function"
             )
-        pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
-        return pipeline_feed, pipeline_feed.sample
+        pipeline = PipelineBatches(stream, collective, job.steps_per_epoch)
+        return pipeline, pipeline.sample
     spooled = StoredRows(folder / "train", in_memory)
     everything = reshape_rows(spooled, model)
     rows = everything
     if job.is_elastic and job.shuffle != "global":
         rows = ShardedRows(everything, job.workers, collective.rank)
-    feed = Feed(
+    batches = RowBatches(
         everything,
         counts["train"],
         collective.rank,
@@ -259,7 +258,7 @@ def _make_feed(
         batches=job.batches,
         has_all=job.is_elastic,
     )
-    return feed, rows
+    return batches, rows
 
 
 def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:

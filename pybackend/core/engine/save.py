@@ -9,8 +9,8 @@ from typing import Any, Literal
 import keras
 
 from pybackend.core.data.files import check_writable, write_whole
-from pybackend.core.engine.overrides import override
 from pybackend.core.engine.state import find_trained
+from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, Note

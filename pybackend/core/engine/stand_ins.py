@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pybackend.core.engine.overrides import override, override_each
+from pybackend.core.engine.step_changes import override, override_each
 from pybackend.core.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]

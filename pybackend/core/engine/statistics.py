@@ -20,8 +20,7 @@ import tensorflow as tf
 from keras import ops
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.step_changes import StepCalls, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting
 

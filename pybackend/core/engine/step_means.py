@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, make_zero_row
-from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.step_changes import StepCalls, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.model.compare import compute_loss, keep_state
 from pybackend.core.model.view import ModelView, find_ignored_class, has_own

@@ -10,9 +10,23 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.core.collective import Collective, all_sum, is_true_anywhere
+from pybackend.core.collective import all_sum, is_true_anywhere
+from pybackend.core.collective.tensorflow import GraphReduce
+from pybackend.core.engine.elastic.step_record import StepRecord, make_record
+from pybackend.core.engine.exchange.flat_buffer import TransferSettings
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.shards import Shards
+from pybackend.core.engine.exchange.synchronizer import (
+    NoExchange,
+    Preemption,
+    Synchronizer,
+    WeightAveraging,
+)
+from pybackend.core.engine.exchange.transports import GraphExchange
+from pybackend.core.engine.global_batch import OverBatch, find_compiled_metrics
 from pybackend.core.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.save import check_size
 from pybackend.core.engine.state import (
     find_differing_weights,
     find_other_state,
@@ -20,57 +34,92 @@ from pybackend.core.engine.state import (
     undo_drift,
     uses_gpus,
 )
-from pybackend.core.engine.synchronizer import Synchronizer
+from pybackend.core.engine.step_changes import Position
+from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.messages import EpochEnded, Note
-from pybackend.core.job.notice import Notice
+from pybackend.core.job.options import Exchange, LocalSteps
 from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
-from pybackend.core.model.view import ModelView
+from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
 
 
-class Preemption:
-    """Preempted ranks: each knows about itself at once; all learn of others at the same step.
+def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
+    """Make a job's synchronizer; this may turn off the model's ``jit_compile``, with a note."""
+    view, model, batches = replica.view, replica.model, replica.batches
+    job, collective = replica.job, replica.collective
+    if collective.world_size == 1:
+        # A single worker's checkpoints within an epoch are for any number of workers, too.
+        needs_record = job.is_elastic and job.checkpoint is not None
+        return NoExchange(_make_record(replica) if needs_record else None)
+    nominal = collective.world_size * job.batch_size
+    exchange = job.exchange
+    if isinstance(exchange, LocalSteps):
+        return WeightAveraging(
+            model,
+            clock.watch(collective),
+            every=exchange.steps,
+            learning_rate=exchange.learning_rate,
+            momentum=exchange.momentum,
+            may_be_empty=batches.may_be_empty,
+            nominal_rows=nominal,
+            compression=exchange.compression,
+        )
+    assert isinstance(exchange, Exchange)
+    over_metrics = replica.metrics == "not sums"
+    if model.jit_compile:
+        reason = None
+        if has_own(model, "train_step"):
+            reason = "the exchange inside a custom train_step"
+        elif view.synchronized:
+            reason = f"the exchange of statistics for layers with {setting(synchronized=True)}"
+        elif job.has_global_loss or over_metrics:
+            reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
+        elif job.shards_optimizer:
+            sharded = setting(shard_optimizer=True)
+            reason = f"the exchange of the weights that other workers update ({sharded})"
+        elif Position(batches).is_uneven:
+            reason = "the exchange of row counts for each array of a batch"
+        if reason is not None:
+            replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
+            model.jit_compile = False
+    # Layers exchange statistics during the backward pass: gradients are sent after it.
+    bucket_bytes = float("inf") if view.synchronized else exchange.bucket_mb * 1e6
+    settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
+    graph = None
+    if exchange.transport == "tf":
+        graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
+    return GradientExchange(
+        view,
+        collective,
+        Position(batches),
+        settings,
+        batches.may_be_empty,
+        graph,
+        OverBatch(loss=job.has_global_loss, metrics=over_metrics),
+        clock,
+        _make_shards(replica) if job.shards_optimizer else None,
+        _make_record(replica) if job.is_elastic else None,
+    )
 
-    Parameters
-    ----------
-    is_any_step
-        True if they may leave before an epoch ends.
-    """
 
-    def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
-        self._collective = collective
-        self._notice = notice
-        self._is_any_step = is_any_step
-        self._preempted: tuple[int, ...] = ()
+def _make_record(replica: Replica) -> StepRecord | None:
+    over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
+    return make_record(replica, [v for metric in over_metrics for v in metric.variables])
 
-    @property
-    def is_asked(self) -> bool:
-        """True if this rank was preempted and requests that all leave before the epoch ends."""
-        return self._is_any_step and self._notice()
 
-    def agree(self, stops: bool, is_preempted: bool) -> bool:
-        """Exchange the requests of all ranks; return whether any requests that training stop.
-
-        A stop takes precedence over a preemption: training then ends normally.
-        """
-        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
-        is_stop = any(stop for stop, _ in everyone)
-        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
-        self._preempted = () if is_stop else tuple(preempted)
-        return is_stop
-
-    def agree_at_end(self, stops: bool) -> bool:
-        """Call `agree` at the end of an epoch, when all ranks may leave in any case."""
-        return self.agree(stops, self._notice())
-
-    def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
-        """Return the preempted ranks that make all ranks leave now; the same on all ranks."""
-        if not is_epoch_end and not self._is_any_step:
-            return ()
-        if self._collective.world_size == 1 and self._notice():
-            return (0,)
-        return self._preempted
+def _make_shards(replica: Replica) -> Shards:
+    shards = Shards(
+        replica.model,
+        replica.collective,
+        replica.loaded.stored,
+        replica.loaded.extras.get("custom_objects"),
+    )
+    replica.emit(Note(shards.describe()))
+    if replica.rank == 0:  # the file that was written for a check had no state
+        weights = sum(v.numpy().nbytes for v in replica.model.weights)
+        check_size(weights + shards.count_bytes(), replica.job)
+    return shards
 
 
 _ABOUT_DRIFT = (
@@ -87,7 +136,7 @@ class EpochSync(keras.callbacks.Callback):
         self._job = replica.job
         self._collective = replica.collective
         self._synchronizer = synchronizer
-        self._feed = replica.feed
+        self._batches = replica.batches
         self._validation = replica.validation
         self._emit = replica.emit
         self._metrics = replica.metrics
@@ -136,7 +185,7 @@ class EpochSync(keras.callbacks.Callback):
                 f"worker {self._collective.rank} begins epoch {epoch + 1}, but others do not: a "
                 "callback restored them to different epochs"
             )
-        self._feed.begin_epoch(epoch)
+        self._batches.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
         if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
             self._searches -= 1
@@ -147,8 +196,8 @@ class EpochSync(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
-        self._steps = min(batch + 1, self._feed.steps)
-        self._feed.count_steps(self._steps)
+        self._steps = min(batch + 1, self._batches.steps)
+        self._batches.count_steps(self._steps)
         if self._collective.world_size > 1 and self._synchronizer.is_exact:
             self._agree_on_own_state()
 
@@ -198,7 +247,7 @@ class EpochSync(keras.callbacks.Callback):
 
     def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Return the logs of all workers after a step; the metrics become those of all workers."""
-        rows = self._feed.rows_at(step)
+        rows = self._batches.rows_at(step)
         shared = self._synchronizer.shared_variables
         return combine_logs(self.model, logs, self._collective, rows, shared)
 
@@ -219,7 +268,7 @@ class EpochSync(keras.callbacks.Callback):
         """Average the changes of batch normalization's statistics, weighted by rows."""
         if self._collective.world_size == 1:
             return
-        share = self._feed.share()
+        share = self._batches.share()
         for variable, last in self.list_merged():
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
@@ -251,7 +300,7 @@ class EpochSync(keras.callbacks.Callback):
             self._moving = [n for n, count in zip(places, counts, strict=True) if count]
         if not self._moving:
             return
-        rows = self._feed.rows_at(self._steps - 1)
+        rows = self._batches.rows_at(self._steps - 1)
         before = [self._agreed[n].astype(np.float64) for n in self._moving]
         values = [variables[n].numpy().astype(np.float64) for n in self._moving]
         changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]

@@ -15,8 +15,8 @@ import numpy as np
 
 from pybackend.core.collective import all_sum, is_true_anywhere
 from pybackend.core.data.arrays import nest
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.one_process import OneProcess, StepState, Values
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.stand_ins import Noise
@@ -55,7 +55,7 @@ class TracedStep:
     ) -> None:
         self._model = replica.model
         self._collective = replica.collective
-        self._feed = replica.feed
+        self._feed = replica.batches
         self._exchange = exchange
         self._state = state
         self._process = process

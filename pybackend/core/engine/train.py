@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from pybackend.core.collective import Collective, Mesh, all_gather_values
-from pybackend.core.engine.fit import fit
-from pybackend.core.engine.lifecycle import Lifecycle
+from pybackend.core.engine.audit import Auditor
+from pybackend.core.engine.batches import Batches, RowBatches
+from pybackend.core.engine.checkpoint.training_state import Start, continue_log
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.lifecycle import CheckpointedLifecycle, Lifecycle
 from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica, make_replica
-from pybackend.core.engine.resume import CheckpointedLifecycle
 from pybackend.core.engine.save import write_model
-from pybackend.core.engine.session_callbacks import make_tensorboard
+from pybackend.core.engine.session_callbacks import (
+    ResumedCallbacks,
+    ScaledSteps,
+    StepReports,
+    StopWhenAsked,
+    make_tensorboard,
+)
+from pybackend.core.engine.step_changes import override
 from pybackend.core.engine.step_clock import StepClock
+from pybackend.core.engine.sync import EpochSync, StopTogether, make_synchronizer
 from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.messages import Answers, Emit, Phase
+from pybackend.core.job.messages import Answers, Emit, Note, Phase
 from pybackend.core.job.options import Exchange
 from pybackend.core.job.report import Audit, StepTimes
+from pybackend.core.model.callbacks import count_items, select_callbacks
 from pybackend.core.model.compare import hash_weights
 from pybackend.core.model.load import LoadedModel, load_job_model
-from pybackend.core.words import setting
+from pybackend.core.model.view import ModelView, has_own
+from pybackend.core.words import either, setting
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ def train(
     lifecycle.begin(replica)
     tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []
     began, waited = time.monotonic(), collective.waited
-    clock = StepClock(replica.feed.arrivals)
+    clock = StepClock(replica.batches.arrivals)
     why = _explain_no_audit(job, collective)
     if why is not None and why not in lifecycle.audit.skipped:
         lifecycle.audit.skipped.append(why)  # earlier groups or runs may have been audited
@@ -106,7 +121,7 @@ def train(
     digest = _write_model(replica, lifecycle, folder, weights)
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
-        rows=replica.feed.rows,
+        rows=replica.batches.rows,
         steps=steps,
         seconds=seconds,
         weights_sha256=weights,
@@ -149,3 +164,151 @@ def _read_costs(collective: Collective) -> tuple[float, float, float] | None:
 
 def _is_same_everywhere(collective: Collective, digest: str) -> bool:
     return len(set(all_gather_values(collective, digest))) == 1
+
+
+def fit(
+    replica: Replica,
+    lifecycle: Lifecycle,
+    clock: StepClock,
+    tensorboard: Sequence[Any],
+    answers: Answers | None,
+) -> tuple[dict[str, list[Any]], int, Auditor | None]:
+    """Train a replica with Keras's own ``fit``, synchronized with the other workers.
+
+    Parameters
+    ----------
+    clock
+        Times the steps.
+    tensorboard
+        Additional callbacks, whose state is not saved.
+    answers
+        Messages from observers of the training run.
+
+    Returns
+    -------
+    tuple
+        The history, as a mapping from metrics to values; the number of steps taken; and the auditor
+        or None.
+    """
+    # Restoring a checkpoint may have called the model.
+    replica = replace(replica, view=replica.view.renewed())
+    model, job, batches = replica.model, replica.job, replica.batches
+    # The batches are shuffled already, not by Keras.
+    options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
+    options |= batches.fit_options
+    if job.class_weight is not None and isinstance(batches, RowBatches):
+        options["class_weight"] = batches.complete_class_weight(
+            {int(code): weight for code, weight in job.class_weight}
+        )
+    lifecycle.share_state(replica)
+    if replica.collective.world_size > 1:
+        _report_what_is_local(replica.view, replica.emit)
+    synchronizer = make_synchronizer(replica, clock)
+    sync = EpochSync(replica, synchronizer)
+    own = select_callbacks(replica.rank, replica.callbacks)
+    sync.evaluated_by = [*own, *tensorboard]
+    scaled = None
+    if job.scale_lr is not None:
+        scaled = ScaledSteps(job.scale_lr, job.workers, batches, model)
+    auditor = None
+    if isinstance(synchronizer, GradientExchange) and job.is_audited:
+        others = scaled.variables if scaled else ()
+        class_weight = options.get("class_weight")
+        auditor = Auditor(replica, synchronizer, sync, clock, others, lifecycle.audit, class_weight)
+    reports = [StepReports(replica)] if replica.rank == 0 and job.reports_steps else []
+    listed: list[Any] = [clock, sync]
+    if not own:  # an audit is not part of the step
+        listed += reports
+    listed += [auditor.ending] if auditor else []
+    listed += [*own, *tensorboard, *([scaled] if scaled else [])]
+    if own:  # they may add values to the step's logs
+        listed += reports
+    if replica.rank == 0 and job.is_observed and answers is not None:
+        listed.append(StopWhenAsked(answers))
+    if replica.collective.world_size > 1:
+        listed.append(StopTogether(replica, synchronizer, lifecycle.preemption))
+    listed += lifecycle.make_callbacks(replica, sync, synchronizer)
+    if auditor is not None:
+        listed.append(auditor.beginning)
+    if lifecycle.start.state is not None:
+        for callback in own:
+            continue_log(callback)
+    watched = own if replica.rank == 0 else []
+    items = count_items(watched)
+    replica.emit(Phase("taking the first step"))
+    try:
+        # The exchange is outside: the step at its end is scaled.
+        with (
+            scaled.install() if scaled else nullcontext(),
+            synchronizer.install(),
+            auditor.noise.watch() if auditor else nullcontext(),
+        ):
+            history = _fit_from(lifecycle.start, model, batches, listed, options)
+    except tf.errors.OpError as error:
+        raise synchronizer.error or error from None
+    if synchronizer.shards is not None:
+        synchronizer.shards.restore_whole()
+    _report_filled(items, count_items(watched), replica.emit)
+    return dict(history), sync.steps_done, auditor
+
+
+def _fit_from(
+    start: Start,
+    model: Any,
+    batches: Batches,
+    callbacks: list[Any],
+    options: Any,
+) -> dict[str, list[Any]]:
+    """Train, starting at an epoch and step, as if this process had trained up to that point.
+
+    Returns the history.
+    """
+    if start.state is None:
+        fitted = model.fit(
+            batches.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
+        )
+        return dict(fitted.history)
+    params = {"verbose": 0, "epochs": options["epochs"], "steps": batches.steps, "model": model}
+    resumed = ResumedCallbacks(callbacks, start.step, **params)
+    epoch, is_stopped = start.epoch, start.is_stopped
+    if start.is_within_epoch:
+        once = {**options, "epochs": epoch + 1}
+        # This ends a training run: it would replace the weights by their averages.
+        with override(model.optimizer, "finalize_variable_values", lambda variables: None):
+            model.fit(batches.dataset(start.step), callbacks=resumed, initial_epoch=epoch, **once)
+        resumed.begin_rest()
+        epoch, is_stopped = epoch + 1, bool(model.stop_training)
+    first = options["epochs"] if is_stopped else epoch
+    fitted = model.fit(batches.dataset(), callbacks=resumed, initial_epoch=first, **options)
+    return dict(fitted.history)
+
+
+def _report_filled(before: Mapping[str, int], after: Mapping[str, int], emit: Emit) -> None:
+    """Report what callbacks have filled here, because it stays as it is in the session."""
+    filled = [name for name, count in after.items() if count > before.get(name, 0)]
+    if filled:
+        observer = either("an Observer", "`observer()`")
+        text = (
+            f"callbacks run on the workers and filled {', '.join(filled)} there; in this session, "
+            f"nothing was added. Use the history of the result, or {observer}, which runs here"
+        )
+        emit(Note(text))
+
+
+def _report_what_is_local(view: ModelView, emit: Emit) -> None:
+    """Report state in a custom train_step that averaging does not cover."""
+    if has_own(view.model, "train_step"):
+        text = (
+            "the model has its own train_step: the gradients it passes to optimizers are averaged "
+            "over the workers, and the values it logs are averaged, weighted by rows, but "
+            "everything else (such as gradients that it clips itself) is computed from each "
+            "worker's own rows"
+        )
+        emit(Note(text))
+    others = sorted(view.other_optimizers)
+    if others:
+        text = (
+            f"the state of {', '.join(others)} stays on the workers: if you train the model again, "
+            "these optimizers start from scratch; only the one passed to compile() continues"
+        )
+        emit(Note(text))

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 from pybackend.core.engine.audit_rows import GlobalRows, unpack_rows
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.one_process import (
     OneProcess,
     StepState,

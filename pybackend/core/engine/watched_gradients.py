@@ -15,9 +15,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_sum
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.transports import Exchanged
+from pybackend.core.engine.step_changes import override_each
 from pybackend.core.engine.step_difference import find_tolerance
 from pybackend.core.model.view import ModelView
 

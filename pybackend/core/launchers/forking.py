@@ -46,7 +46,7 @@ _IMPORT = "from pybackend.core.launchers.forking import serve"
 # memory.
 SERVE = (
     f"import sys, gc, signal; del sys.path[0]; signal.alarm({_HUNG_SECONDS:.0f}); gc.disable(); "
-    "import keras, pybackend.core.data.reading, pybackend.core.engine.score; "
+    "import keras, pybackend.core.data.reading, pybackend.core.engine.evaluation; "
     "import pybackend.core.engine.train; "
     "gc.freeze(); gc.enable(); "
     f"{_IMPORT}; signal.alarm(0); serve(int(sys.argv[1]), sys.argv[2]); {RUN_WORKER}"

@@ -17,14 +17,14 @@ import tensorflow as tf
 
 from pybackend.core.collective import Alone
 from pybackend.core.data.rows import Rows, StoredRows
+from pybackend.core.engine.checkpoint.training_state import change_rate
+from pybackend.core.engine.evaluation import build_metrics
+from pybackend.core.engine.lifecycle import describe_model, describe_training, open_checkpoints
 from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.probes import choose_rows, probe_metrics
 from pybackend.core.engine.replica import build_variables
-from pybackend.core.engine.resume import describe_model, describe_training, open_checkpoints
 from pybackend.core.engine.save import SavingPlan, encode_trained, plan_saving, write_model
 from pybackend.core.engine.train import Training
-from pybackend.core.engine.training_state import change_rate
-from pybackend.core.engine.validation import build_metrics
 from pybackend.core.errors import InputError, PeerLostError
 from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob, argument_of

@@ -12,8 +12,7 @@ import tensorflow as tf
 from pybackend.core.data.rows import Rows, Spec
 from pybackend.core.engine.global_batch import find_compiled_metrics
 from pybackend.core.engine.metrics import to_plain
-from pybackend.core.engine.overrides import override
-from pybackend.core.engine.pipeline_feed import count_rows
+from pybackend.core.engine.step_changes import count_rows, override
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.roles import ranks_of
 from pybackend.core.parameter_server.blocks import batch, draw, iterate_blocks

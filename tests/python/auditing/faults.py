@@ -18,12 +18,13 @@ from auditing.models import MODELS, OPTIMIZERS, OUT, dense, plain, stack
 from auditing.subject import Change, Fault, Subject
 
 from pybackend.core.data.sharding import Visits
-from pybackend.core.engine import host, metrics, sync
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.flat import TAIL, FlatExchange
+from pybackend.core.engine import metrics, sync
+from pybackend.core.engine.batches import RowBatches
+from pybackend.core.engine.exchange import transports
+from pybackend.core.engine.exchange.flat_buffer import TAIL, FlatExchange
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.shards import ShardedUpdate
 from pybackend.core.engine.lifecycle import Lifecycle
-from pybackend.core.engine.shards import ShardedUpdate
 from pybackend.core.engine.sync import EpochSync
 from pybackend.core.job.options import Exchange
 
@@ -221,7 +222,7 @@ def sparse_dropped(size: float, rank: int) -> list[Change]:
 
         return faulty
 
-    return [(host, "gather_slices", make)]
+    return [(transports, "gather_slices", make)]
 
 
 def sparse_misplaced(size: float, rank: int) -> list[Change]:
@@ -237,7 +238,7 @@ def sparse_misplaced(size: float, rank: int) -> list[Change]:
 
         return faulty
 
-    return [(host, "gather_slices", make)]
+    return [(transports, "gather_slices", make)]
 
 
 def compressed(size: float, rank: int) -> list[Change]:
@@ -339,7 +340,7 @@ def moving_rows(
         return faulty
 
     def make_reading(read_step: Any) -> Any:
-        def exact(self: Feed, step: int) -> Any:
+        def exact(self: RowBatches, step: int) -> Any:
             asked.append(threading.get_ident())
             try:
                 return read_step(self, step)
@@ -349,7 +350,7 @@ def moving_rows(
         return exact
 
     changes: list[Change] = [(Visits, "between", make)]
-    return [*changes, (Feed, "read_step", make_reading)] if is_read else changes
+    return [*changes, (RowBatches, "read_step", make_reading)] if is_read else changes
 
 
 def twice(size: float, rank: int, is_read: bool = True) -> list[Change]:

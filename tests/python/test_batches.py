@@ -1,4 +1,4 @@
-"""Local batches of a worker's rows, for any number of rows read at once."""
+"""Local batches of a worker: of its rows, for any number read at once, and of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from conftest import largest_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.core.data.ragged import Ragged
 from pybackend.core.data.row_store import RowStoreWriter, write_columns
 from pybackend.core.data.rows import ArrayRows, StoredRows
@@ -21,8 +25,8 @@ from pybackend.core.data.sharding import (
     cut_shards,
     replay_batches,
 )
-from pybackend.core.engine import feed as module
-from pybackend.core.engine.feed import Feed
+from pybackend.core.engine import batches as module
+from pybackend.core.engine.batches import RowBatches
 from pybackend.core.job.report import Generation
 
 WIDTH = 3
@@ -54,7 +58,7 @@ def test_batches_are_cut_as_the_sharding_says(
     rank = int(np.argmax(counts)) if is_limited else len(counts) - 1
     with mock.patch.object(module, "_BLOCK_BYTES", block_bytes):
         columns = rows_of(counts[rank])
-        feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, limit=limit)
+        feed = RowBatches(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, limit=limit)
         batches = feed.dataset()
         edges = cut_shards(counts, batch_size)[rank]
         assert int(batches.cardinality()) == feed.steps == (limit or full)
@@ -93,7 +97,7 @@ def test_a_ledger_has_each_row_once_in_its_step(
     options: Any = {"seed": 5, "limit": (full + 1) // 2 if is_limited else None}
     options |= {"shuffle": shuffle if shuffle in (False, "global") else True}
     feeds = [
-        Feed(
+        RowBatches(
             rows_of(sum(counts) if has_all else counts[rank]),
             counts,
             rank,
@@ -130,7 +134,7 @@ def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_byt
         mock.patch("pybackend.core.data.rows._MAPPED_BYTES", kept_bytes),
         mock.patch.object(module, "_BLOCK_BYTES", 300),
     ):
-        batches = Feed(StoredRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()
+        batches = RowBatches(StoredRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()
     seen = [(x.numpy(), y.numpy()) for x, y in batches]
     x, y = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     assert sorted(y.tolist()) == list(range(100))
@@ -173,7 +177,7 @@ def test_other_workers_read_the_rest_of_an_epoch(
     columns, counts = rows_of(rows), count_sharded(rows, after)
     shares = []
     for rank in range(after):
-        feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, has_all=True)
+        feed = RowBatches(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, has_all=True)
         feed.resume(0)
         feed.continue_epoch(2, [(before, taken)])
         rest, next_one = feed.dataset(taken), feed.dataset()
@@ -197,5 +201,87 @@ def test_other_workers_read_the_rest_of_an_epoch(
     ("steps", "epochs", "begins_again"), [(3, 2, True), (2, 2, False), (4, 9, False), (3, 1, False)]
 )
 def test_rows_that_run_out_within_an_epoch(steps: int, epochs: int, begins_again: bool) -> None:
-    feed = Feed({"x": np.zeros((8, 1))}, [8], 0, 2, limit=steps)
+    feed = RowBatches({"x": np.zeros((8, 1))}, [8], 0, 2, limit=steps)
     assert feed.begins_again(epochs) is begins_again
+
+
+# --- batches whose arrays have different numbers of rows: graphs with a label each ---
+
+SPEC = (
+    (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)),
+    tf.TensorSpec([None, 1]),
+)
+
+
+class Molecules(keras.utils.PyDataset):
+    """Return atoms with the molecule of each; 8, 8 and 1 molecules, or a worker's part."""
+
+    def __init__(self, rank: int = 0, workers: int = 1) -> None:
+        super().__init__()
+        generator = np.random.default_rng(3)
+        sizes = generator.integers(1, 7, 17)
+        atoms = [generator.normal(size=(size, 3)).astype("float32") for size in sizes]
+        self.batches = [list(range(first, last)) for first, last in ((0, 8), (8, 16), (16, 17))]
+        self.batches = [part for batch in self.batches if (part := batch[rank::workers])]
+        self.atoms = atoms
+        self.labels = generator.normal(size=(17, 1)).astype("float32")
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Any:
+        chosen = self.batches[index]
+        atoms = [self.atoms[place] for place in chosen]
+        owners = np.repeat(np.arange(len(chosen)), [len(each) for each in atoms])
+        return (np.concatenate(atoms), owners), self.labels[chosen]
+
+
+class Sums(keras.Model):
+    """Sums its outputs for the atoms of a molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.outer(tf.math.segment_sum(self.inner(x[0]), x[1]))
+
+
+def build(eagerly: bool = False) -> Any:
+    keras.utils.set_random_seed(4)
+    model = Sums()
+    model.compile("adam", "mse", metrics=["mae"], run_eagerly=eagerly)
+    return model
+
+
+def own_molecules(context: Any) -> Any:
+    own = Molecules(context.rank, context.world_size)
+    batches = lambda: (own[number] for number in range(len(own)))  # noqa: E731
+    return tf.data.Dataset.from_generator(batches, output_signature=SPEC)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.full
+def test_graphs_train_as_in_one_process(eagerly: bool, caplog: Any) -> None:
+    with caplog.at_level("INFO", "tfdist"):
+        result = barrier_train(
+            None, lambda: build(eagerly), own_molecules, workers=2, epochs=2, verbose=0
+        )
+    model = build(eagerly)
+    history = model.fit(Molecules(), epochs=2, shuffle=False, verbose=0).history
+    assert largest_difference(model, result.model) <= 1e-6
+    for name, values in history.items():
+        np.testing.assert_allclose(result.history[name], values, rtol=1e-5)
+    assert [worker.rows for worker in result.workers] == [9, 8]
+    assert "weighted by the rows of `y`" in caplog.text
+    assert result.audit.steps == 0
+    assert "cannot be concatenated across the workers" in result.audit.skipped[0]
+
+
+def test_what_else_takes_graphs_is_told() -> None:
+    with pytest.raises(InputError, match=r"\(x/#0: 2., x/#1: 2., y: 8\).* each graph .* function"):
+        barrier_train(None, build, Molecules(), workers=2, verbose=0)
+    with pytest.raises(WorkerFailedError, match=r"`validation_data` has arrays of .* `evaluate`"):
+        barrier_train(
+            None, build, own_molecules, workers=2, validation_data=own_molecules, verbose=0
+        )

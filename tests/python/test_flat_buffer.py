@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.core.collective import Alone
-from pybackend.core.engine.flat import FlatExchange, Layout, StopAgreement
-from pybackend.core.engine.host import gather_slices
+from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, StopAgreement
+from pybackend.core.engine.exchange.transports import gather_slices
 from pybackend.core.errors import PeerLostError
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)

@@ -15,10 +15,9 @@ import numpy as np
 
 from pybackend.core.collective import Collective
 from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, describe_place
-from pybackend.core.engine.lifecycle import Start
+from pybackend.core.engine.checkpoint.training_state import Start, TrainingState
+from pybackend.core.engine.exchange.synchronizer import Preemption
 from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.sync import Preemption
-from pybackend.core.engine.training_state import TrainingState
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.messages import Emit, Note
@@ -296,7 +295,7 @@ class Checkpointing(keras.callbacks.Callback):
         self._collective = replica.collective
         self._checkpoints = checkpoints
         self._state = state
-        self._steps = replica.feed.steps
+        self._steps = replica.batches.steps
         self._epoch = checkpoints.start.epoch
         self._to_restore = checkpoints.start.state
         self.saver = Saver(replica, checkpoints, state, checkpoints.start.step, audit)
@@ -352,43 +351,6 @@ class Checkpointing(keras.callbacks.Callback):
         # No worker exits earlier: when the first one exits, the launcher ends the others.
         self._collective.broadcast(is_kept)
         raise PreemptedError(preempted, place, bool(is_kept[0]))
-
-
-class ResumedCallbacks(keras.callbacks.CallbackList):
-    """Callbacks of a training run that resumes mid-epoch, which takes two calls of ``fit``.
-
-    To the callbacks, this looks like one call, with the step numbers of an uninterrupted epoch.
-    """
-
-    def __init__(self, callbacks: list[Any], skip: int, **params: Any) -> None:
-        super().__init__(callbacks, **params)
-        self._skip = skip
-        self._has_begun = False
-        self._is_first_fit = skip > 0
-        self._last_logs: Any = None
-
-    def begin_rest(self) -> None:
-        """Begin the second call, after the epoch that was resumed."""
-        self._skip, self._is_first_fit = 0, False
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            super().on_train_begin(logs)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_begin(batch + self._skip, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_end(batch + self._skip, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        self._last_logs = logs
-
-    def on_train_end(self, logs: Any = None) -> None:
-        if not self._is_first_fit:
-            super().on_train_end(self._last_logs if logs is None else logs)
 
 
 def _is_same(one: Any, other: Any) -> bool:

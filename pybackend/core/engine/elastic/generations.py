@@ -22,23 +22,29 @@ from pybackend.core.collective import Collective, broadcast_bytes
 from pybackend.core.data.checkpoint_store import new_run
 from pybackend.core.data.reading import read_all_sources
 from pybackend.core.data.sharding import count_sharded
-from pybackend.core.engine.checkpointing import Checkpoints, Saver
-from pybackend.core.engine.feed import Feed
+from pybackend.core.engine.batches import RowBatches
+from pybackend.core.engine.checkpoint.checkpointing import Checkpoints, Saver
+from pybackend.core.engine.checkpoint.training_state import (
+    HISTORY,
+    Start,
+    TrainingState,
+    keep_callbacks,
+)
+from pybackend.core.engine.elastic.step_record import StepRecord, StepValues
+from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer
 from pybackend.core.engine.lifecycle import (
     Lifecycle,
-    Start,
     build_what_is_restored,
+    continue_checkpoints,
+    describe_replica,
+    open_checkpoints,
     share_first_weights,
     wait_for_all,
 )
 from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.resume import continue_checkpoints, describe_replica, open_checkpoints
 from pybackend.core.engine.state import offset_seeds
-from pybackend.core.engine.step_record import StepRecord, StepValues
-from pybackend.core.engine.sync import EpochSync, Preemption
-from pybackend.core.engine.synchronizer import Synchronizer
+from pybackend.core.engine.sync import EpochSync
 from pybackend.core.engine.train import Training, train
-from pybackend.core.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.core.errors import PeerLostError
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
@@ -58,7 +64,6 @@ class GroupChangesError(Exception):
 
 
 Groups = tuple[tuple[int, int], ...]
-
 _ABOUT_FILES = (
     "these callbacks ran only on a worker that no longer is rank 0, and continue with their state "
     "from the beginning of the epoch: {}"
@@ -173,13 +178,13 @@ class ElasticLifecycle(Lifecycle):
         if self.job.checkpoint is not None:
             self._open_checkpoints(replica, self.job.checkpoint)
             # A worker that was preempted leaves after the epoch; it may be killed before.
-            is_any_step = isinstance(replica.feed, Feed)
+            is_any_step = isinstance(replica.batches, RowBatches)
             self.preemption = Preemption(replica.collective, self._memory.notice, is_any_step)
         if self.start.state is not None:
-            replica.feed.resume(self.job.initial_epoch)
+            replica.batches.resume(self.job.initial_epoch)
         if self.start.is_within_epoch:
-            assert isinstance(replica.feed, Feed)
-            replica.feed.continue_epoch(self.start.epoch, self._groups)
+            assert isinstance(replica.batches, RowBatches)
+            replica.batches.continue_epoch(self.start.epoch, self._groups)
         if not has_own(replica.model, "train_step"):
             build_what_is_restored(replica)
         self._memory.notice.expect()
@@ -335,7 +340,7 @@ class EpochKeeper(keras.callbacks.Callback):
         self._is_due = is_after_loss and saver is not None and not saver.is_each_epoch
         self._job = replica.job
         self._collective = replica.collective
-        self._feed = replica.feed
+        self._batches = replica.batches
         self._memory = memory
         self._start = start
         self._state = state
@@ -376,17 +381,17 @@ class EpochKeeper(keras.callbacks.Callback):
         self._epoch, self._before_last = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        is_last = batch == self._feed.steps - 1
+        is_last = batch == self._batches.steps - 1
         if is_last and self._record is not None and self._record.last is not None:
             self._before_last = self._record.last, self._state.read_alone()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.saver is None:
             return
-        done, record = min(batch + 1, self._feed.steps), self._record
+        done, record = min(batch + 1, self._batches.steps), self._record
         self._is_due |= self.saver.count(done) | self._is_newly_preempted()
         # A checkpoint at the end of the epoch replaces this one.
-        if not self._is_due or done == self._feed.steps or self.model.stop_training:
+        if not self._is_due or done == self._batches.steps or self.model.stop_training:
             return
         if record is not None and (record.last is not None or self._collective.world_size == 1):
             with record.combined():
@@ -433,7 +438,7 @@ class EpochKeeper(keras.callbacks.Callback):
             return
         last = record.last
         before: dict[str, Any] = {}
-        if record.has_ended or last.step == self._feed.steps:
+        if record.has_ended or last.step == self._batches.steps:
             if self._before_last is None:
                 return
             last, before = self._before_last

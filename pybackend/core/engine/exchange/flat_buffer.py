@@ -413,3 +413,20 @@ class FlatExchange:
         self.mean_loss = loss / total if total else 0.0
         spans, shapes = self.layout.spans, self.layout.shapes
         return [flat[spans[n]].reshape(shapes[n]) for n in self._needed], total
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Shapes of the trainable weights, and the rank that updates each of them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    owners: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Options of the gradient exchange, as in `barrier_train`."""
+
+    nominal_rows: int
+    bucket_bytes: float
+    compression: Literal["fp16", "bf16"] | None = None

@@ -1,4 +1,4 @@
-"""Gradient exchange outside TensorFlow's graph: with NumPy and sockets, bucket by bucket."""
+"""Averages of a step's gradients, on the host or inside TensorFlow's graph."""
 
 from __future__ import annotations
 
@@ -6,36 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.flat import TAIL, Buffers, FlatExchange, Layout, StopAgreement
+from pybackend.core.collective.tensorflow import GraphReduce
+from pybackend.core.engine.elastic.step_record import StepRecord
+from pybackend.core.engine.exchange.flat_buffer import (
+    TAIL,
+    Buffers,
+    FlatExchange,
+    Layout,
+    Parts,
+    StopAgreement,
+    TransferSettings,
+)
+from pybackend.core.engine.step_changes import Position, call_host
 from pybackend.core.engine.step_clock import StepClock
-from pybackend.core.engine.step_record import StepRecord
-from pybackend.core.engine.steps import Position
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class TransferSettings:
-    """Options of the gradient exchange, as in `barrier_train`."""
-
-    nominal_rows: int
-    bucket_bytes: float
-    compression: Literal["fp16", "bf16"] | None = None
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Shapes of the trainable weights, and the rank that updates each of them."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    owners: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -394,13 +386,6 @@ class HostExchange:
             raise
 
 
-def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """Return the results of a function of arrays, which is called in each step."""
-    results = tf.numpy_function(fn, inputs, types)
-    # Outside of graphs, TensorFlow returns a single result without its list.
-    return list(results) if isinstance(results, list | tuple) else [results]
-
-
 def gather_slices(
     collective: Collective, indices: Array, values: Array, is_shared: bool = False
 ) -> tuple[Array, Array]:
@@ -429,3 +414,65 @@ def gather_slices(
             total = np.sum([all_values[n] for n in present], axis=0, dtype=values.dtype)
             return (all_indices[present[0]], total) if present else (indices, values)
     return np.concatenate(all_indices), np.concatenate(all_values)
+
+
+class GraphAgreement:
+    """`flat.StopAgreement` in variables that the graph reads and writes."""
+
+    def __init__(self) -> None:
+        self.requested = tf.Variable(False, trainable=False)
+        self.preempted = tf.Variable(False, trainable=False)
+        self.agreed = tf.Variable(False, trainable=False)
+
+    @property
+    def is_requested(self) -> bool:
+        """True if this worker requests that training stop."""
+        return bool(self.requested.numpy())
+
+    @is_requested.setter
+    def is_requested(self, value: bool) -> None:
+        self.requested.assign(value)
+
+    @property
+    def is_preempted(self) -> bool:
+        """True if this worker was preempted and requests that all leave."""
+        return bool(self.preempted.numpy())
+
+    @is_preempted.setter
+    def is_preempted(self, value: bool) -> None:
+        self.preempted.assign(value)
+
+    @property
+    def is_agreed(self) -> bool:
+        """True if some worker requests either; all workers learn this at the same step."""
+        return bool(self.agreed.numpy())
+
+
+class GraphExchange:
+    """Average of gradients like `flat.FlatExchange`, without leaving the graph."""
+
+    def __init__(self, reduce: GraphReduce, bucket_bytes: float) -> None:
+        self._reduce = reduce
+        self._bucket_bytes = bucket_bytes
+        self.agreement = GraphAgreement()
+
+    def average(self, tensors: list[Any], weight: Any) -> list[Any]:
+        """Return the mean of each tensor over the total weight of all workers."""
+        layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
+        wants_end = tf.logical_or(self.agreement.requested, self.agreement.preempted)
+        tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
+        # First, so that every bucket can be divided as it arrives.
+        total, stop = tf.unstack(self._reduce.all_reduce(tail))
+        # If no worker has rows, the means are zeros; this avoids a division by zero.
+        total = tf.where(total > 0, total, tf.ones_like(total))
+        self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
+        means = list(tensors)
+        for numbers in layout.buckets:
+            if not numbers:
+                continue
+            flat = tf.concat([tf.reshape(tensors[n], [-1]) for n in numbers], 0)
+            summed = self._reduce.all_reduce(flat * weight) / total
+            sizes = [int(tensors[n].shape.num_elements()) for n in numbers]
+            for n, part in zip(numbers, tf.split(summed, sizes), strict=True):
+                means[n] = tf.reshape(part, tensors[n].shape)
+        return means

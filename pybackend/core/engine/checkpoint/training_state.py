@@ -7,6 +7,7 @@ import inspect
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -17,13 +18,36 @@ from pybackend.core.collective import (
     broadcast_value,
     gather_values,
 )
+from pybackend.core.engine.exchange.synchronizer import Synchronizer
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import EpochSync
-from pybackend.core.engine.synchronizer import Synchronizer
 from pybackend.core.errors import ClusterError, InputError, SerializationError
+from pybackend.core.job.report import Audit, Generation
 from pybackend.core.job.values import encode_state
 from pybackend.core.model.callbacks import select_callbacks
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
+
+    ``state`` is None if training is not resumed. ``generations`` are those before, if it resumes an
+    elastic training run. ``audit`` has the results of the audits before.
+    """
+
+    epoch: int
+    step: int = 0
+    is_stopped: bool = False
+    state: Any = None
+    generations: tuple[Generation, ...] = ()
+    audit: Audit | None = None
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """True if training resumes partway through an epoch."""
+        return self.step > 0
+
 
 # Attributes that belong to the current training.
 _NOT_KEPT = {"params", "_model"}

@@ -1,27 +1,160 @@
-"""Local steps on each worker, with weights averaged only every few steps, for slow networks.
-
-Local SGD (Stich, "Local SGD converges fast and communicates little", 2019) averages the weights
-after every H steps. DiLoCo (Douillard et al., "DiLoCo: distributed low-communication training of
-language models", 2023) treats the change of that average as a gradient, which it applies with
-Nesterov momentum. The result differs from that of one process, unless H is 1 and the optimizer is
-plain SGD.
-"""
+"""Protocol that couples a model's steps to those of other workers, and its simpler cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.flat import FlatExchange, Layout, StopAgreement
-from pybackend.core.engine.overrides import disable_jit, override
-from pybackend.core.engine.pipeline_feed import count_rows
-from pybackend.core.engine.steps import StepOrSkip, normalize_spectra
+from pybackend.core.engine.elastic.step_record import StepRecord
+from pybackend.core.engine.exchange.flat_buffer import (
+    FlatExchange,
+    Layout,
+    StopAgreement,
+)
+from pybackend.core.engine.exchange.shards import Shards
+from pybackend.core.engine.step_changes import (
+    StepOrSkip,
+    count_rows,
+    disable_jit,
+    normalize_spectra,
+    override,
+)
+from pybackend.core.job.notice import Notice
+
+
+class Synchronizer(Protocol):
+    """Synchronization of the replicas of all workers during a ``fit``."""
+
+    @property
+    def agreement(self) -> Any:
+        """Agreement to stop: a `StopAgreement`, or an object with the same attributes."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if a step has the same result as in one process."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Error in a step, or None: TensorFlow passes on only the text."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The epoch's loss, if a row-weighted mean of the workers' losses would be incorrect."""
+
+    @property
+    def shared_variables(self) -> Sequence[Any]:
+        """Variables of metrics that are the same on all workers."""
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Record of the last exchanged step, from which training can continue after a loss."""
+
+    @property
+    def shards(self) -> Shards | None:
+        """Parts of the optimizer's state, if this worker does not have the whole state."""
+
+    def install(self) -> AbstractContextManager[None]:
+        """Synchronize the model's steps while the context is active."""
+
+    def begin_training(self) -> None:
+        """Begin training, once all callbacks have begun and all weights are equal."""
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch."""
+
+    def end_epoch(self) -> None:
+        """End an epoch, after its last step."""
+
+    def read_state(self) -> dict[str, Any]:
+        """Return this worker's state between steps, as plain data and arrays."""
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned, after `begin_training`."""
+
+
+class Preemption:
+    """Preempted ranks: each knows about itself at once; all learn of others at the same step.
+
+    Parameters
+    ----------
+    is_any_step
+        True if they may leave before an epoch ends.
+    """
+
+    def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
+        self._collective = collective
+        self._notice = notice
+        self._is_any_step = is_any_step
+        self._preempted: tuple[int, ...] = ()
+
+    @property
+    def is_asked(self) -> bool:
+        """True if this rank was preempted and requests that all leave before the epoch ends."""
+        return self._is_any_step and self._notice()
+
+    def agree(self, stops: bool, is_preempted: bool) -> bool:
+        """Exchange the requests of all ranks; return whether any requests that training stop.
+
+        A stop takes precedence over a preemption: training then ends normally.
+        """
+        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
+        is_stop = any(stop for stop, _ in everyone)
+        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
+        self._preempted = () if is_stop else tuple(preempted)
+        return is_stop
+
+    def agree_at_end(self, stops: bool) -> bool:
+        """Call `agree` at the end of an epoch, when all ranks may leave in any case."""
+        return self.agree(stops, self._notice())
+
+    def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
+        """Return the preempted ranks that make all ranks leave now; the same on all ranks."""
+        if not is_epoch_end and not self._is_any_step:
+            return ()
+        if self._collective.world_size == 1 and self._notice():
+            return (0,)
+        return self._preempted
+
+
+class NoExchange:
+    """Synchronizer of a single worker, which does nothing."""
+
+    is_exact = True
+    mean_loss = None
+    error = None
+    shared_variables = ()
+    shards = None
+
+    def __init__(self, record: StepRecord | None) -> None:
+        self.agreement = StopAgreement()
+        self.record = record
+
+    def install(self) -> AbstractContextManager[None]:
+        """Leave the model unchanged."""
+        return nullcontext()
+
+    def begin_training(self) -> None:
+        """Do nothing."""
+
+    def begin_epoch(self) -> None:
+        """Do nothing."""
+
+    def end_epoch(self) -> None:
+        """Do nothing."""
+
+    def read_state(self) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: there is no state."""
+
 
 Array = npt.NDArray[Any]
 

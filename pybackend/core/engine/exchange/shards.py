@@ -29,9 +29,9 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_gather_values
-from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.host import HostExchange, Parts, call_host
-from pybackend.core.engine.overrides import override
+from pybackend.core.engine.exchange.flat_buffer import Parts
+from pybackend.core.engine.exchange.transports import HostExchange
+from pybackend.core.engine.step_changes import StepCalls, call_host, override
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_bytes
 from pybackend.core.model.compile_settings import open_optimizer_state

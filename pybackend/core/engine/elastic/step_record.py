@@ -19,17 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.state import find_other_state
-from pybackend.core.engine.steps import count_accumulated_steps
+from pybackend.core.engine.step_changes import count_accumulated_steps, override_each
 from pybackend.core.job.messages import Note
 from pybackend.core.model.view import has_own, list_other_variables
 from pybackend.core.words import setting
 
 Array = npt.NDArray[Any]
-
 # The sums may take this share of the exchanged numbers, or this many numbers.
 _SHARE = 0.02
 _FEW = 1 << 14
@@ -71,7 +69,7 @@ class StepRecord:
         self._replica = replica
         view = replica.view
         self._model = model = view.model
-        self._feed = replica.feed
+        self._batches = replica.batches
         self.last: StepValues | None = None
         self.is_settled, self.has_ended = True, False
         self._is_complete = True
@@ -135,8 +133,8 @@ class StepRecord:
         """Return this worker's terms of the sums after a step, numbered from 0."""
         terms = [value.reshape(-1) for value in values[: len(self._metrics)]]
         if self._statistics:
-            assert isinstance(self._feed, Feed)
-            share = self._feed.share_until(step + 1)
+            assert isinstance(self._batches, RowBatches)
+            share = self._batches.share_until(step + 1)
             means = values[len(self._metrics) :][: len(self._statistics)]
             for mean, old in zip(means, self._before, strict=True):
                 terms.append((mean - old.astype(float)).reshape(-1) * share)
@@ -224,9 +222,9 @@ def find_obstacle(replica: Replica, count: int) -> str | None:
     count
         Number of sums of a `StepRecord`.
     """
-    model, feed = replica.model, replica.feed
+    model, batches = replica.model, replica.batches
     trained = sum(int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_weights)
-    if not isinstance(feed, Feed):
+    if not isinstance(batches, RowBatches):
         return "`data` is a function"
     if has_own(model, "train_step"):
         return "the model has its own train_step"
