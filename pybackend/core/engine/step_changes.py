@@ -1,4 +1,4 @@
-"""Changes to a model's step while it trains with other workers."""
+"""Changes to a model's step while it trains or is evaluated together with other workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from pybackend.core.model.view import ModelView
 from pybackend.core.words import setting
 
 _ABSENT = object()
+Kinds = list[str | None]
+"""Per gradient ``"dense"``, ``"sparse"``, or None without a gradient."""
 
 
 @contextmanager
 def override(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of one object within this context."""
+    """Set an attribute of one object, never of its class, so that saved models do not have it."""
     before = vars(holder).get(name, _ABSENT)
     setattr(holder, name, value)
     try:
@@ -34,13 +36,7 @@ def override(holder: Any, name: str, value: Any) -> Iterator[None]:
 def override_each(
     holders: Iterable[Any], name: str, wrap: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
-    """Set an attribute of several objects within this context.
-
-    Parameters
-    ----------
-    wrap
-        Returns the value, given the object and the value before.
-    """
+    """Override an attribute with the result of ``wrap(holder, value before)``."""
     with ExitStack() as stack:
         for holder in holders:
             stack.enter_context(override(holder, name, wrap(holder, getattr(holder, name))))
@@ -49,7 +45,7 @@ def override_each(
 
 @contextmanager
 def disable_jit(model: Any) -> Iterator[None]:
-    """Turn off a model's ``jit_compile`` within this context."""
+    # Not `override`: this is a property of Keras's class, which an instance cannot delete.
     compiled = model.jit_compile
     model.jit_compile = False
     try:
@@ -62,6 +58,22 @@ def count_rows(data: Any) -> Any:
     """Return a batch's number of rows as a scalar int32 tensor; counts labels if there are any."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     return tf.shape(tf.nest.flatten(x if y is None else y)[0])[0]
+
+
+def count_accumulated_steps(optimizer: Any) -> int:
+    """Return the number of steps whose gradients may be exchanged as one sum.
+
+    This is 1 if the optimizer inspects each step's gradients: a loss-scaling optimizer skips those
+    that are not finite.
+    """
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+
+
+def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Return the results of a function of arrays, which is called in each step."""
+    results = tf.numpy_function(fn, inputs, types)
+    # Outside of graphs, TensorFlow returns a single result without its list.
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 class EpochSteps(Protocol):
@@ -94,7 +106,6 @@ class Position:
         self.step = self._batches.taken
 
     def advance(self) -> None:
-        """Advance to the next step."""
         self.step += 1
 
     @property
@@ -117,21 +128,11 @@ class Position:
 
     @property
     def is_last(self) -> bool:
-        """True if the epoch ends with this step."""
         return self.step == self._batches.steps - 1
 
 
-def count_accumulated_steps(optimizer: Any) -> int:
-    """Return the number of steps whose gradients may be exchanged as one sum.
-
-    This is 1 if the optimizer inspects each step's gradients: a loss-scaling optimizer skips those
-    that are not finite.
-    """
-    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
-
-
 class StepCalls:
-    """Chain of the calls in the step being traced, with replacements for a step without rows.
+    """Chain of the collective calls in the step being traced, and what replaces them without rows.
 
     TensorFlow does not order calls to the host, and every worker must make its calls in the same
     order. Each call increments a counter, which the next call waits for, even across steps.
@@ -184,10 +185,7 @@ class StepCalls:
     def replace(self, default: Callable[[], object]) -> None:
         """Take part in the calls of a step without rows.
 
-        Parameters
-        ----------
-        default
-            Used if this worker has not yet taken a step with rows.
+        ``default`` is used if this worker has not yet taken a step with rows.
         """
         replacements = list(self._replacements)
         self.begin(tf.constant(0))
@@ -196,19 +194,52 @@ class StepCalls:
         self._replacements = replacements
 
 
+class WhileTracing(StepCalls):
+    """All that changes while TensorFlow traces a step with gradients.
+
+    A step that was traced once runs without Python: whatever must differ from step to step belongs
+    into a tensor or a variable, not in here. Outside graphs, each step sets it again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share: Any = None
+        """This worker's share of the loss, of which its gradients are; None: of the mean loss."""
+        self.kinds: Kinds = []
+        """Forms of the gradients in the last exchange, for steps without rows."""
+        self.postponed: list[Callable[[], Any]] = []
+        """Exchanges that wait until the step has updated its metrics."""
+        # Variables whose sparse gradients have the same indices on all workers, e.g. positions.
+        self._shared: set[int] = set()
+        self._knows_shared = False
+
+    def begin(self, rows: Any) -> None:
+        super().begin(rows)
+        # If the number of rows is unknown, a known number of indices cannot come from the rows.
+        self._knows_shared = tf.get_static_value(rows) is None
+
+    def is_shared(self, gradient: Any, variable: Any) -> bool:
+        """Return whether a sparse gradient has the same indices on all workers."""
+        if self._knows_shared and gradient.indices.shape[0] is not None:
+            self._shared.add(id(variable))
+        return id(variable) in self._shared
+
+    def undo_share(self, gradient: Any) -> Any:
+        """Return the gradient of a worker's mean loss, given that of its share of the loss."""
+        if self.share is None:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self.undo_share(gradient.values)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return tf.math.divide_no_nan(gradient, tf.cast(self.share, gradient.dtype))
+
+
 def _list_graphs() -> list[Any]:
     """Return the graph being traced and its enclosing graphs."""
     graphs = [tf.compat.v1.get_default_graph()]
     while (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
         graphs.append(outer)
     return graphs
-
-
-def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """Return the results of a function of arrays, which is called in each step."""
-    results = tf.numpy_function(fn, inputs, types)
-    # Outside of graphs, TensorFlow returns a single result without its list.
-    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 class StepOrSkip:
@@ -225,7 +256,6 @@ class StepOrSkip:
         self._logged: dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Run the step, or skip it; return the logs."""
         rows = count_rows(data)
         if tf.executing_eagerly():
             return self._take_step(data) if rows > 0 else self._skip_step()
@@ -262,7 +292,7 @@ def normalize_spectra(model: Any) -> None:
 
 
 class StepExchange(Protocol):
-    """Exchange between the two compiled parts, such as a `GradientExchange`."""
+    """Exchange between the two compiled parts of a `SplitStep`, such as a `GradientExchange`."""
 
     def begin_step(self, rows: Any) -> Any: ...
     def weigh_means(self, share: Any) -> AbstractContextManager[None]: ...
@@ -273,6 +303,8 @@ class StepExchange(Protocol):
 
 class SplitStep:
     """Replacement for the ``train_step`` of a model compiled with ``jit_compile=True``.
+
+    XLA cannot compile a call to the host, so the exchange runs between two compiled functions.
 
     Only for Keras's own train_step, which ends with ``optimizer.apply``: any operations after that
     call would run before it here.
@@ -297,7 +329,6 @@ class SplitStep:
         self._step = StepOrSkip(model, self._take_step, self._skip_step)
 
     def __call__(self, data: Any) -> Any:
-        """Take the step; return its logs."""
         return self._step(data)
 
     def _take_step(self, data: Any) -> Any:
@@ -313,6 +344,7 @@ class SplitStep:
         self._finish(gradients, 0.0, 0.0)
 
     def _finish(self, gradients: list[Any], weight: Any, loss: Any) -> None:
+        # A compiled function cannot return None: absent gradients are left out, and added here.
         remaining = iter(gradients)
         listed = [next(remaining) if present else None for present in self._present]
         means = self._exchange.average(listed, weight, loss)
@@ -325,10 +357,7 @@ class SplitStep:
         def catch(gradients: Any, trainable_variables: Any = None) -> None:
             caught.extend(gradients)
 
-        with (
-            override(self._model.optimizer, "apply", catch),
-            self._exchange.weigh_means(share),
-        ):
+        with override(self._model.optimizer, "apply", catch), self._exchange.weigh_means(share):
             logs = self._train_step(data)
         self._present = [gradient is not None for gradient in caught]
         weight, loss = self._exchange.weigh_step(count_rows(data))
@@ -336,5 +365,4 @@ class SplitStep:
 
     def _apply_means(self, means: list[Any]) -> None:
         variables = self._model.trainable_variables
-        chosen = [v for v, present in zip(variables, self._present, strict=True) if present]
-        self._apply(means, chosen)
+        self._apply(means, [v for v, is_in in zip(variables, self._present, strict=True) if is_in])

@@ -12,7 +12,8 @@ import numpy as np
 
 from pybackend.core.collective import all_sum, is_true_anywhere
 from pybackend.core.collective.tensorflow import GraphReduce
-from pybackend.core.engine.elastic.step_record import StepRecord, make_record
+from pybackend.core.engine.batches import RowBatches
+from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.shards import Shards
@@ -42,6 +43,11 @@ from pybackend.core.job.options import Exchange, LocalSteps
 from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
+
+_ABOUT_REPEATING = (
+    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
+)
+_ABOUT_CHECKPOINTS = ". Checkpoints are therefore only written at the end of an epoch"
 
 
 def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
@@ -95,17 +101,30 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         Position(batches),
         settings,
         batches.may_be_empty,
-        graph,
-        OverBatch(loss=job.has_global_loss, metrics=over_metrics),
-        clock,
-        _make_shards(replica) if job.shards_optimizer else None,
-        _make_record(replica) if job.is_elastic else None,
+        graph=graph,
+        over=OverBatch(loss=job.has_global_loss, metrics=over_metrics),
+        clock=clock,
+        shards=_make_shards(replica) if job.shards_optimizer else None,
+        record=_make_record(replica) if job.is_elastic else None,
     )
 
 
 def _make_record(replica: Replica) -> StepRecord | None:
+    """Return a record; if training cannot continue from it, report why, and return None."""
+    batches, options = replica.batches, replica.job.checkpoint
+
+    def give_up(obstacle: str) -> None:
+        also = _ABOUT_CHECKPOINTS if options is not None and options.every != "epoch" else ""
+        replica.emit(Note(_ABOUT_REPEATING.format(obstacle) + also))
+
+    share_until = batches.share_until if isinstance(batches, RowBatches) else None
     over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
-    return make_record(replica, [v for metric in over_metrics for v in metric.variables])
+    shared = [v for metric in over_metrics for v in metric.variables]
+    record = StepRecord(replica.view, share_until, give_up, shared)
+    if (obstacle := record.find_obstacle()) is None:
+        return record
+    give_up(obstacle)
+    return None
 
 
 def _make_shards(replica: Replica) -> Shards:

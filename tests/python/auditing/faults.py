@@ -466,13 +466,13 @@ def own_statistics(size: float, rank: int) -> list[Change]:
 
     def make(agree: Any) -> Any:
         def faulty(self: EpochSync) -> None:
-            share = self._feed.share
+            share = self._batches.share
             other = 1.0 if rank == 0 else 0.0
-            self._feed.share = lambda: (1 - size) * share() + size * other
+            self._batches.share = lambda: (1 - size) * share() + size * other
             try:
                 agree(self)
             finally:
-                del self._feed.share
+                del self._batches.share
 
         return faulty
 
@@ -484,12 +484,12 @@ def misjudged_state(size: float, rank: int) -> list[Change]:
 
     def make(average: Any) -> Any:
         def faulty(self: EpochSync) -> None:
-            rows_at = self._feed.rows_at
-            self._feed.rows_at = lambda step: rows_at(step) * np.array([1.0, 1 + size])
+            rows_at = self._batches.rows_at
+            self._batches.rows_at = lambda step: rows_at(step) * np.array([1.0, 1 + size])
             try:
                 average(self)
             finally:
-                del self._feed.rows_at
+                del self._batches.rows_at
 
         return faulty
 

@@ -10,7 +10,7 @@ the workers, in the buffer of the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,22 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from pybackend.core.engine.batches import RowBatches
-from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.state import find_other_state
 from pybackend.core.engine.step_changes import count_accumulated_steps, override_each
-from pybackend.core.job.messages import Note
-from pybackend.core.model.view import has_own, list_other_variables
+from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.words import setting
 
 Array = npt.NDArray[Any]
+
 # The sums may take this share of the exchanged numbers, or this many numbers.
 _SHARE = 0.02
 _FEW = 1 << 14
-_ABOUT_REPEATING = (
-    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
-)
-_ABOUT_CHECKPOINTS = ". Checkpoints are therefore only written at the end of an epoch"
 
 
 @dataclass(frozen=True)
@@ -49,29 +43,29 @@ class StepValues:
 class StepRecord:
     """Values of the variables that steps change before their exchange, after the last one.
 
-    Parameters
-    ----------
-    shared
-        Variables of metrics that are the same on all workers.
-
-    Attributes
-    ----------
-    last
-        Values after the last exchanged step of this epoch; None: these workers have not exchanged
-        a step of this epoch yet.
-    is_settled
-        False while the workers compare or average variables after a step.
-    has_ended
-        True once the epoch's last step is done, and its end changes variables.
+    ``share_until`` is `RowBatches.share_until`, or None for a pipeline; ``give_up`` is called with
+    a reason if it turns out that training cannot continue from the record; ``shared`` has variables
+    of metrics that are the same on all workers.
     """
 
-    def __init__(self, replica: Replica, shared: Sequence[Any] = ()) -> None:
-        self._replica = replica
-        view = replica.view
+    def __init__(
+        self,
+        view: ModelView,
+        share_until: Callable[[int], float] | None,
+        give_up: Callable[[str], None],
+        shared: Sequence[Any] = (),
+    ) -> None:
+        self._view = view
         self._model = model = view.model
-        self._batches = replica.batches
+        self._share_until = share_until
+        self._give_up = give_up
         self.last: StepValues | None = None
-        self.is_settled, self.has_ended = True, False
+        """Values after the last exchanged step of this epoch; None: these workers have not
+        exchanged a step of this epoch yet."""
+        self.is_settled = True
+        """False while the workers compare or average variables after a step."""
+        self.has_ended = False
+        """True once the epoch's last step is done, and its end changes variables."""
         self._is_complete = True
         frozen = {id(v) for one in view.layers if not one.trainable for v in one.weights}
         synchronized = {id(v) for one in view.synchronized for v in one.weights}
@@ -83,12 +77,11 @@ class StepRecord:
         others = [v for v in moving if id(v) not in normalizing]
         others += list_other_variables(model)
         others += [v for v in model.metrics_variables if id(v) in same]
-        self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(view)]
-        self._places = {id(v): place for place, v in enumerate(self._variables)}
+        self._summed = [*self._metrics, *self._statistics]
+        self._variables = [*self._summed, *others, *find_other_state(view)]
+        self._indices = {id(v): index for index, v in enumerate(self._variables)}
         self._before: list[Array] = []
-        self.count = sum(
-            int(np.prod(v.shape, dtype=np.int64)) for v in [*self._metrics, *self._statistics]
-        )
+        self.count = sum(map(_count_elements, self._summed))
         """Number of sums."""
 
     def begin_epoch(self) -> None:
@@ -101,7 +94,7 @@ class StepRecord:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """The state is incomplete if this context fails."""
+        """The state is incomplete if this context fails: there is deliberately no ``finally``."""
         self.is_settled = False
         yield
         self.is_settled = True
@@ -117,7 +110,7 @@ class StepRecord:
             def watched(value: Any) -> Any:
                 if self._is_complete:
                     self._is_complete = False
-                    report_obstacle(self._replica, f"the forward pass changes {variable.path}")
+                    self._give_up(f"the forward pass changes {variable.path}")
                 return assign(value)
 
             return watched
@@ -133,8 +126,8 @@ class StepRecord:
         """Return this worker's terms of the sums after a step, numbered from 0."""
         terms = [value.reshape(-1) for value in values[: len(self._metrics)]]
         if self._statistics:
-            assert isinstance(self._batches, RowBatches)
-            share = self._batches.share_until(step + 1)
+            assert self._share_until is not None
+            share = self._share_until(step + 1)
             means = values[len(self._metrics) :][: len(self._statistics)]
             for mean, old in zip(means, self._before, strict=True):
                 terms.append((mean - old.astype(float)).reshape(-1) * share)
@@ -142,9 +135,8 @@ class StepRecord:
 
     def keep(self, step: int, values: Sequence[Array], sums: Array) -> None:
         """Record the values after a number of steps; TensorFlow may reuse their memory."""
-        if not self._is_complete:
-            return
-        self.last = StepValues(step, [np.array(value) for value in values], sums)
+        if self._is_complete:
+            self.last = StepValues(step, [np.array(value) for value in values], sums)
 
     def replace(self, variables: Sequence[Any]) -> None:
         """Record the values on which the workers agreed after the step.
@@ -154,11 +146,11 @@ class StepRecord:
         """
         if self.last is None:
             return
-        if not all(id(variable) in self._places for variable in variables):
+        if not all(id(variable) in self._indices for variable in variables):
             self.last = None
             return
         for variable in variables:
-            self.last.values[self._places[id(variable)]] = np.array(variable.numpy())
+            self.last.values[self._indices[id(variable)]] = np.array(variable.numpy())
 
     def restore(self, last: StepValues) -> None:
         """Set the variables to recorded values; metrics and statistics are those of all workers."""
@@ -169,24 +161,22 @@ class StepRecord:
     @contextmanager
     def combined(self) -> Iterator[None]:
         """Within this context, metrics and statistics are those of all workers."""
-        summed = [*self._metrics, *self._statistics]
-        own = [np.array(v.numpy()) for v in summed]
+        own = [np.array(v.numpy()) for v in self._summed]
         if self.last is not None:
             self._assign_sums(self.last)
         try:
             yield
         finally:
-            for variable, value in zip(summed, own, strict=True):
+            for variable, value in zip(self._summed, own, strict=True):
                 variable.assign(value)
 
     def _assign_sums(self, last: StepValues) -> None:
-        summed = [*self._metrics, *self._statistics]
-        sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in summed]
-        parts = np.split(last.sums, np.cumsum(sizes)[:-1]) if summed else []
+        sizes = [_count_elements(v) for v in self._summed]
+        parts = np.split(last.sums, np.cumsum(sizes)[:-1]) if sizes else []
         # Only changes are averaged: what no worker changed has no rounding error.
         before = [0.0] * len(self._metrics) + [old.astype(float) for old in self._before]
-        values = last.values[: len(summed)]
-        for variable, part, old, own in zip(summed, parts, before, values, strict=True):
+        values = last.values[: len(sizes)]
+        for variable, part, old, own in zip(self._summed, parts, before, values, strict=True):
             variable.assign((old + part.reshape(own.shape)).astype(own.dtype))
 
     def empty_metrics(self) -> None:
@@ -194,51 +184,26 @@ class StepRecord:
         for variable in self._metrics:
             variable.assign(np.zeros_like(variable.numpy()))
 
+    def find_obstacle(self) -> str | None:
+        """Return why training cannot continue after any step of this model; None if it can."""
+        model, at_once = self._model, int(self._model.steps_per_execution)
+        trained = sum(map(_count_elements, model.trainable_weights))
+        found = {
+            "`data` is a function": self._share_until is None,
+            "the model has its own train_step": has_own(model, "train_step"),
+            "the model has its own compute_metrics": has_own(model, "compute_metrics"),
+            "the optimizer accumulates gradients over several steps": (
+                count_accumulated_steps(model.optimizer) > 1
+            ),
+            f"several steps run at once ({setting(steps_per_execution=at_once)})": at_once > 1,
+            "masks reach the loss": self._view.has_masked_loss,
+            f"the model runs eagerly ({setting(run_eagerly=True)})": model.run_eagerly,
+            "its metrics have too many numbers to be exchanged in each step": (
+                self.count > max(_FEW, _SHARE * trained)
+            ),
+        }
+        return next((reason for reason, is_so in found.items() if is_so), None)
 
-def make_record(replica: Replica, shared: Sequence[Any] = ()) -> StepRecord | None:
-    """Return a record; if training cannot continue from it, report why, and return None.
 
-    ``shared`` is as in `StepRecord`.
-    """
-    record = StepRecord(replica, shared)
-    obstacle = find_obstacle(replica, record.count)
-    if obstacle is not None:
-        report_obstacle(replica, obstacle)
-    return record if obstacle is None else None
-
-
-def report_obstacle(replica: Replica, obstacle: str) -> None:
-    """Report why training cannot continue after any step."""
-    kept = replica.job.checkpoint
-    also = _ABOUT_CHECKPOINTS if kept is not None and kept.every != "epoch" else ""
-    replica.emit(Note(_ABOUT_REPEATING.format(obstacle) + also))
-
-
-def find_obstacle(replica: Replica, count: int) -> str | None:
-    """Return why training cannot continue after any step of this model; None if it can.
-
-    Parameters
-    ----------
-    count
-        Number of sums of a `StepRecord`.
-    """
-    model, batches = replica.model, replica.batches
-    trained = sum(int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_weights)
-    if not isinstance(batches, RowBatches):
-        return "`data` is a function"
-    if has_own(model, "train_step"):
-        return "the model has its own train_step"
-    if has_own(model, "compute_metrics"):
-        return "the model has its own compute_metrics"
-    if count_accumulated_steps(model.optimizer) > 1:
-        return "the optimizer accumulates gradients over several steps"
-    if int(model.steps_per_execution) > 1:
-        count = int(model.steps_per_execution)
-        return f"several steps run at once ({setting(steps_per_execution=count)})"
-    if replica.view.has_masked_loss:
-        return "masks reach the loss"
-    if model.run_eagerly:
-        return f"the model runs eagerly ({setting(run_eagerly=True)})"
-    if count > max(_FEW, _SHARE * trained):
-        return "its metrics have too many numbers to be exchanged in each step"
-    return None
+def _count_elements(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64))

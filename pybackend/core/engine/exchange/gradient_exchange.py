@@ -19,16 +19,17 @@ import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.engine.elastic.step_record import StepRecord
+from pybackend.core.engine.exchange import transports
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.shards import ShardedUpdate, Shards
-from pybackend.core.engine.exchange.transports import Exchanged, GraphExchange, HostExchange
 from pybackend.core.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.core.engine.statistics import GlobalStatistics
 from pybackend.core.engine.step_changes import (
+    Kinds,
     Position,
     SplitStep,
-    StepCalls,
     StepOrSkip,
+    WhileTracing,
     count_accumulated_steps,
     count_rows,
     disable_jit,
@@ -41,9 +42,6 @@ from pybackend.core.engine.step_means import StepMeans, ValidStepCounter
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import ModelView, has_own
 
-Kinds = list[str | None]
-"""Per gradient ``"dense"``, ``"sparse"``, or None without a gradient."""
-
 
 class GradientExchange:
     """Gradient exchange of one compiled model for the duration of a ``fit``.
@@ -51,34 +49,11 @@ class GradientExchange:
     The new ``apply`` is set on each optimizer *instance*, not on its class, so saved models do not
     contain it.
 
-    Parameters
-    ----------
-    position
-        Position of the current step in its epoch, which every step advances.
-    may_be_empty
-        True if local batches may have no rows: a step without rows skips the model and adds zeros
-        to the sum.
-    graph
-        True to exchange with TensorFlow's collectives, without compression, in every step.
-    over
-        The values that are computed from the rows of the global batch.
-    clock
-        Records how long exchanges delay the steps.
-    shards
-        Parts of the optimizer's state; None: each worker has the whole state.
-    record
-        Record of the last exchanged step, for Keras's own train_step; None: there is none.
-
-    Attributes
-    ----------
-    plain_step
-        The model's own ``train_step``, while the exchange is installed.
-    is_repeatable
-        True if the workers can repeat a step outside the traced function.
-    is_compressed
-        True if exchanged values are rounded, except in a repeated step.
-    is_split
-        True if XLA compiles the parts before and after the exchange, but not the exchange.
+    ``position`` is that of the current step in its epoch, which every step advances. If local
+    batches ``may_be_empty``, a step without rows skips the model and adds zeros to the sum. With
+    ``graph``, every step exchanges with TensorFlow's collectives, without compression. ``over`` has
+    the values that are computed from the rows of the global batch. ``record`` is for Keras's own
+    train_step only.
     """
 
     is_exact = True
@@ -90,7 +65,8 @@ class GradientExchange:
         position: Position,
         settings: TransferSettings,
         may_be_empty: bool,
-        graph: GraphExchange | None = None,
+        *,
+        graph: transports.GraphExchange | None = None,
         over: OverBatch = NOTHING,
         clock: StepClock | None = None,
         shards: Shards | None = None,
@@ -98,68 +74,60 @@ class GradientExchange:
     ) -> None:
         self._view = view
         self._model = model = view.model
-        trains_as_keras = not has_own(model, "train_step")
-        self.record = record
-        # Exchanges of the step being traced that wait until its metrics are updated.
-        self._postponed: list[Callable[[], Any]] = []
+        self.over, self.shards, self.record = over, shards, record
         clock = clock or StepClock(Arrivals())
-        watched = clock.watch(collective)
+        self._collective = watched = clock.watch(collective)
         self._may_be_empty = may_be_empty
-        self._calls = StepCalls()
+        self._tracing = tracing = WhileTracing()
         self._statistics = GlobalStatistics(
-            view.synchronized, watched, self._calls, self._weigh_gradients
+            view.synchronized, watched, tracing, lambda: self.weigh_step(tracing.rows)[0]
         )
-        self._gathered = GatheredRows(watched, self._calls, position.find_order)
-        self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
-        self._collective = watched
+        self._gathered = GatheredRows(watched, tracing, position.find_order)
+        self._global_batch = GlobalBatch(model, self._gathered, tracing, over)
         # Position of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
+        """The model's own ``train_step``, while the exchange is installed."""
         self._error: BaseException | None = None
-        self._means = StepMeans(model, self._calls, self._count_rows, self._sum)
-        is_masked = view.has_masked_loss and not over.loss
+        trains_as_keras = not has_own(model, "train_step")
+        self._valid = ValidStepCounter(model) if view.has_masked_loss and not over.loss else None
         # In half precision a worker's gradients must be as large as those of one process, so that
         # they overflow in the same cases.
         is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        self._shares_loss = is_scaled and trains_as_keras and not is_masked
+        self._shares_loss = is_scaled and trains_as_keras and self._valid is None
         self._half = view.half_variables if self._shares_loss else set()
-        self._means.is_always_asked = self._shares_loss
-        self._means.is_uneven = position.is_uneven and trains_as_keras
-        self._share: Any = None
-        self._valid = ValidStepCounter(model) if is_masked else None
-        self._kinds: Kinds = []
-        # Variables whose sparse gradients have the same indices on all workers, e.g. positions.
-        self._shared: set[int] = set()
-        self._knows_shared = False
+        self._means = self._make_means(position.is_uneven and trains_as_keras)
         # If there are masks, they determine the weights.
         knows_totals = self._valid is None and position.total_rows is not None
         # A custom train_step may call apply any number of times.
         accumulates = knows_totals and graph is None and trains_as_keras
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
-        self.over = over
-        self.is_repeatable = graph is None  # TensorFlow's collectives need a graph
         self.is_split = bool(model.jit_compile)
+        """True if XLA compiles the parts before and after the exchange, but not the exchange."""
         self.is_compressed = settings.compression is not None
+        """True if exchanged values are rounded, except in a repeated step."""
         parts = shards.parts if shards else None
-        self._host = HostExchange(
+        self._host = transports.HostExchange(
             collective, position, settings, self._micro_steps, knows_totals, clock, parts, record
         )
-        self.shards = shards
         self._sharded: ShardedUpdate | None = None
         if shards is not None:
-            self._sharded = ShardedUpdate(
-                model, shards, self._host, self._calls, self._sum, self._micro_steps
-            )
+            rest = self._host, tracing, self._sum, self._micro_steps
+            self._sharded = ShardedUpdate(model, shards, *rest)
         self.agreement: Any = graph.agreement if graph else self._host.agreement
+
+    def _make_means(self, is_uneven: bool) -> StepMeans:
+        means = StepMeans(self._model, self._tracing, self._count_rows, self._sum)
+        means.is_always_asked, means.is_uneven = self._shares_loss, is_uneven
+        return means
 
     @contextmanager
     def install(self) -> Iterator[None]:
         """Exchange gradients while the context is active; afterwards the model is restored."""
         model, optimizer = self._model, self._model.optimizer
-        train_step, apply = model.train_step, optimizer.apply
-        self.plain_step = train_step
+        self.plain_step = model.train_step
         with ExitStack() as stack:
             # The traced function exchanges; the model may be trained without it afterwards, also
             # if a worker was lost.
@@ -177,7 +145,7 @@ class GradientExchange:
                 stack.enter_context(override(model, "compute_loss", watched))
             if self.is_split:
                 stack.enter_context(disable_jit(model))
-                step = SplitStep(model, train_step, apply, self)
+                step = SplitStep(model, model.train_step, optimizer.apply, self)
                 stack.enter_context(override(model, "train_step", step))
             else:
                 stack.enter_context(self._exchanging())
@@ -191,8 +159,8 @@ class GradientExchange:
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
         """Make the model's step exchange gradients before it applies them, within this context."""
-        model, apply = self._model, self._model.optimizer.apply
-        step = self._wrap_step(self.plain_step, apply)
+        model = self._model
+        step = self._wrap_step(self.plain_step, model.optimizer.apply)
         with (
             override_each(self._view.optimizers, "apply", self._wrap_apply),
             override(model, "train_step", step),
@@ -212,7 +180,7 @@ class GradientExchange:
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
         """Let all workers repeat the last steps within this context, outside a graph."""
-        begun, gathered, kinds = self._begun.step, self._gathered.step, self._kinds
+        begun, gathered, kinds = self._begun.step, self._gathered.step, self._tracing.kinds
         self._begun.step -= steps
         self._gathered.step -= steps
         try:
@@ -223,16 +191,21 @@ class GradientExchange:
             ):
                 yield
         finally:
-            self._begun.step, self._gathered.step, self._kinds = begun, gathered, kinds
+            self._begun.step, self._gathered.step, self._tracing.kinds = begun, gathered, kinds
 
     def copy_exchanges(self) -> None:
         """Copy the gradients of all exchanges from now on, until `take_exchanges`."""
         self._host.exchanged = []
 
-    def take_exchanges(self) -> list[Exchanged]:
+    def take_exchanges(self) -> list[transports.Exchanged]:
         """Return the copies in the order of the exchanges; none with TensorFlow's collectives."""
         copied, self._host.exchanged = self._host.exchanged, None
         return copied or []
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if the workers can repeat a step outside the traced function, without a graph."""
+        return self._graph is None
 
     @property
     def weighs_rows(self) -> bool:
@@ -245,8 +218,9 @@ class GradientExchange:
         return self._micro_steps > 1
 
     def count_calls(self) -> int:
-        """Return how many times the optimizer has been called."""
-        return _read_calls(self._model.optimizer)
+        """Return the optimizer's calls: with accumulation, ``iterations`` only counts updates."""
+        variables = self._model.optimizer.variables
+        return next(int(v.numpy()) for v in variables if v.name == "iteration")
 
     @property
     def error(self) -> BaseException | None:
@@ -261,7 +235,7 @@ class GradientExchange:
     @property
     def variables_of_others(self) -> Sequence[Any]:
         """Trainable variables that only other workers update."""
-        return self._sharded.shards.others if self._sharded else ()
+        return self.shards.others if self.shards else ()
 
     @property
     def needs_others_in_each_step(self) -> bool:
@@ -270,10 +244,9 @@ class GradientExchange:
 
     def begin_training(self) -> None:
         """Read the optimizer's call count, which a callback may have restored."""
-        self._host.begin_training(_read_calls(self._model.optimizer))
+        self._host.begin_training(self.count_calls())
 
     def begin_epoch(self) -> None:
-        """Start counting the epoch's steps."""
         self._begun.begin_epoch()
         self._gathered.step = self._begun.step
         if self.record is not None:
@@ -285,17 +258,16 @@ class GradientExchange:
 
     def read_state(self) -> dict[str, Any]:
         """Return the position in the epoch and the state of the exchange, for a checkpoint."""
-        requested = self.agreement.is_requested
         return {
             "step": self._begun.step,
             "gathered": self._gathered.step,
-            "requested": requested,
+            "requested": self.agreement.is_requested,
             "host": self._host.read_state(),
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `read_state` returned."""
         self._begun.step = state["step"]
+        # Checkpoints of older releases do not have it.
         self._gathered.step = state.get("gathered", state["step"])
         self.agreement.is_requested = state["requested"]
         self._host.restore_state(state["host"])
@@ -310,11 +282,9 @@ class GradientExchange:
 
         Returns the argument of `weigh_means`.
         """
-        # If the number of rows is unknown, a known number of indices cannot come from the rows.
-        self._knows_shared = tf.get_static_value(rows) is None
-        self._calls.begin(rows)
+        self._tracing.begin(rows)
         share = self._means.compute_share()
-        self._share = share if self._shares_loss else None
+        self._tracing.share = share if self._shares_loss else None
         return share
 
     @contextmanager
@@ -329,8 +299,8 @@ class GradientExchange:
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Return the gradients of a step without rows, of the same kinds as on other workers."""
-        variables = variables or self._model.trainable_variables
-        kinds = kinds or self._kinds or ["dense"] * len(variables)
+        variables = self._list(variables or None)
+        kinds = kinds or self._tracing.kinds or ["dense"] * len(variables)
         return [_make_zero(v, kind) for v, kind in zip(variables, kinds, strict=True)]
 
     def weigh_step(self, rows: Any) -> tuple[Any, Any]:
@@ -339,44 +309,47 @@ class GradientExchange:
             return tf.cast(rows, tf.float32), tf.constant(0.0)
         return self._valid.weight(rows), self._valid.loss
 
-    def _weigh_gradients(self) -> Any:
-        return self.weigh_step(self._calls.rows)[0]
-
     def average(
         self, gradients: list[Any], weight: Any, loss: Any, variables: Any = None
     ) -> list[Any]:
         """Return the mean gradients over the global batch, which are the same on every worker.
 
-        Parameters
-        ----------
-        gradients
-            Tensors, ``IndexedSlices`` and None.
-        variables
-            Variables of these gradients; None for all trainable variables.
-        weight, loss
-            Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
-
-        If the optimizer's state is in parts, the dense means of other workers' variables are None.
+        Gradients are tensors, ``IndexedSlices`` and None, of ``variables`` (None: all trainable
+        ones). ``weight`` and ``loss`` are scalars: this worker's weight in the means, e.g. its
+        number of rows, and its mean loss. If the optimizer's state is in parts, the dense means of
+        other workers' variables are None.
         """
-        self._kinds = [self._classify(gradient) for gradient in gradients]
-        dense = [n for n, kind in enumerate(self._kinds) if kind == "dense"]
-        sparse = [n for n, kind in enumerate(self._kinds) if kind == "sparse"]
+        tracing = self._tracing
+        tracing.kinds = [self._classify(gradient) for gradient in gradients]
+        dense, sparse = (_find(tracing.kinds, kind) for kind in ("dense", "sparse"))
         if not dense and not sparse:
             return gradients
-        variables = list(variables or self._model.trainable_variables)
+        variables = self._list(variables or None)
         # TensorFlow does not know the shape of every gradient, e.g. of a Dense on sequences.
         tensors = [
             tf.ensure_shape(tf.convert_to_tensor(gradients[n]), variables[n].shape) for n in dense
         ]
         # The same type on all workers, even without rows.
         slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
-        anchor = min((variables[n] for n in [*dense, *sparse]), key=_count_elements)
-        with self._calls.next():  # a step that applies twice exchanges twice
-            parts = [part for pair in slices for part in pair]
-            shared = [self._is_shared(gradients[n], variables[n]) for n in sparse]
-            owners = self._find_owners([variables[n] for n in dense])
-            means = self._exchange(tensors, parts, shared, weight, loss, anchor, owners)
-        self._calls.end(means)
+        with tracing.next():  # a step that applies twice exchanges twice
+            # Half precision cannot represent a sum weighted by rows: it is exchanged as float32.
+            wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
+            owners = self.shards.owners if self.shards else {}
+            sent = transports.StepGradients(
+                [tracing.undo_share(tf.cast(tensor, wide)) for tensor in tensors],
+                [part for index, v in slices for part in (index, tracing.undo_share(v))],
+                [tracing.is_shared(gradients[n], variables[n]) for n in sparse],
+                tf.cast(weight, wide),
+                tf.cast(loss, wide),
+                min((variables[n] for n in [*dense, *sparse]), key=_count_elements),
+                [owners[id(variables[n])] for n in dense] if owners else [],
+            )
+            if self._graph is not None:
+                means = self._graph.average(sent.dense, sent.weight)
+            else:
+                recorded = self.record.read() if self.record is not None else []
+                means = self._host.average(sent, tracing.count_exchange(), recorded)
+        tracing.end(means)
         return self.place_means(means, gradients, variables)
 
     def place_means(
@@ -386,50 +359,35 @@ class GradientExchange:
         variables: Sequence[Any],
         is_whole: bool = False,
     ) -> list[Any]:
-        """Return the means of an exchange in the places, types and forms of the gradients.
+        """Return the means of an exchange in the order, types and forms of the gradients.
 
-        Parameters
-        ----------
-        is_whole
-            True if there are means of all variables, not only of those that this rank needs.
+        With ``is_whole``, there are means of all variables, not only of those that this rank needs.
         """
         kinds = [self._classify(gradient) for gradient in gradients]
-        dense = [n for n, kind in enumerate(kinds) if kind == "dense"]
-        own = dense if is_whole else [n for n in dense if self._needs(variables[n])]
-        sparse = [n for n, kind in enumerate(kinds) if kind == "sparse"]
+        dense, sparse = (_find(kinds, kind) for kind in ("dense", "sparse"))
+        if self.shards is not None and not is_whole:
+            dense = [n for n in dense if self.shards.owns(variables[n])]
         result: list[Any] = [None] * len(gradients)
-        for n, mean in zip(own, map(tf.convert_to_tensor, means), strict=False):
+        for n, mean in zip(dense, map(tf.convert_to_tensor, means), strict=False):
             mean.set_shape(variables[n].shape)
             # One process adds up in half precision, and overflows there.
             is_half = self._shares_loss and id(variables[n]) in self._half
             mean = tf.cast(mean, tf.float16) if is_half else mean
             result[n] = tf.cast(mean, gradients[n].dtype)
-        slices = [tf.convert_to_tensor(mean) for mean in means[len(own) :]]
+        slices = [tf.convert_to_tensor(mean) for mean in means[len(dense) :]]
         for n, indices, values in zip(sparse, slices[::2], slices[1::2], strict=True):
             result[n] = _make_slices(indices, values, variables[n].shape)
         return result
 
-    def _needs(self, variable: Any) -> bool:
-        return self._sharded is None or self._sharded.shards.owns(variable)
-
-    def _find_owners(self, variables: Sequence[Any]) -> list[int]:
-        """Return the rank that updates each variable; nothing if each rank updates all."""
-        if self._sharded is None:
-            return []
-        return [self._sharded.shards.owners[id(variable)] for variable in variables]
-
-    def _is_shared(self, gradient: Any, variable: Any) -> bool:
-        if self._knows_shared and gradient.indices.shape[0] is not None:
-            self._shared.add(id(variable))
-        return id(variable) in self._shared
+    def undo_share(self, gradient: Any) -> Any:
+        """Return the gradient of a worker's mean loss, given that of its share of the loss."""
+        return self._tracing.undo_share(gradient)
 
     def _count_rows(self, rows: int) -> float:
         """Return the number of rows in the current step's global batch; called once per step."""
         total = self._begun.total_rows
         self._begun.advance()
-        if total is not None:
-            return total
-        return float(self._sum([rows])[0])
+        return float(self._sum([rows])[0]) if total is None else total
 
     def _sum(self, values: list[float]) -> Any:
         try:
@@ -437,39 +395,6 @@ class GradientExchange:
         except BaseException as error:
             self._error = self._error or error
             raise
-
-    def _exchange(
-        self,
-        tensors: list[Any],
-        slices: list[Any],
-        shared: list[bool],
-        weight: Any,
-        loss: Any,
-        anchor: Any,
-        owners: Sequence[int],
-    ) -> list[Any]:
-        # Half precision cannot represent a sum weighted by rows: it is exchanged as float32.
-        wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
-        dense = [self.undo_share(tf.cast(tensor, wide)) for tensor in tensors]
-        slices = [*slices]
-        slices[1::2] = map(self.undo_share, slices[1::2])
-        weight, loss = tf.cast(weight, wide), tf.cast(loss, wide)
-        if self._graph is not None:
-            return self._graph.average(dense, weight)
-        number = self._calls.count_exchange()
-        recorded = self.record.read() if self.record is not None else []
-        return self._host.average(
-            dense, slices, shared, weight, loss, anchor, number, owners=owners, recorded=recorded
-        )
-
-    def undo_share(self, gradient: Any) -> Any:
-        """Return the gradient of a worker's mean loss, given that of its share of the loss."""
-        if self._share is None:
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            values = self.undo_share(gradient.values)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return tf.math.divide_no_nan(gradient, tf.cast(self._share, gradient.dtype))
 
     def _wrap_scale(self, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def scaled(loss: Any) -> Any:
@@ -490,14 +415,10 @@ class GradientExchange:
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
             share = self.begin_step(count_rows(data))
-            with (
-                self._global_batch.active(),
-                self.weigh_means(share),
-                self._statistics.active(),
-            ):
-                self._postponed = []
+            with self._global_batch.active(), self.weigh_means(share), self._statistics.active():
+                self._tracing.postponed = []
                 logs = train_step(data)
-                for exchange in self._postponed:
+                for exchange in self._tracing.postponed:
                     exchange()
                 return logs
 
@@ -510,7 +431,7 @@ class GradientExchange:
         def skip() -> None:
             normalize_spectra(self._model)
             with self._global_batch.active():
-                self._calls.replace(first)
+                self._tracing.replace(first)
 
         if not self._may_be_empty:
             return counting_train_step
@@ -531,18 +452,18 @@ class GradientExchange:
             if self._is_paused:
                 return apply(grads, trainable_variables)
             variables = None if trainable_variables is None else list(trainable_variables)
-            weight, loss = self.weigh_step(self._calls.rows)
+            weight, loss = self.weigh_step(self._tracing.rows)
 
             def exchange() -> Any:
                 means = self.average(list(grads), weight, loss, variables)
-                kinds = self._kinds
-                self._calls.record(lambda: self._apply_zeros(apply, kinds, variables))
+                kinds = self._tracing.kinds
+                self._tracing.record(lambda: self._apply_zeros(apply, kinds, variables))
                 return self._apply_means(apply, means, variables)
 
             if self.record is None:
                 return exchange()
             # Keras's train_step only updates the metrics after this, from the same predictions.
-            self._postponed.append(exchange)
+            self._tracing.postponed.append(exchange)
             return None
 
         return averaging_apply
@@ -550,29 +471,27 @@ class GradientExchange:
     def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
         """Apply zero gradients to the variables of a step with rows, on a worker without rows."""
         zeros = self.make_zeros(kinds, variables)
-        share, self._share = self._share, None
-        self._apply_means(apply, self.average(zeros, 0.0, 0.0, variables), variables)
-        self._share = share
+        with override(self._tracing, "share", None):  # 0 of no rows: nothing to undo
+            means = self.average(zeros, 0.0, 0.0, variables)
+            self._apply_means(apply, means, variables)
 
     def _apply_means(self, apply: Callable[..., Any], means: list[Any], variables: Any) -> Any:
-        if self._sharded is None and self.record is None:
+        if self._sharded is not None:
+            present = [kind is not None for kind in self._tracing.kinds]
+            return self._sharded.apply(apply, means, present, self._list(variables))
+        first = next((mean for mean in means if mean is not None), None)
+        if self.record is None or first is None:
             return apply(means, variables)
-        if self._sharded is None:
-            # Else weight decay and step counts would not wait for the exchange.
-            first = next((mean for mean in means if mean is not None), None)
-            tensors = [getattr(first, "values", first)] if first is not None else []
-            with tf.control_dependencies(tensors):
-                return apply(means, variables)
-        present = [kind is not None for kind in self._kinds]
-        return self._sharded.apply(apply, means, present, self._list(variables))
+        # Else weight decay and step counts would not wait for the exchange.
+        with tf.control_dependencies([getattr(first, "values", first)]):
+            return apply(means, variables)
 
     def _list(self, variables: Any) -> list[Any]:
         return list(self._model.trainable_variables if variables is None else variables)
 
 
-def _read_calls(optimizer: Any) -> int:
-    """Return an optimizer's call count: with accumulation, ``iterations`` only counts updates."""
-    return next(int(v.numpy()) for v in optimizer.variables if v.name == "iteration")
+def _find(kinds: Kinds, kind: str) -> list[int]:
+    return [n for n, one in enumerate(kinds) if one == kind]
 
 
 def _count_elements(variable: Any) -> int:
@@ -592,5 +511,4 @@ def _make_zero(variable: Any, kind: str | None) -> Any:
     shape, dtype = list(variable.shape), variable.dtype
     if kind == "dense":
         return tf.zeros(shape, dtype)
-    rows = tf.zeros([0, *shape[1:]], dtype)
-    return tf.IndexedSlices(rows, tf.zeros([0], tf.int64), tf.constant(shape, tf.int64))
+    return _make_slices(tf.zeros([0], tf.int64), tf.zeros([0, *shape[1:]], dtype), shape)

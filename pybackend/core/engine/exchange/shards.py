@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_gather_values
 from pybackend.core.engine.exchange.flat_buffer import Parts
-from pybackend.core.engine.exchange.transports import HostExchange
 from pybackend.core.engine.step_changes import StepCalls, call_host, override
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_bytes
@@ -297,6 +296,14 @@ def _make_stand_in(variable: Any, number: int) -> Any:
         return keras.Variable(zero, dtype=variable.dtype, name=f"{name}_tfdist{number}")
 
 
+class WeightGather(Protocol):
+    """What sends the new weights: a `HostExchange`."""
+
+    is_due: bool
+
+    def gather_weights(self, dtype: Any) -> Callable[..., list[Any]]: ...
+
+
 class ShardedUpdate:
     """Update of a model in a step: of this rank's weights, which the other ranks then get.
 
@@ -312,7 +319,7 @@ class ShardedUpdate:
         self,
         model: Any,
         shards: Shards,
-        host: HostExchange,
+        host: WeightGather,
         calls: StepCalls,
         add_up: Callable[[Any], Any],
         micro_steps: int,

@@ -1,10 +1,10 @@
-"""Averages of a step's gradients, on the host or inside TensorFlow's graph."""
+"""Means of a step's gradients over the workers: from the host, or inside TensorFlow's graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,19 +15,42 @@ import tensorflow as tf
 from pybackend.core.collective import Collective
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine.elastic.step_record import StepRecord
-from pybackend.core.engine.exchange.flat_buffer import (
-    TAIL,
-    Buffers,
-    FlatExchange,
-    Layout,
-    Parts,
-    StopAgreement,
-    TransferSettings,
-)
+from pybackend.core.engine.exchange import flat_buffer
+from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, Means
 from pybackend.core.engine.step_changes import Position, call_host
 from pybackend.core.engine.step_clock import StepClock
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StepGradients:
+    """Gradients of one exchange, as tensors of the step being traced.
+
+    Attributes
+    ----------
+    dense
+        Tensors of one type.
+    slices
+        Indices and values of sparse gradients, alternating.
+    shared
+        For each sparse gradient, whether its indices are the same on all workers.
+    weight, loss
+        Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
+    anchor
+        A variable that every step updates; buckets wait for it.
+    owners
+        Rank that needs the mean of each dense gradient, which the others do not get. Empty: all
+        ranks get all means.
+    """
+
+    dense: list[Any]
+    slices: list[Any]
+    shared: Sequence[bool]
+    weight: Any
+    loss: Any
+    anchor: Any
+    owners: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -56,37 +79,27 @@ class Exchanged:
         """Return it with the means of all dense gradients, given those of each rank."""
         whole = dict(pair for needed, means in parts for pair in zip(needed, means, strict=True))
         means = [*(whole[n] for n in sorted(whole)), *self.means[len(self.needed) :]]
-        return Exchanged(self.weight, self.total, self.own, means, sorted(whole))
+        return replace(self, means=means, needed=sorted(whole))
 
 
 class HostExchange:
-    """Average of each step's gradients over the workers, called from TensorFlow's graph.
+    """Mean of each step's gradients, with NumPy and sockets, called from TensorFlow's graph.
 
-    Parameters
-    ----------
-    position
-        Position of the current step in its epoch, which every step advances.
-    micro_steps
-        Steps whose gradients are exchanged as one sum.
-    knows_totals
-        True if each worker knows the total weight of a step without communication.
-    clock
-        Records how long exchanges delay the steps.
-    parts
-        The weights that each rank updates; None: each rank updates all.
-    record
-        Record of the last exchanged step; None: there is none.
+    ``position`` is that of the current step in its epoch, which every exchange advances.
+    ``micro_steps`` is the number of steps whose gradients are exchanged as one sum. With
+    ``knows_totals``, each worker knows the total weight of a step without communication. ``parts``
+    has the weights that each rank updates; None: each rank updates all.
     """
 
     def __init__(
         self,
         collective: Collective,
         position: Position,
-        settings: TransferSettings,
+        settings: flat_buffer.TransferSettings,
         micro_steps: int,
         knows_totals: bool,
         clock: StepClock,
-        parts: Parts | None = None,
+        parts: flat_buffer.Parts | None = None,
         record: StepRecord | None = None,
     ) -> None:
         self._record = record
@@ -104,10 +117,10 @@ class HostExchange:
         self._restored: dict[str, Any] = {}
         self._is_repeating = False
         self._parts = parts
-        self._buffers: dict[Any, Buffers] = {}
+        self._buffers: dict[Any, flat_buffer.Buffers] = {}
         self.is_due = True
         """True if the last exchange was not only added to the accumulated gradients."""
-        self.agreement = StopAgreement()
+        self.agreement = flat_buffer.StopAgreement()
         self.error: BaseException | None = None
         """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
         self.exchanged: list[Exchanged] | None = None
@@ -124,7 +137,6 @@ class HostExchange:
         self._calls = calls
 
     def begin_epoch(self) -> None:
-        """Start counting the epoch's steps."""
         self._position.begin_epoch()
         self._loss_sum, self._rows_sum = 0.0, 0
 
@@ -140,7 +152,6 @@ class HostExchange:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `read_state` returned."""
         self._position.step, self._calls = state["step"], state["calls"]
         self._loss_sum, self._rows_sum = state["loss"], state["rows"]
         self._restored = dict(state["flats"])
@@ -169,61 +180,36 @@ class HostExchange:
             flat.close()
 
     def average(
-        self,
-        dense: list[Any],
-        slices: list[Any],
-        shared: Sequence[bool],
-        weight: Any,
-        loss: Any,
-        anchor: Any,
-        number: int = 0,
-        owners: Sequence[int] = (),
-        recorded: Sequence[Any] = (),
+        self, gradients: StepGradients, number: int = 0, recorded: Sequence[Any] = ()
     ) -> list[Any]:
         """Return the mean gradients, as tensors of the step being traced.
 
-        Parameters
-        ----------
-        dense
-            Tensors of one type.
-        slices
-            Indices and values of sparse gradients, alternating.
-        shared
-            For each sparse gradient, whether its indices are the same on all workers.
-        weight, loss
-            Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
-        anchor
-            A variable that every step updates; buckets wait for it.
-        number
-            Number of the exchange within its step; each has its own buffers and residuals.
-        owners
-            Rank that needs the mean of each dense gradient, which the others do not get. Empty: all
-            ranks get all means.
-        recorded
-            Values of the variables of the record.
+        ``number`` counts the exchanges within a step, each of which has its own buffers and
+        residuals. ``recorded`` has the values of the record's variables.
         """
-        shapes = [tuple(tensor.shape) for tensor in dense]
-        flat = self._flat_for(shapes, weight.dtype, number, owners)
+        dense, weight, shared = gradients.dense, gradients.weight, gradients.shared
+        flat = self._flat_for(gradients, number)
         needed = [dense[n] for n in flat.layout.list_needed(self._collective.rank)]
-        types = [tensor.dtype for tensor in [*needed, *slices]]
+        types = [tensor.dtype for tensor in [*needed, *gradients.slices]]
+        ends = [*gradients.slices, *recorded]
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense), shared)
-            return call_host(step, [weight, loss, *dense, *slices, *recorded], types)
+            return call_host(step, [weight, gradients.loss, *dense, *ends], types)
         # Tokens connect the buckets to the end of the step. They wait for the gradients and,
         # through a weight that is updated, for the end of the previous step, because a gradient
         # may depend only on the data.
-        begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
+        begun = tf.reshape(tf.convert_to_tensor(gradients.anchor), [-1])[:1]
         tokens = [
             tf.numpy_function(
-                partial(self._post, flat, number),
-                [begun, weight, *(dense[n] for n in bucket)],
+                partial(self._post, flat, bucket),
+                [begun, weight, *(dense[n] for n in numbers)],
                 tf.int32,
             )
-            for number, bucket in enumerate(buckets)
+            for bucket, numbers in enumerate(buckets)
         ]
         collect = partial(self._collect, flat, len(tokens), shared)
-        return call_host(collect, [weight, loss, *tokens, *slices, *recorded], types)
+        return call_host(collect, [weight, gradients.loss, *tokens, *ends], types)
 
     def gather_weights(self, dtype: Any) -> Callable[..., list[Array]]:
         """Return a function from this rank's weights, in one type, to those of the other ranks."""
@@ -237,12 +223,12 @@ class HostExchange:
                 flat = buffers.take(layout.size)
                 for number, array in zip(own, arrays, strict=True):
                     flat[layout.spans[number]] = array.reshape(-1)
-                self._collective.gather_parts(flat[:-TAIL], layout.ends[0])
+                self._collective.gather_parts(flat[: -flat_buffer.TAIL], layout.ends[0])
                 return [flat[layout.spans[n]].reshape(layout.shapes[n]) for n in others]
 
         return gather
 
-    def _lay_out_weights(self, dtype: Any) -> tuple[Layout, Buffers]:
+    def _lay_out_weights(self, dtype: Any) -> tuple[Layout, flat_buffer.Buffers]:
         """Return the layout of all weights, and buffers that gradients use before them.
 
         A worker thus needs one buffer for both: the gradients are not longer.
@@ -251,27 +237,24 @@ class HostExchange:
         parts, ranks = self._parts, self._collective.world_size
         layout = Layout.of(parts.shapes, dtype.size, float("inf"), parts.owners, ranks)
         if dtype not in self._buffers:
-            self._buffers[dtype] = Buffers(layout.size, np.dtype(dtype.as_numpy_dtype))
+            buffers = flat_buffer.Buffers(layout.size, np.dtype(dtype.as_numpy_dtype))
+            self._buffers[dtype] = buffers
         return layout, self._buffers[dtype]
 
-    def _flat_for(
-        self, shapes: list[tuple[int, ...]], dtype: Any, number: int, owners: Sequence[int]
-    ) -> FlatExchange:
+    def _flat_for(self, gradients: StepGradients, number: int) -> FlatExchange:
+        shapes = [tuple(tensor.shape) for tensor in gradients.dense]
+        dtype, owners = gradients.weight.dtype, gradients.owners
         compression = None if self._is_repeating else self._settings.compression
+        # Checkpoints contain the text of this key.
         key = (tuple(shapes), dtype.name, number, compression)
         if key not in self._flats:
             # Accumulated gradients are sent as one bucket, in their last step.
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
-            self._flats[key] = FlatExchange(
+            added = self._record.count if self._record else 0
+            ranks = self._collective.world_size
+            flat = self._flats[key] = FlatExchange(
                 self._collective,
-                Layout.of(
-                    shapes,
-                    dtype.size,
-                    limit,
-                    owners,
-                    self._collective.world_size,
-                    self._record.count if self._record else 0,
-                ),
+                Layout.of(shapes, dtype.size, limit, owners, ranks, added),
                 dtype.as_numpy_dtype,
                 self.agreement,
                 nominal=self._nominal_weight,
@@ -279,9 +262,9 @@ class HostExchange:
                 buffers=self._lay_out_weights(dtype)[1] if owners else None,
             )
             if not self._is_repeating:
-                self._clock.buffers += self._flats[key].sizes
+                self._clock.buffers += flat.sizes
             if repr(key) in self._restored:
-                self._flats[key].restore_state(self._restored.pop(repr(key)))
+                flat.restore_state(self._restored.pop(repr(key)))
         return self._flats[key]
 
     def _nominal_weight(self) -> float:
@@ -291,25 +274,23 @@ class HostExchange:
     def _step(
         self,
         flat: FlatExchange,
-        dense: int,
+        count: int,
         shared: Sequence[bool],
         weight: Any,
         loss: Any,
         *arrays: Any,
-    ) -> Any:
-        with self._remember_errors(), self._clock.held():
-            slices, values = self._split(arrays[dense:], shared)
+    ) -> list[Array]:
+        dense = arrays[:count]
+
+        def exchange(added: Any) -> Means:
             if self._micro_steps == 1:
-                means, total = flat.exchange(weight, loss, arrays[:dense], self._weigh(values))
-            else:
-                share = weight / self._nominal_weight()
-                # Pending gradients are sent at the end of an epoch, so that all workers have the
-                # same state.
-                self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
-                means, total = flat.accumulate(share, loss, arrays[:dense], self.is_due)
-            found = self._finish(flat, means, slices, shared, weight, total, values)
-            self._copy(flat, weight, total, [*arrays[:dense], *slices], found)
-            return found
+                return flat.exchange(weight, loss, dense, added)
+            # Pending gradients are sent at the end of an epoch, so that all workers have the same
+            # state.
+            self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+            return flat.accumulate(weight / self._nominal_weight(), loss, dense, self.is_due)
+
+        return self._complete(flat, exchange, shared, weight, arrays[count:], lambda: dense)
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self._remember_errors():
@@ -327,55 +308,48 @@ class HostExchange:
         weight: Any,
         loss: Any,
         *rest: Any,
-    ) -> Any:
-        with self._remember_errors(), self._clock.held():
-            slices, values = self._split(rest[tokens:], shared)
-            means, total = flat.collect(weight, loss, self._weigh(values))
-            found = self._finish(flat, means, slices, shared, weight, total, values)
+    ) -> list[Array]:
+        def take_posted() -> list[Array]:
             posted, self._posted = self._posted, {}
-            dense = [posted[n] for n in sorted(posted)]
-            self._copy(flat, weight, total, [*dense, *slices], found)
-            return found
+            return [posted[n] for n in sorted(posted)]
 
-    def _copy(
-        self, flat: FlatExchange, weight: Any, total: float, own: list[Array], means: list[Array]
-    ) -> None:
-        if self.exchanged is not None:  # TensorFlow and the next exchange reuse the memory
-            needed = flat.layout.list_needed(self._collective.rank)
-            own, means = [np.array(one) for one in own], [np.array(one) for one in means]
-            self.exchanged.append(Exchanged(float(weight), total, own, means, needed))
+        exchange = partial(flat.collect, weight, loss)
+        return self._complete(flat, exchange, shared, weight, rest[tokens:], take_posted)
 
-    def _split(self, arrays: Sequence[Any], shared: Sequence[bool]) -> tuple[Any, Any]:
-        """Return the sparse gradients and the recorded values."""
-        count = 2 * len(shared)
-        return arrays[:count], arrays[count:]
-
-    def _weigh(self, values: Sequence[Any]) -> Any:
-        return self._record.weigh(self._position.step, values) if self._record else ()
-
-    def _finish(
+    def _complete(
         self,
         flat: FlatExchange,
-        means: list[Any],
-        slices: Sequence[Any],
+        exchange: Callable[[Any], Means],
         shared: Sequence[bool],
         weight: Any,
-        total: float,
-        recorded: Sequence[Any],
-    ) -> list[Any]:
-        """Return all results of an exchange; sparse gradients are sent after the buckets."""
-        factor = weight / total if total else 0.0
-        for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
-            scaled = (values * factor).astype(values.dtype)
-            means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
-        rows = self._position.total_rows or 0
-        self._loss_sum += flat.mean_loss * rows
-        self._rows_sum += rows
-        self._position.advance()
-        self._calls += 1
-        if self._record is not None and not self._is_repeating:
-            self._record.keep(self._position.step, recorded, flat.added)
-        return means
+        ends: Sequence[Any],
+        list_dense: Callable[[], Sequence[Array]],
+    ) -> list[Array]:
+        """Return all results of an exchange; sparse gradients are sent after the buckets.
+
+        ``ends`` has the sparse gradients and the recorded values.
+        """
+        with self._remember_errors(), self._clock.held():
+            slices, recorded = ends[: 2 * len(shared)], ends[2 * len(shared) :]
+            record = self._record
+            means, total = exchange(record.weigh(self._position.step, recorded) if record else ())
+            factor = weight / total if total else 0.0
+            for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
+                scaled = (values * factor).astype(values.dtype)
+                means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
+            rows = self._position.total_rows or 0
+            self._loss_sum += flat.mean_loss * rows
+            self._rows_sum += rows
+            self._position.advance()
+            self._calls += 1
+            if record is not None and not self._is_repeating:
+                record.keep(self._position.step, recorded, flat.added)
+            own = [*list_dense(), *slices]
+            if self.exchanged is not None:  # TensorFlow and the next exchange reuse the memory
+                own, copies = [np.array(one) for one in own], [np.array(one) for one in means]
+                needed = flat.layout.list_needed(self._collective.rank)
+                self.exchanged.append(Exchanged(float(weight), total, own, copies, needed))
+            return means
 
     @contextmanager
     def _remember_errors(self) -> Iterator[None]:
