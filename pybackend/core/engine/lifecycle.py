@@ -30,6 +30,7 @@ from pybackend.core.engine.checkpoint.checkpointing import (
 from pybackend.core.engine.checkpoint.training_state import (
     HISTORY,
     RATE,
+    EpochSync,
     Start,
     TrainingState,
     keep_callbacks,
@@ -44,7 +45,6 @@ from pybackend.core.engine.state import (
     find_differing_weights,
     offset_seeds,
 )
-from pybackend.core.engine.sync import EpochSync
 from pybackend.core.errors import InputError
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.codec import decode, encode
@@ -226,7 +226,7 @@ class CheckpointedLifecycle(Lifecycle):
     ) -> list[Any]:
         """Return the callbacks that write checkpoints and restore them."""
         assert self.preemption is not None
-        stateful = keep_callbacks(replica)
+        stateful = keep_callbacks(replica.rank, replica.callbacks)
         state = TrainingState(replica.model, sync, synchronizer, stateful)
         self._keeper = Checkpointing(replica, self._checkpoints, state, self.preemption, self.audit)
         return [stateful[HISTORY], self._keeper]

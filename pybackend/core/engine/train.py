@@ -1,4 +1,4 @@
-"""Train one worker, from the files of its job to its report and, on rank 0, the model."""
+"""Train one worker with Keras's own ``fit``, from the files of its job to its report and model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, Mesh, all_gather_values
+from pybackend.core.engine import session_callbacks
 from pybackend.core.engine.audit import Auditor
 from pybackend.core.engine.batches import Batches, RowBatches
 from pybackend.core.engine.checkpoint.training_state import Start, continue_log
@@ -20,13 +21,6 @@ from pybackend.core.engine.lifecycle import CheckpointedLifecycle, Lifecycle
 from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica, make_replica
 from pybackend.core.engine.save import write_model
-from pybackend.core.engine.session_callbacks import (
-    ResumedCallbacks,
-    ScaledSteps,
-    StepReports,
-    StopWhenAsked,
-    make_tensorboard,
-)
 from pybackend.core.engine.step_changes import override
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.sync import EpochSync, StopTogether, make_synchronizer
@@ -40,6 +34,41 @@ from pybackend.core.model.compare import hash_weights
 from pybackend.core.model.load import LoadedModel, load_job_model
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import either, setting
+
+CALLBACK_ORDER = (
+    ("clock", "the time that other callbacks take is not part of a step"),
+    ("sync", "all that follow get the metrics over the rows of all workers"),
+    ("plain reports", "without callbacks of the user; the audit's time is not part of the step"),
+    ("audit ends", "it repeats the step, so it must precede all that change the model after it"),
+    (
+        "own",
+        "the user's callbacks may change the model, add values to the logs, and request a stop",
+    ),
+    ("tensorboard", "it writes the values that the user's callbacks added"),
+    ("scaled", "the user's callbacks set the rate that the next step scales, and it adds its own"),
+    ("reports", "the user's callbacks may have added values to the step's logs"),
+    ("observers", "they request a stop as the user's callbacks do"),
+    ("stop", "now all requests are known: all workers stop after the same step, or none"),
+    ("lifecycle", "a checkpoint has all that callbacks changed; to resume, it overwrites this"),
+    ("audit begins", "it notes the state before a step, after all that could change it"),
+)
+"""Order of the callbacks in each worker, and why each is where it is. Other orders hang or lie: a
+rank that stops alone misses the exchange that the others wait for, and a checkpoint that is written
+before the last callback resumes from another model."""
+
+
+def order_callbacks(callbacks: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return callbacks, by their name in `CALLBACK_ORDER`, in this order."""
+    listed = [(name, one) for name, _ in CALLBACK_ORDER for one in callbacks.get(name, ())]
+    check_order([name for name, _ in listed])
+    assert len(listed) == sum(map(len, callbacks.values())), f"unknown callbacks in {[*callbacks]}"
+    return [one for _, one in listed]
+
+
+def check_order(names: Sequence[str]) -> None:
+    """Raise `AssertionError` if callbacks of these names are not in the order of the table."""
+    order = [name for name, _ in CALLBACK_ORDER]
+    assert list(names) == sorted(names, key=order.index), f"{[*names]} is not the order {order}"
 
 
 @dataclass(frozen=True)
@@ -77,26 +106,12 @@ def train(
 ) -> Training:
     """Train this worker's replica with the others.
 
-    Parameters
-    ----------
-    counts
-        Number of rows of every worker, by rank, for each data set in the folder.
-    folder
-        The worker's own folder, with ``train/``, ``validation/`` and the files of
-        the model; rank 0 writes ``trained.h5`` or ``trained.keras`` into it.
-    emit
-        Called with an event per epoch.
-    stream
-        The ``tf.data.Dataset`` to train on, instead of rows in the folder.
-    lifecycle
-        Start of training, and the state that is saved; None: as the job's checkpoint options
-        specify.
-    answers
-        Messages from observers of the training.
-    sent
-        As in `load_job_model`.
-    loaded
-        The model, in the state after the last generation; None: as the driver sent it.
+    ``counts`` has the number of rows of every worker, by rank, for each data set in the worker's
+    own ``folder``, which has ``train/``, ``validation/`` and the files of the model; rank 0 writes
+    ``trained.h5`` or ``trained.keras`` into it. ``stream`` is a ``tf.data.Dataset`` to train on
+    instead of these rows. Without a ``lifecycle``, the job's checkpoint options specify it.
+    ``answers`` are messages from observers; ``sent`` is as in `load_job_model`; ``loaded`` is the
+    model in the state after the last generation (None: as the driver sent it).
     """
     if lifecycle is None:
         lifecycle = Lifecycle(job) if job.checkpoint is None else CheckpointedLifecycle(job)
@@ -104,7 +119,9 @@ def train(
     loaded = loaded or load_job_model(job, folder, sent)
     replica = make_replica(job, collective, counts, folder, emit, loaded, stream, lifecycle.seed)
     lifecycle.begin(replica)
-    tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []
+    tensorboard: list[Any] = []
+    if replica.rank == 0:
+        tensorboard = session_callbacks.make_tensorboard(job, folder, emit)
     began, waited = time.monotonic(), collective.waited
     clock = StepClock(replica.batches.arrivals)
     why = _explain_no_audit(job, collective)
@@ -175,33 +192,16 @@ def fit(
 ) -> tuple[dict[str, list[Any]], int, Auditor | None]:
     """Train a replica with Keras's own ``fit``, synchronized with the other workers.
 
-    Parameters
-    ----------
-    clock
-        Times the steps.
-    tensorboard
-        Additional callbacks, whose state is not saved.
-    answers
-        Messages from observers of the training run.
-
-    Returns
-    -------
-    tuple
-        The history, as a mapping from metrics to values; the number of steps taken; and the auditor
-        or None.
+    The state of ``tensorboard``'s callbacks is not saved. Returns the history, as a mapping from
+    metrics to values; the number of steps taken; and the auditor or None.
     """
     # Restoring a checkpoint may have called the model.
     replica = replace(replica, view=replica.view.renewed())
     model, job, batches = replica.model, replica.job, replica.batches
-    # The batches are shuffled already, not by Keras.
-    options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
-    options |= batches.fit_options
-    if job.class_weight is not None and isinstance(batches, RowBatches):
-        options["class_weight"] = batches.complete_class_weight(
-            {int(code): weight for code, weight in job.class_weight}
-        )
+    options = _make_options(job, batches)
     lifecycle.share_state(replica)
-    if replica.collective.world_size > 1:
+    is_alone = replica.collective.world_size == 1
+    if not is_alone:
         _report_what_is_local(replica.view, replica.emit)
     synchronizer = make_synchronizer(replica, clock)
     sync = EpochSync(replica, synchronizer)
@@ -209,27 +209,34 @@ def fit(
     sync.evaluated_by = [*own, *tensorboard]
     scaled = None
     if job.scale_lr is not None:
-        scaled = ScaledSteps(job.scale_lr, job.workers, batches, model)
+        scaled = session_callbacks.ScaledSteps(job.scale_lr, job.workers, batches, model)
     auditor = None
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
-        class_weight = options.get("class_weight")
-        auditor = Auditor(replica, synchronizer, sync, clock, others, lifecycle.audit, class_weight)
-    reports = [StepReports(replica)] if replica.rank == 0 and job.reports_steps else []
-    listed: list[Any] = [clock, sync]
-    if not own:  # an audit is not part of the step
-        listed += reports
-    listed += [auditor.ending] if auditor else []
-    listed += [*own, *tensorboard, *([scaled] if scaled else [])]
-    if own:  # they may add values to the step's logs
-        listed += reports
+        weights = options.get("class_weight")
+        auditor = Auditor(replica, synchronizer, sync, clock, others, lifecycle.audit, weights)
+    reports: list[Any] = []
+    if replica.rank == 0 and job.reports_steps:
+        reports = [session_callbacks.StepReports(replica)]
+    observers = []
     if replica.rank == 0 and job.is_observed and answers is not None:
-        listed.append(StopWhenAsked(answers))
-    if replica.collective.world_size > 1:
-        listed.append(StopTogether(replica, synchronizer, lifecycle.preemption))
-    listed += lifecycle.make_callbacks(replica, sync, synchronizer)
-    if auditor is not None:
-        listed.append(auditor.beginning)
+        observers = [session_callbacks.StopWhenAsked(answers)]
+    callbacks = order_callbacks(
+        {
+            "clock": [clock],
+            "sync": [sync],
+            "plain reports": [] if own else reports,
+            "audit ends": [auditor.ending] if auditor else [],
+            "own": own,
+            "tensorboard": tensorboard,
+            "scaled": [scaled] if scaled else [],
+            "reports": reports if own else [],
+            "observers": observers,
+            "stop": [] if is_alone else [StopTogether(replica, synchronizer, lifecycle.preemption)],
+            "lifecycle": lifecycle.make_callbacks(replica, sync, synchronizer),
+            "audit begins": [auditor.beginning] if auditor else [],
+        }
+    )
     if lifecycle.start.state is not None:
         for callback in own:
             continue_log(callback)
@@ -243,7 +250,7 @@ def fit(
             synchronizer.install(),
             auditor.noise.watch() if auditor else nullcontext(),
         ):
-            history = _fit_from(lifecycle.start, model, batches, listed, options)
+            history = _fit_from(lifecycle.start, model, batches, callbacks, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
     if synchronizer.shards is not None:
@@ -252,24 +259,28 @@ def fit(
     return dict(history), sync.steps_done, auditor
 
 
-def _fit_from(
-    start: Start,
-    model: Any,
-    batches: Batches,
-    callbacks: list[Any],
-    options: Any,
-) -> dict[str, list[Any]]:
-    """Train, starting at an epoch and step, as if this process had trained up to that point.
+def _make_options(job: TrainingJob, batches: Batches) -> dict[str, Any]:
+    # The batches are in order already: Keras must not shuffle them.
+    options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
+    options |= batches.fit_options
+    if job.class_weight is not None and isinstance(batches, RowBatches):
+        options["class_weight"] = batches.complete_class_weight(
+            {int(code): weight for code, weight in job.class_weight}
+        )
+    return options
 
-    Returns the history.
-    """
+
+def _fit_from(
+    start: Start, model: Any, batches: Batches, callbacks: list[Any], options: Any
+) -> dict[str, list[Any]]:
+    """Train, starting at an epoch and step, as if this process had trained up to that point."""
     if start.state is None:
         fitted = model.fit(
             batches.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
         )
         return dict(fitted.history)
     params = {"verbose": 0, "epochs": options["epochs"], "steps": batches.steps, "model": model}
-    resumed = ResumedCallbacks(callbacks, start.step, **params)
+    resumed = session_callbacks.ResumedCallbacks(callbacks, start.step, **params)
     epoch, is_stopped = start.epoch, start.is_stopped
     if start.is_within_epoch:
         once = {**options, "epochs": epoch + 1}

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import keras
 import numpy as np
@@ -17,9 +17,10 @@ from pybackend.core.collective import Collective
 from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, describe_place
 from pybackend.core.engine.checkpoint.training_state import Start, TrainingState
 from pybackend.core.engine.exchange.synchronizer import Preemption
-from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.step_changes import EpochSteps
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.checkpoint import Checkpoint
+from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.notice import PreemptedError
 from pybackend.core.job.report import Audit
@@ -191,6 +192,19 @@ class Checkpoints:
             self.writer.clear(seconds)
 
 
+class Trainee(Protocol):
+    """What checkpoints need of this worker's `Replica`."""
+
+    @property
+    def job(self) -> TrainingJob: ...
+    @property
+    def collective(self) -> Collective: ...
+    @property
+    def emit(self) -> Emit: ...
+    @property
+    def batches(self) -> EpochSteps: ...
+
+
 class Saver:
     """Saves the state of training, at the same steps on all ranks.
 
@@ -204,7 +218,7 @@ class Saver:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Trainee,
         checkpoints: Checkpoints,
         state: TrainingState,
         step: int,
@@ -283,7 +297,7 @@ class Checkpointing(keras.callbacks.Callback):
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Trainee,
         checkpoints: Checkpoints,
         state: TrainingState,
         preemption: Preemption,

@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -19,8 +19,6 @@ from pybackend.core.collective import (
     gather_values,
 )
 from pybackend.core.engine.exchange.synchronizer import Synchronizer
-from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.sync import EpochSync
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.report import Audit, Generation
 from pybackend.core.job.values import encode_state
@@ -243,11 +241,19 @@ def change_rate(optimizer: Any, state: Mapping[str, Any]) -> None:
     optimizer.learning_rate = here
 
 
-def keep_callbacks(replica: Replica) -> dict[int, Any]:
-    """Return the callbacks of this rank for `TrainingState`, and Keras's history."""
-    own = select_callbacks(replica.rank, replica.callbacks)
-    listed = {n: one if one in own else None for n, one in enumerate(replica.callbacks)}
+def keep_callbacks(rank: int, callbacks: Sequence[Any]) -> dict[int, Any]:
+    """Return the callbacks of a rank for `TrainingState`, and Keras's history."""
+    own = select_callbacks(rank, callbacks)
+    listed = {n: one if one in own else None for n, one in enumerate(callbacks)}
     return {HISTORY: keras.callbacks.History(), **listed}
+
+
+class EpochSync(Protocol):
+    """What a state needs of the `sync.EpochSync` of a training."""
+
+    def read_state(self) -> dict[str, Any]: ...
+    def restore_state(self, state: Mapping[str, Any]) -> None: ...
+    def begin_part(self) -> None: ...
 
 
 class TrainingState:

@@ -26,6 +26,7 @@ from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.checkpoint.checkpointing import Checkpoints, Saver
 from pybackend.core.engine.checkpoint.training_state import (
     HISTORY,
+    EpochSync,
     Start,
     TrainingState,
     keep_callbacks,
@@ -43,7 +44,6 @@ from pybackend.core.engine.lifecycle import (
 )
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.state import offset_seeds
-from pybackend.core.engine.sync import EpochSync
 from pybackend.core.engine.train import Training, train
 from pybackend.core.errors import PeerLostError
 from pybackend.core.job.checkpoint import Checkpoint
@@ -201,7 +201,7 @@ class ElasticLifecycle(Lifecycle):
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
-        memory, stateful = self._memory, keep_callbacks(replica)
+        memory, stateful = self._memory, keep_callbacks(replica.rank, replica.callbacks)
         is_first, memory.is_first = memory.is_first, replica.rank == 0
         if self.start.is_within_epoch and memory.is_first and not is_first and memory.kept:
             _report_files(replica)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,21 @@ import tensorflow as tf
 
 from pybackend.core.collective import Collective
 from pybackend.core.collective.tensorflow import GraphReduce
-from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange import flat_buffer
 from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, Means
 from pybackend.core.engine.step_changes import Position, call_host
 from pybackend.core.engine.step_clock import StepClock
 
 Array = npt.NDArray[Any]
+
+
+class Record(Protocol):
+    """What an exchange needs of a `StepRecord`: its terms of the sums, and where the sums go."""
+
+    @property
+    def count(self) -> int: ...
+    def weigh(self, step: int, values: Sequence[Array]) -> Array: ...
+    def keep(self, step: int, values: Sequence[Array], sums: Array) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class HostExchange:
         knows_totals: bool,
         clock: StepClock,
         parts: flat_buffer.Parts | None = None,
-        record: StepRecord | None = None,
+        record: Record | None = None,
     ) -> None:
         self._record = record
         self._collective = collective
