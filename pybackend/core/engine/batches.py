@@ -47,15 +47,9 @@ _ROWS_AT_ONCE = 16_384
 class _Pass:
     """Steps that use all rows once, or those of an epoch that other workers began.
 
-    Attributes
-    ----------
-    edges
-        First row of each local batch, and the end of the last one; int64 array of shape (world
-        size, steps + 1).
-    totals
-        Number of rows in the global batch of each step.
-    taken
-        Number of steps that earlier worker groups took, in which no worker of this one has rows.
+    ``edges`` is the first row of each local batch, and the end of the last one: int64, (world size,
+    steps + 1). ``totals`` is the number of rows in the global batch of each step. Earlier worker
+    groups took the first ``taken`` steps, in which no worker of this one has rows.
     """
 
     edges: Index
@@ -67,37 +61,16 @@ class _Pass:
 class RowBatches:
     """A worker's shard as a ``tf.data.Dataset`` for one epoch, in that epoch's order.
 
-    Parameters
-    ----------
-    columns
-        The worker's rows; with ``shuffle="global"`` or ``has_all``, the rows of all workers.
-    counts
-        Number of rows that each worker uses in an epoch, by rank.
-    shuffle
-        ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: a new
-        order of all rows, sharded across the workers; False: the original order.
-    limit
-        Steps per epoch; None: as many as it takes to use all rows. With fewer steps, the next epoch
-        continues with the remaining rows; after all rows, a new order begins.
-    batches
-        Number of rows in each global batch, if ``batch_size`` does not determine it.
-    has_all
-        True if each worker has all rows, and uses its shard of them.
+    ``columns`` are the worker's rows; with ``shuffle="global"`` or ``has_all``, the rows of all
+    workers. ``counts`` is the number of rows that each worker uses in an epoch, by rank.
+    ``shuffle`` is ``"shard"`` (or True) for a new order of the worker's rows in each epoch,
+    ``"global"`` for a new order of all rows, sharded across the workers, or False for the original
+    order.
 
-    Attributes
-    ----------
-    rows
-        Number of rows that this worker uses in an epoch.
-    steps
-        Steps of this epoch.
-    taken
-        Steps of this epoch that earlier worker groups took.
-    total_rows
-        Number of rows in the global batch of each step; int64 array of shape (steps,).
-    arrivals
-        Times at which the batches of this epoch were read.
-    is_sharded
-        True if consecutive rows of a batch belong to consecutive ranks.
+    ``limit`` is the number of steps per epoch; None: as many as it takes to use all rows. With
+    fewer steps, the next epoch continues with the remaining rows; after all rows, a new order
+    begins. ``batches`` has the number of rows in each global batch, if ``batch_size`` does not
+    determine it.
     """
 
     is_uneven = False
@@ -118,7 +91,9 @@ class RowBatches:
         self._columns = to_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
+        """Number of rows that this worker uses in an epoch."""
         self.arrivals = Arrivals()
+        """Times at which the batches of this epoch were read."""
         self._rank = rank
         workers = len(counts)
         edges = cut_shards(counts, batch_size, batches)
@@ -132,6 +107,7 @@ class RowBatches:
         self._cutting = batch_size, batches
         self._seeding = seed, shuffle
         self.is_sharded = not shuffle
+        """True if consecutive rows of a batch belong to consecutive ranks."""
         visits: Visits | SharedVisits
         if has_all or shuffle == "global":
             visits = SharedVisits(self._order_from(workers), 0, workers, rank)
@@ -198,7 +174,7 @@ class RowBatches:
 
     @property
     def fit_options(self) -> dict[str, Any]:
-        """Arguments of ``fit`` that this data set needs: none."""
+        """Arguments of ``fit`` that these batches need: none."""
         return {}
 
     def resume(self, first_epoch: int) -> None:
@@ -206,7 +182,6 @@ class RowBatches:
         self._first_epoch = first_epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        """Use the rows in the order of an epoch."""
         if self._first_epoch is None:
             self._first_epoch = epoch
         self.arrivals.clear()
@@ -229,8 +204,10 @@ class RowBatches:
             # Number of complete passes over the rows before; it determines the order.
             self._passes = first_epoch + passes
         self.taken = self._pass.taken
+        """Steps of this epoch that earlier worker groups took."""
         self._rows_by_rank = np.diff(self._pass.edges)[:, self._places]
         self.total_rows = self._pass.totals[self._places]
+        """Number of rows in the global batch of each step; int64 array of shape (steps,)."""
         self._ledger = Ledger(self.steps)
 
     def count_steps(self, steps: int) -> None:
@@ -274,10 +251,8 @@ class RowBatches:
     def find_misread(self, first: int, last: int, collective: Collective) -> Sequence[int]:
         """Return steps of this epoch that the workers trained on other rows; all call it together.
 
-        Parameters
-        ----------
-        first, last
-            First step that this worker group took, and the step after its last one.
+        ``first`` is the first step that this worker group took, ``last`` the step after its last
+        one.
         """
         differences = self.compare_rows(first, last)
         return [first + step for step in find_wrong(differences, collective)]
@@ -319,12 +294,9 @@ class RowBatches:
             first += count
 
     def dataset(self, skip: int = 0) -> Any:
-        """Return the local batches of one epoch; Keras iterates over it again for each epoch.
+        """Return the local batches of one epoch, without the first ``skip`` steps.
 
-        Parameters
-        ----------
-        skip
-            Number of steps that are already done.
+        Keras iterates over it again for each epoch.
         """
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
@@ -375,43 +347,21 @@ class RowBatches:
 
 
 class PipelineBatches:
-    """Custom ``tf.data.Dataset`` as local batches, in place of a `RowBatches`.
+    """Custom ``tf.data.Dataset`` as local batches, in place of `RowBatches`.
 
     An epoch has ``limit`` steps, or else one step for each batch of the longest data set of any
     worker. If a worker's own batches end earlier, batches without rows follow. If a data set's
-    length is unknown, it is read once to count its batches, unless there is a ``limit``.
+    length is unknown, it is read once to count its batches, unless there is a ``limit``. An endless
+    data set requires a ``limit``, and continues from epoch to epoch.
 
-    Parameters
-    ----------
-    data
-        Data set of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
-    limit
-        Steps per epoch; required if any worker's data set is endless, which then continues from
-        epoch to epoch.
-
-    Attributes
-    ----------
-    sample
-        Rows of the first batch.
-    is_uneven
-        True if arrays of a batch have different numbers of rows; those of ``y`` are counted.
-    arrivals
-        Times at which the batches of this epoch were ready.
-    total_rows
-        None: no worker knows how many rows the others will have in a step.
-    taken
-        0: no other workers took the first steps of an epoch.
+    ``data`` has elements of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
 
     total_rows = None
+    """None: no worker knows how many rows the others will have in a step."""
     taken = 0
     is_sharded = False
     find_order = None
-
-    @property
-    def is_endless(self) -> bool:
-        """True if the batches continue from epoch to epoch."""
-        return self._is_endless
 
     def __init__(self, data: Any, collective: Collective, limit: int | None) -> None:
         self.epoch = 0
@@ -427,7 +377,7 @@ class PipelineBatches:
         own = int(data.cardinality())
         unknown = own == tf.data.UNKNOWN_CARDINALITY
         # It continues from epoch to epoch, as in Keras.
-        self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
+        self.is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
         first = next(iter(data.take(1).as_numpy_iterator()), None)
@@ -441,6 +391,7 @@ class PipelineBatches:
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
         self.begins_empty = self.may_be_empty
         self.is_uneven = any(uneven for _, _, uneven in everyone)
+        """True if arrays of a batch have different numbers of rows; those of ``y`` are counted."""
         if self.is_uneven:  # rows of different arrays do not correspond
             leaves = {key: leaf[:0] for key, leaf in leaves.items()}
         self.sample = ArrayRows(leaves)
@@ -465,22 +416,18 @@ class PipelineBatches:
 
     @property
     def fit_options(self) -> dict[str, Any]:
-        """Arguments of ``fit`` that this data set needs."""
-        return {"steps_per_epoch": self.steps} if self._is_endless else {}
+        """Arguments of ``fit`` that these batches need."""
+        return {"steps_per_epoch": self.steps} if self.is_endless else {}
 
     @property
     def most_steps(self) -> int:
-        """Largest number of steps of an epoch."""
         return self.steps
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch at the last step, in shape (world size,).
 
-        Raises
-        ------
-        InputError
-            No rank has rows: the pipeline returned fewer batches than the first time, or fewer than
-            `steps_per_epoch` requires.
+        Raises `InputError` if no rank has rows: the pipeline returned fewer batches than the first
+        time, or fewer than `steps_per_epoch` requires.
         """
         own = np.array([self._last_rows], np.int64)
         rows = np.concatenate(self._collective.all_gather(own))
@@ -507,9 +454,8 @@ class PipelineBatches:
         return self.rows / total if total else 0.0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start counting the rows of an epoch."""
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
-        if not self._is_endless:  # it begins again; batches that were read ahead are dropped
+        if not self.is_endless:  # it begins again; batches that were read ahead are dropped
             self._read.clear()
             self._first = None
             self.arrivals.clear()
@@ -532,7 +478,7 @@ class PipelineBatches:
         """Return the local batches of one epoch, or of all if endless; steps cannot be skipped."""
         nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
         count = tf.autograph.experimental.do_not_convert(self._count)
-        if self._is_endless:
+        if self.is_endless:
             return self._data.repeat().concatenate(nothing).map(count)
         data = self._data.concatenate(nothing).take(self.steps)
         data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
@@ -568,8 +514,6 @@ class PipelineBatches:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())
 
     def _make_empty(self) -> Any:
-        """Return a batch without rows."""
-
         def empty(spec: Any) -> Any:
             return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 

@@ -53,17 +53,10 @@ from pybackend.core.model.view import ModelView
 
 
 class Validation:
-    """Validation rows, sharded across the workers.
+    """Rows that the workers evaluate together: this worker's ``rows``, and ``counts`` by rank.
 
-    Parameters
-    ----------
-    rows
-        This worker's rows.
-    counts
-        Rows of every worker, by rank.
-    over
-        The values that are computed from the rows of global batches, with ``batch_size`` rows per
-        worker.
+    ``over`` has the values that are computed from the rows of global batches, with ``batch_size``
+    rows per worker.
     """
 
     def __init__(
@@ -80,10 +73,7 @@ class Validation:
     def prepare(self, view: ModelView, collective: Collective) -> None:
         """Decide whether the workers must synchronize each step of an evaluation.
 
-        Raises
-        ------
-        InputError
-            They must, but cannot.
+        Raises `InputError` if they must, but cannot.
         """
         if collective.world_size == 1 or not needs_others(view, self._over):
             return
@@ -178,7 +168,6 @@ class StepsTogether:
         return self._batch.variables
 
     def evaluate(self, hooks: Any) -> None:
-        """Evaluate the model; the callbacks get the metrics."""
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
@@ -273,14 +262,8 @@ def score(
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
     For ``"evaluate"`` the value is the metrics over all rows; for ``"predict"``, the outputs for
-    the worker's own rows, or None if it has none.
-
-    Parameters
-    ----------
-    counts
-        Rows of every worker, by rank, of the data sets in the folder.
-    sent
-        As in `load_job_model`.
+    the worker's own rows, or None if it has none. ``counts`` has the rows of every worker, by rank,
+    of the data sets in the folder; ``sent`` is as in `load_job_model`.
     """
     model = load_job_model(job, folder, sent).model
     _check_alike(model, collective)
@@ -305,7 +288,7 @@ def score(
 
 
 def _check_alike(model: Any, collective: Collective) -> None:
-    """Raise an error if the workers built or loaded different models."""
+    """Raise `InputError` if the workers built or loaded different models."""
     if collective.world_size == 1:
         return
     check_structure(model, collective)
@@ -319,5 +302,5 @@ def _check_alike(model: Any, collective: Collective) -> None:
 
 
 def _widen_bfloat16(array: Any) -> Any:
-    """Convert bfloat16, which NumPy lacks, to float32."""
+    # NumPy lacks bfloat16, so nothing could decode it.
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

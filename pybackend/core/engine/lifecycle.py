@@ -1,7 +1,8 @@
 """Start and end of training, and the state saved in between.
 
-`Lifecycle` saves nothing. `engine.resume` has the lifecycle with checkpoints, `engine.elastic` that
-of an elastic training run. `train` and `fit` call the methods of whichever is used.
+`Lifecycle` saves nothing, `CheckpointedLifecycle` saves checkpoints and resumes from them, and
+`elastic.generations` has the lifecycle of an elastic training run. `train` calls the methods of
+whichever is used.
 """
 
 from __future__ import annotations
@@ -60,24 +61,17 @@ from pybackend.core.words import show
 
 
 class Lifecycle:
-    """Lifecycle of a training run that saves no state before it ends.
-
-    Attributes
-    ----------
-    start
-        Start of training; known after `begin`.
-    audit
-        Result of the audits, which are added to it.
-    preemption
-        How workers leave before the end, or None if they may not.
-    """
+    """Lifecycle of a training run that saves no state before it ends."""
 
     preemption: Preemption | None = None
+    """How workers leave before the end, or None if they may not."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.start = Start(job.initial_epoch)
+        """Start of training; known after `begin`."""
         self.audit = Audit()
+        """Result of the audits, which are added to it."""
 
     def seed(self, rank: int) -> None:
         """Seed random numbers differently on each rank."""
@@ -149,12 +143,8 @@ def describe_training(
 ) -> dict[str, Any]:
     """Describe a training run as a mapping from argument names to JSON values.
 
-    Rows are described for each rank; in elastic training, once, for any number of workers.
-
-    Parameters
-    ----------
-    rows
-        This worker's rows, by data set; None if they cannot be read.
+    Rows are described for each rank; in elastic training, once, for any number of workers. ``rows``
+    has this worker's, by data set; None if they cannot be read.
     """
     described = describe_settings(job)
     described["callbacks"] = [type(callback).__name__ for callback in callbacks]
@@ -224,7 +214,6 @@ class CheckpointedLifecycle(Lifecycle):
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
-        """Return the callbacks that write checkpoints and restore them."""
         assert self.preemption is not None
         stateful = keep_callbacks(replica.rank, replica.callbacks)
         state = TrainingState(replica.model, sync, synchronizer, stateful)
@@ -232,13 +221,11 @@ class CheckpointedLifecycle(Lifecycle):
         return [stateful[HISTORY], self._keeper]
 
     def finish(self) -> None:
-        """Write the last checkpoint, and wait until it is written."""
         if self._keeper is not None:
             self._keeper.saver.finish()
         self._checkpoints.wait(self.job.timeout)
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """Return a function that removes the checkpoints, unless they are retained."""
         if not self.job.discards_checkpoints:
             return None
         wait_for_all(replica)
@@ -289,24 +276,13 @@ def open_checkpoints(
 ) -> Checkpoints:
     """Open the checkpoints of a job; only rank 0 reads and writes them.
 
-    Parameters
-    ----------
-    manifest
-        On rank 0: what all checkpoints of this training run have in common.
-    write_model
-        Returns the file of the model before training.
-    generations
-        Those of this call, if the training run is elastic.
-    run
-        As in `CheckpointStore`.
+    On rank 0, ``manifest`` is what all checkpoints of this training run have in common, and
+    ``write_model`` returns the file of the model before training. ``generations`` are those of this
+    call, if the training run is elastic; ``run`` is as in `CheckpointStore`.
 
-    Raises
-    ------
-    InputError
-        The folder has checkpoints of another training run, has checkpoints although the job does
-        not resume, or has only damaged ones.
-    ClusterError
-        The checkpoints cannot be read at the moment.
+    Raises `InputError` if the folder has checkpoints of another training run, has checkpoints
+    although the job does not resume, or has only damaged ones; and `ClusterError` if the
+    checkpoints cannot be read at the moment.
     """
     options = job.checkpoint
     assert options is not None
@@ -331,12 +307,7 @@ def _list_groups(
 ) -> tuple[Generation, ...]:
     """Return the worker groups from the beginning of the training run; empty if not known.
 
-    Parameters
-    ----------
-    saved
-        The checkpoint that the job resumes from.
-    generations
-        As in `open_checkpoints`.
+    ``saved`` is the checkpoint that the job resumes from; ``generations`` as in `open_checkpoints`.
     """
     own = generations or (Generation(job.initial_epoch + 1, list(range(job.workers))),)
     if saved is None:
@@ -358,14 +329,8 @@ def continue_checkpoints(
 ) -> Checkpoints:
     """Continue the checkpoints of other workers of the same training run, on rank 0.
 
-    Parameters
-    ----------
-    manifest, write_model
-        As in `open_checkpoints`.
-    known
-        Checkpoints that this process has written until now; None: another process has.
-    run
-        As in `CheckpointStore`.
+    Arguments as in `open_checkpoints`. ``known`` are checkpoints that this process has written
+    until now; None: another process has.
     """
     there = known.manifest if known is not None else None
     if known is not None and known.store is not None:

@@ -101,12 +101,10 @@ class Replica:
 
     @property
     def model(self) -> Any:
-        """Keras model of this worker."""
         return self.loaded.model
 
     @property
     def rank(self) -> int:
-        """Rank of this worker."""
         return self.collective.rank
 
 
@@ -122,13 +120,9 @@ def make_replica(
 ) -> Replica:
     """Build a worker's model for its rows, check both, and check metrics and losses on some rows.
 
-    Parameters
-    ----------
-    counts, folder, emit, stream
-        As in `train`.
-    seed
-        Seeds random numbers differently on each rank; called with the rank once everything that
-        must be equal has been created.
+    ``counts``, ``folder``, ``emit`` and ``stream`` are as in `train`. ``seed`` seeds random numbers
+    differently on each rank: it is called with the rank once everything that must be equal has been
+    created.
     """
     model, rank = loaded.model, collective.rank
     spools = [folder / name for name in counts if (folder / name).is_dir()]
@@ -192,12 +186,8 @@ def fit_in_memory(
 ) -> bool:
     """Return whether this worker's rows fit into memory; a note names workers whose rows do not.
 
-    Parameters
-    ----------
-    folders
-        Folders of the rows, as written by a `RowStoreWriter`.
-    limit
-        Bytes that the worker may use; None: all free memory.
+    ``folders`` were written by a `RowStoreWriter`. ``limit`` is the number of bytes that the worker
+    may use; None: all free memory.
     """
     needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     own = np.array([needed, read_free_memory(), number_machine()], np.float64)

@@ -60,17 +60,9 @@ def plan_saving(
 ) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Called before training, because an error after hours of training would come too late.
-
-    Parameters
-    ----------
-    inputs
-        Result of `describe_inputs` for the rows.
-
-    Raises
-    ------
-    SerializationError
-        The model cannot be written.
+    Called before training, because an error after hours of training would come too late. ``inputs``
+    is the result of `describe_inputs` for the rows. Raises `SerializationError` if the model cannot
+    be written.
     """
     trained = find_trained(loaded.model)
     plans = [SavingPlan("h5", True, trained), SavingPlan("keras", True, trained)]
@@ -190,13 +182,7 @@ def _has_functions(model: Any) -> bool:
 
 
 def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    """Return the model as a file in the plan's format.
-
-    Raises
-    ------
-    SerializationError
-        Keras cannot write it.
-    """
+    """Return the model as a file in the plan's format; raises `SerializationError` if Keras cannot."""
     model = loaded.model
     if plan.format == WEIGHTS:
         return write_weights(model)

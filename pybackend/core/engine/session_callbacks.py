@@ -110,15 +110,8 @@ _REMOTE_FLUSH_MILLIS = 120_000
 def make_tensorboard(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
     """Return the callbacks that write for TensorBoard on rank 0; none if not requested.
 
-    Parameters
-    ----------
-    folder
-        The worker's own folder, which is removed when the worker ends.
-
-    Raises
-    ------
-    InputError
-        TensorBoard is not installed, or TensorFlow cannot write to the URI.
+    ``folder`` is the worker's own, which is removed when the worker ends. Raises `InputError` if
+    TensorBoard is not installed, or TensorFlow cannot write to the URI.
     """
     if job.tensorboard is None:
         return []
@@ -143,10 +136,7 @@ def _check_writable(uri: str) -> None:
 class _TensorBoard(keras.callbacks.TensorBoard):
     """Keras's callback, which also writes every epoch's metrics when it writes those of steps.
 
-    Parameters
-    ----------
-    flush_millis
-        Values older than this are written to the file with the next value.
+    Values older than ``flush_millis`` are written to the file with the next value.
     """
 
     def __init__(self, folder: str, flush_millis: int) -> None:
@@ -182,7 +172,6 @@ class _Summary:
             tf.summary.scalar(f"{name}_{number}", value, step=step)
 
     def create_file_writer(self, folder: str) -> Any:
-        """Create a writer that flushes at the given interval."""
         return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
 
 
@@ -229,11 +218,6 @@ class ScaledSteps(keras.callbacks.Callback):
     Callbacks, checkpoints and the trained model see the unscaled learning rate of the optimizer,
     and callbacks can change it. It is one of the last callbacks, and adds the scaled rate in an
     epoch's last step to the history. `ScaleLearningRate` determines the factor.
-
-    Parameters
-    ----------
-    batches
-        Knows the number of steps in an epoch.
     """
 
     def __init__(
@@ -263,7 +247,6 @@ class ScaledSteps(keras.callbacks.Callback):
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Scale the optimizer's steps while the context is active."""
         with override(self._optimizer, "apply", self._wrap(self._optimizer.apply)):
             yield
 

@@ -26,7 +26,6 @@ _RANK_STRIDE = 0x9E3779B1
 
 
 def broadcast_state(view: ModelView, collective: Collective) -> None:
-    """Send the weights and the optimizer state of rank 0 to all ranks."""
     for variable in [*view.model.weights, *view.optimizer_variables]:
         value = np.array(variable.numpy(), order="C")
         if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
@@ -44,13 +43,7 @@ def offset_seeds(model: Any, rank: int) -> None:
 
 
 def check_structure(model: Any, collective: Collective) -> None:
-    """Check that all ranks, each of which has built its own model, have the same structure.
-
-    Raises
-    ------
-    InputError
-        The models differ; raised on every rank.
-    """
+    """Raise `InputError` on all ranks if their models, which each has built, differ in structure."""
     everyone = all_gather_values(collective, digest_text(describe_structure(model)))
     differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
     if differing:
@@ -96,16 +89,12 @@ def undo_drift(
 ) -> tuple[dict[int, str], float]:
     """Send rank 0's weights and optimizer state to all ranks, if they differ only by rounding.
 
-    If the optimizer's state is sharded, there is nothing of it that could differ.
+    If the optimizer's state is sharded, there is nothing of it that could differ. GPUs add up the
+    gradients of an embedding row in any order, and choose the fastest way to compute a sum, so two
+    GPUs that take the same step may differ in the last digits.
 
-    GPUs add up the gradients of an embedding row in any order, and choose the fastest way to
-    compute a sum, so two GPUs that take the same step may differ in the last digits.
-
-    Returns
-    -------
-    dict, float
-        Result of `find_differing_weights` for weights that differ by more than rounding; and the
-        largest difference, relative to a variable's norm.
+    Returns the result of `find_differing_weights` for weights that differ by more than rounding,
+    and the largest difference, relative to a variable's norm.
     """
     variables = [*model.weights, *([] if is_sharded else ModelView(model).optimizer_variables)]
     found, places = find_differing(variables, collective)

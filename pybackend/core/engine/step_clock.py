@@ -32,7 +32,6 @@ class Arrivals:
         self._noted.clear()
 
     def note(self, steps: int) -> None:
-        """Record that the batches for more steps are ready."""
         self._noted.append((steps, time.perf_counter()))
 
     def take(self, steps: int) -> list[float]:
@@ -118,13 +117,9 @@ class StepClock(keras.callbacks.Callback):
         """Return the measured times, or None after too few steps; all ranks must call it together.
 
         The last rank to reach an exchange does not wait. So the shortest time of an exchange on any
-        rank is communication, and the additional time on the other ranks is waiting.
-
-        Parameters
-        ----------
-        costs
-            Latency, and seconds per sent byte and per added byte, as measured when the workers
-            connected.
+        rank is communication, and the additional time on the other ranks is waiting. ``costs`` are
+        latency, and seconds per sent byte and per added byte, as measured when the workers
+        connected.
         """
         timed = np.array(list(self._timed), np.float64).reshape(-1, 4)
         held = np.ascontiguousarray(timed[:, 3])
@@ -195,35 +190,27 @@ class _Watched:
 
     @property
     def waited(self) -> float:
-        """Total seconds that this rank waited for others."""
         return self._collective.waited
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a buffer with its sum over all ranks."""
         self._time(lambda: self._collective.all_reduce(buffer, codec))
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
-        """Replace this rank's part of a buffer with its sum over all ranks."""
         self._time(lambda: self._collective.reduce_scatter(buffer, ends))
 
     def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
-        """Fill the other ranks' parts of a buffer."""
         self._time(lambda: self._collective.gather_parts(buffer, ends))
 
     def all_gather(self, part: Array) -> list[Array]:
-        """Collect every rank's array."""
         return self._time(lambda: self._collective.all_gather(part))
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
-        """Collect every rank's array at one rank."""
         return self._time(lambda: self._collective.gather(part, root))
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Replace a buffer with that of one rank."""
         self._time(lambda: self._collective.broadcast(buffer, root))
 
     def close(self) -> None:
-        """Close the connections."""
         self._collective.close()
 
     def _time(self, call: Callable[[], _T]) -> _T:

@@ -184,7 +184,6 @@ class EpochSync(keras.callbacks.Callback):
         return {"agreed": self._agreed, "steps": self._steps, "steps_done": self.steps_done}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned."""
         self._agreed, self._steps = state["agreed"], state["steps"]
         self.steps_done = state["steps_done"]
 

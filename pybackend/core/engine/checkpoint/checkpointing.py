@@ -33,11 +33,7 @@ class CheckpointWriter:
 
     A checkpoint that cannot be written is reported, and training continues without it, until
     ``keep`` (at least two) have failed in a row, or another training run writes to the folder.
-
-    Parameters
-    ----------
-    keep
-        Number of checkpoints to retain.
+    ``keep`` checkpoints are retained.
     """
 
     def __init__(self, store: CheckpointStore, keep: int, emit: Emit) -> None:
@@ -55,7 +51,6 @@ class CheckpointWriter:
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, manifest: Manifest, state: bytes) -> None:
-        """Request that a checkpoint be written."""
         with self._changed:
             self._waiting = manifest, state
             self._changed.notify_all()
@@ -63,12 +58,8 @@ class CheckpointWriter:
     def check(self) -> None:
         """Report failures since the last call.
 
-        Raises
-        ------
-        ClusterError
-            ``keep`` checkpoints, at least two, have failed in a row.
-        InputError
-            Another training run writes to the folder.
+        Raises `ClusterError` once ``keep`` checkpoints, at least two, have failed in a row, and
+        `InputError` if another training run writes to the folder.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -167,12 +158,8 @@ class CheckpointWriter:
 class Checkpoints:
     """Checkpoints of a training run, and the point from which it resumes.
 
-    Attributes
-    ----------
-    start
-        Epoch and step at which the training run begins.
-    writer, manifest
-        On rank 0: the writer, and what all checkpoints of this training run have in common.
+    Only rank 0 has a writer, and a manifest: what all checkpoints of this training run have in
+    common.
     """
 
     options: Checkpoint
@@ -182,12 +169,10 @@ class Checkpoints:
     manifest: Manifest | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait for the checkpoint that is being written, up to a time limit."""
         if self.writer is not None:
             self.writer.finish(seconds)
 
     def clear(self, seconds: float) -> None:
-        """Remove all checkpoints, after waiting for the one that is being written."""
         if self.writer is not None:
             self.writer.clear(seconds)
 
@@ -208,12 +193,7 @@ class Trainee(Protocol):
 class Saver:
     """Saves the state of training, at the same steps on all ranks.
 
-    Parameters
-    ----------
-    step
-        Number of steps of the epoch that were done before.
-    audit
-        Result of the audits, which are added to it.
+    ``step`` steps of the epoch were done before; audits are added to ``audit``.
     """
 
     def __init__(
@@ -236,7 +216,6 @@ class Saver:
         self._final: tuple[Manifest, bytes] | None = None
 
     def begin_epoch(self) -> None:
-        """Start counting the steps of an epoch."""
         self._seen = 0
 
     def count(self, done: int) -> bool:
@@ -251,7 +230,6 @@ class Saver:
         return self._schedule.is_each_epoch
 
     def is_due_at_end(self) -> bool:
-        """Return whether a checkpoint is due at the end of an epoch."""
         return self.is_each_epoch or self._schedule.advance(0)
 
     def save(self, epoch: int, step: int, is_stopped: bool) -> None:
@@ -386,7 +364,6 @@ class Schedule:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the count, after a checkpoint."""
         self._done = 0
         self._next_look = 1
         self._began = time.monotonic()

@@ -61,10 +61,7 @@ def describe_callback(callback: Any) -> dict[str, str]:
 def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
     """Return the attributes of a callback that are plain data, or names of Keras operations.
 
-    Parameters
-    ----------
-    first
-        Result of `describe_callback` before training began.
+    ``first`` is the result of `describe_callback` before training began.
     """
     state = _read(callback)
     now = _describe_all(state)
@@ -80,15 +77,9 @@ def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
 def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str, str]) -> None:
     """Restore the attributes that `read_callback` read; paths are not changed.
 
-    Parameters
-    ----------
-    first
-        Result of `describe_callback` before this training run began.
-
-    Raises
-    ------
-    InputError
-        A setting differs: an attribute that training had not changed, or a parameter of the class.
+    ``first`` is the result of `describe_callback` before this training run began. Raises
+    `InputError` if a setting differs: an attribute that training had not changed, or a parameter of
+    the class.
     """
     here = {name for name, text in state["settings"].items() if first.get(name) != text}
     for name in sorted(here):
@@ -223,10 +214,8 @@ RATE = "learning_rate"
 def change_rate(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Set the learning rate of a training run that resumes with another one.
 
-    Raises
-    ------
-    InputError
-        Callbacks had changed the rate: whether theirs or the new one should hold is not known.
+    Raises `InputError` if callbacks had changed the rate: whether theirs or the new one should hold
+    is not known.
     """
     if RATE not in state:
         return
@@ -259,17 +248,11 @@ class EpochSync(Protocol):
 class TrainingState:
     """State of training on one worker, which can be read and restored.
 
-    Parameters
-    ----------
-    callbacks
-        Callbacks whose attributes are stored, as they were before training, by position in the
-        argument ``callbacks``; None for one that does not run on this rank.
-    first
-        Descriptions of the callbacks before this process trained with them, by their position;
-        missing ones are added. None: this process has not trained with them.
-    is_elastic
-        True if any number of workers can resume from this state, even within an epoch: nothing in
-        it then depends on how rows were assigned to workers.
+    ``callbacks`` are those whose attributes are stored, as they were before training, by position
+    in the argument ``callbacks``; None for one that does not run on this rank. ``first`` has the
+    descriptions of the callbacks before this process trained with them, by their position; missing
+    ones are added. With ``is_elastic``, any number of workers can resume from this state, even
+    within an epoch: nothing in it then depends on how rows were assigned to workers.
     """
 
     def __init__(
@@ -365,14 +348,8 @@ class TrainingState:
         """Restore the state of a training run.
 
         If the number of workers differs, the random generators are not restored, and callbacks get
-        the state of rank 0.
-
-        Raises
-        ------
-        InputError
-            A setting of a callback has changed.
-        ClusterError
-            The number of variables differs.
+        the state of rank 0. Raises `InputError` if a setting of a callback has changed, and
+        `ClusterError` if the number of variables differs.
         """
         ranks = state["ranks"]
         is_same_group = len(ranks) == world_size
@@ -409,7 +386,6 @@ class TrainingState:
         return [np.array(v.numpy()) for v in self._model.weights]
 
     def find_lost(self) -> list[str]:
-        """Return attributes of custom callbacks that are not stored, as ``Class.name``."""
         return find_lost(self._callbacks.values())
 
     def _read_callbacks(self) -> dict[int, Any]:

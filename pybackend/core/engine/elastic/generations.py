@@ -64,6 +64,7 @@ class GroupChangesError(Exception):
 
 
 Groups = tuple[tuple[int, int], ...]
+"""As in `sharding`, but a tuple: it is compared with those of other workers."""
 _ABOUT_FILES = (
     "these callbacks ran only on a worker that no longer is rank 0, and continue with their state "
     "from the beginning of the epoch: {}"
@@ -74,12 +75,8 @@ _ABOUT_FILES = (
 class EpochState:
     """State as returned by `TrainingState.read`, at the beginning of an epoch or after some steps.
 
-    Attributes
-    ----------
-    groups
-        As in `Standby`.
-    is_own
-        False if another worker sent it: it then has the random generators of that worker.
+    ``groups`` are as in `Standby`. Without ``is_own`` another worker sent it: it then has the
+    random generators of that worker.
     """
 
     epoch: int
@@ -88,89 +85,65 @@ class EpochState:
     is_own: bool = True
 
     @property
-    def place(self) -> tuple[int, Groups]:
-        """Epoch and groups, the larger the further."""
+    def position(self) -> tuple[int, Groups]:
+        """Epoch and groups: the larger, the further."""
         return self.epoch, self.groups
 
 
 @dataclass
 class Memory:
-    """State of a worker that lasts from one generation to the next.
-
-    Attributes
-    ----------
-    member
-        The worker's unique number; its rank when it was started.
-    loaded
-        The model and the callbacks.
-    is_asked
-        Returns whether another worker is waiting to join.
-    notice
-        Returns whether this process was preempted.
-    first
-        Attributes of callbacks before training, as in `TrainingState`.
-    kept
-        Where the current epoch, or this group's part of it, began, once every worker has stored it;
-        after a loss, the last complete step.
-    next
-        The beginning of an epoch that some workers may not have stored yet.
-    is_seeded
-        True if this process already has its own random numbers.
-    is_own
-        True if the state that the generation began with is that of this process.
-    is_first
-        True if this process was rank 0 in the last generation.
-    audit
-        Results of the audits of all generations that this process belonged to.
-    checkpoints
-        The checkpoints that this process writes, as long as it is rank 0.
-    run
-        As in `CheckpointStore`; the same in all workers.
-    rate
-        The model's learning rate before training, as in `describe_rate`.
-    """
+    """State of a worker that lasts from one generation to the next."""
 
     member: int
+    """The worker's unique number; its rank when it was started."""
     loaded: LoadedModel
     is_asked: Callable[[], bool]
+    """Returns whether another worker is waiting to join."""
     notice: Notice = field(default_factory=Notice)
     first: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Attributes of callbacks before training, as in `TrainingState`."""
     rate: Any = None
+    """The model's learning rate before training, as in `describe_rate`."""
     kept: EpochState | None = None
+    """Where the current epoch, or this group's part of it, began, once every worker has stored it;
+    after a loss, the last complete step."""
     next: EpochState | None = None
+    """The beginning of an epoch that some workers may not have stored yet."""
     is_seeded: bool = False
+    """True if this process already has its own random numbers."""
     is_own: bool = False
+    """True if the state that the generation began with is that of this process."""
     is_first: bool = False
+    """True if this process was rank 0 in the last generation."""
     audit: Audit = field(default_factory=Audit)
+    """Results of the audits of all generations that this process belonged to."""
     checkpoints: Checkpoints | None = None
+    """The checkpoints that this process writes, as long as it is rank 0."""
     run: str = ""
+    """As in `CheckpointStore`; the same in all workers."""
 
 
 class ElasticLifecycle(Lifecycle):
     """One worker group's part of elastic training.
 
-    Parameters
-    ----------
-    memory
-        The memory of this worker, from all groups that it belonged to.
-    order
-        Where training returns to.
+    ``memory`` has what this worker had in earlier groups; ``order`` says where training returns to.
     """
 
     def __init__(self, job: TrainingJob, memory: Memory, order: Order) -> None:
         super().__init__(job)
-        self._memory = memory
+        self.memory = memory
         self._order = order
         self._epoch = order.epoch
-        self._groups = order.groups
+        self.groups = order.groups
+        self.is_after_loss = False
         self._keeper: EpochKeeper | None = None
         self._checkpoints: Checkpoints | None = None
         self.audit = memory.audit
 
     def seed(self, rank: int) -> None:
         """Seed random numbers once in this process, by the unique number of the worker."""
-        if not self._memory.is_seeded:
-            super().seed(self._memory.member)
+        if not self.memory.is_seeded:
+            super().seed(self.memory.member)
 
     def begin(self, replica: Replica) -> None:
         """Return to a step, or the beginning of an epoch, and prepare the replica for it."""
@@ -179,21 +152,21 @@ class ElasticLifecycle(Lifecycle):
             self._open_checkpoints(replica, self.job.checkpoint)
             # A worker that was preempted leaves after the epoch; it may be killed before.
             is_any_step = isinstance(replica.batches, RowBatches)
-            self.preemption = Preemption(replica.collective, self._memory.notice, is_any_step)
+            self.preemption = Preemption(replica.collective, self.memory.notice, is_any_step)
         if self.start.state is not None:
             replica.batches.resume(self.job.initial_epoch)
         if self.start.is_within_epoch:
             assert isinstance(replica.batches, RowBatches)
-            replica.batches.continue_epoch(self.start.epoch, self._groups)
+            replica.batches.continue_epoch(self.start.epoch, self.groups)
         if not has_own(replica.model, "train_step"):
             build_what_is_restored(replica)
-        self._memory.notice.expect()
+        self.memory.notice.expect()
 
     def share_state(self, replica: Replica) -> None:
         """Send rank 0's weights to all ranks; a group that repeats an epoch restores them later."""
-        if not self._memory.is_seeded:
-            offset_seeds(replica.model, self._memory.member)
-            self._memory.is_seeded = True
+        if not self.memory.is_seeded:
+            offset_seeds(replica.model, self.memory.member)
+            self.memory.is_seeded = True
         if replica.collective.world_size > 1 and self._epoch is None:
             share_first_weights(replica)
 
@@ -201,7 +174,7 @@ class ElasticLifecycle(Lifecycle):
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
-        memory, stateful = self._memory, keep_callbacks(replica.rank, replica.callbacks)
+        memory, stateful = self.memory, keep_callbacks(replica.rank, replica.callbacks)
         is_first, memory.is_first = memory.is_first, replica.rank == 0
         if self.start.is_within_epoch and memory.is_first and not is_first and memory.kept:
             _report_files(replica)
@@ -211,19 +184,8 @@ class ElasticLifecycle(Lifecycle):
         saver = None
         if self._checkpoints is not None:
             saver = Saver(replica, self._checkpoints, state, self.start.step, self.audit)
-        is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
-        self._keeper = EpochKeeper(
-            replica,
-            memory,
-            self.start,
-            state,
-            synchronizer.record,
-            sync,
-            self._groups,
-            saver,
-            self.preemption,
-            is_after_loss,
-        )
+        self.is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
+        self._keeper = EpochKeeper(self, replica, state, synchronizer.record, sync, saver)
         return [stateful[HISTORY], self._keeper]
 
     def keep_last_step(self) -> None:
@@ -232,7 +194,6 @@ class ElasticLifecycle(Lifecycle):
             self._keeper.keep_last_step()
 
     def finish(self) -> None:
-        """Write the last checkpoint, and wait until it is written."""
         if self._keeper is not None and self._keeper.saver is not None:
             self._keeper.saver.finish()
         if self._checkpoints is not None:
@@ -247,7 +208,7 @@ class ElasticLifecycle(Lifecycle):
 
     def _open_checkpoints(self, replica: Replica, options: Checkpoint) -> None:
         """Open the checkpoints; the first group resumes from the newest one, if there is one."""
-        memory, order = self._memory, self._order
+        memory, order = self.memory, self._order
         manifest, write = describe_replica(replica)
         memory.rate = memory.rate or describe_rate(replica.model)  # callbacks may change it
         memory.run = self._share_run(replica.collective)
@@ -262,7 +223,7 @@ class ElasticLifecycle(Lifecycle):
                 memory.run,
             )
             self.start = start = self._checkpoints.start
-            self._groups = find_groups_before(start.generations, start.epoch, start.step)
+            self.groups = find_groups_before(start.generations, start.epoch, start.step)
             memory.is_own = False
             self.audit = memory.audit = start.audit or memory.audit
         elif manifest is None:
@@ -277,17 +238,17 @@ class ElasticLifecycle(Lifecycle):
 
     def _share_run(self, collective: Collective) -> str:
         """Return rank 0's identifier of the training run, which a late writer has, too."""
-        own = self._memory.run or new_run()
+        own = self.memory.run or new_run()
         return broadcast_bytes(collective, own.encode()).decode()
 
     def _go_back(self, collective: Collective) -> Start:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
-        memory, epoch, groups = self._memory, self._epoch, self._groups
+        memory, epoch, groups = self.memory, self._epoch, self.groups
         if epoch is None:
             memory.kept = memory.next = None
             return self.start
         known = (memory.kept, memory.next)
-        saved = next((s for s in known if s and s.place == (epoch, groups)), None)
+        saved = next((s for s in known if s and s.position == (epoch, groups)), None)
         if not np.all(collective.all_gather(np.array([saved is not None], np.int64))):
             received = broadcast_bytes(collective, saved.state if saved else b"")
             saved = saved or EpochState(epoch, received, groups, is_own=False)
@@ -320,34 +281,30 @@ class EpochKeeper(keras.callbacks.Callback):
 
     def __init__(
         self,
+        lifecycle: ElasticLifecycle,
         replica: Replica,
-        memory: Memory,
-        start: Start,
         state: TrainingState,
         record: StepRecord | None,
         sync: EpochSync,
-        groups: Groups,
         saver: Saver | None,
-        preemption: Preemption | None,
-        is_after_loss: bool,
     ) -> None:
         super().__init__()
         self.saver = saver
-        self._preemption = preemption
+        self._preemption = lifecycle.preemption
         self._preempted: tuple[int, ...] = ()
-        self._is_after_loss = is_after_loss
+        self._is_after_loss = lifecycle.is_after_loss
         # An interval that began again with each loss might never end.
-        self._is_due = is_after_loss and saver is not None and not saver.is_each_epoch
+        self._is_due = self._is_after_loss and saver is not None and not saver.is_each_epoch
         self._job = replica.job
         self._collective = replica.collective
         self._batches = replica.batches
-        self._memory = memory
-        self._start = start
+        self._memory = lifecycle.memory
+        self._start = lifecycle.start
         self._state = state
         self._record = record
         self._sync = sync
-        self._groups = groups
-        self._epoch = start.epoch
+        self._groups = lifecycle.groups
+        self._epoch = lifecycle.start.epoch
         self._before_last: tuple[StepValues, dict[str, Any]] | None = None
         self._emit = replica.emit
 
@@ -451,7 +408,7 @@ class EpochKeeper(keras.callbacks.Callback):
 
     def _restore(self) -> None:
         state = self._start.state
-        own = (0, 1) if self._memory.is_own else self._place
+        own = (0, 1) if self._memory.is_own else self._rank_and_size
         self._state.restore(state, *own)
         state.clear()  # it may be large, and others refer to it
         if not self._memory.is_own:
@@ -461,7 +418,7 @@ class EpochKeeper(keras.callbacks.Callback):
             self._memory.kept = kept
 
     @property
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         return self._collective.rank, self._collective.world_size
 
     def _keep(self, epoch: int) -> tuple[bool, bool]:
@@ -479,23 +436,12 @@ class EpochKeeper(keras.callbacks.Callback):
 class Membership:
     """Data and functions that a worker needs to join a generation.
 
-    Attributes
-    ----------
-    member
-        Its unique number.
-    host
-        Address at which the others can reach this machine.
-    server
-        Listening socket on which it accepts connections from the others in the first generation.
-    wait
-        Waits for the `Order` to join a generation.
-    is_asked
-        Returns whether another worker has been waiting to join since that `Order`.
-    join
-        Connects to the other workers, all of which are ready: called with the job of this
-        generation, the rank, the `Order`, and a listening socket.
-    answers
-        Messages from observers of the training run to this worker.
+    ``member`` is its unique number, and ``host`` the address at which the others reach this
+    machine. In the first generation, it accepts their connections on ``server``, a listening
+    socket. ``wait`` returns the `Order` to join a generation, and ``is_asked`` whether another
+    worker has been waiting to join since. ``join`` connects to the other workers, all of which are
+    ready, given the job of this generation, the rank, the `Order` and a listening socket.
+    ``answers`` are messages from observers of the training run to this worker.
     """
 
     member: int
@@ -512,16 +458,13 @@ def train_in_generations(
 ) -> Training:
     """Train in one generation after another, until training is complete.
 
-    Parameters
-    ----------
-    folder, emit
-        As in `train`; the folder has the rows of all workers.
+    The folder has the rows of all workers.
     """
     memory = Memory(membership.member, load_job_model(job, folder), membership.is_asked)
     rows = read_all_sources(job, folder)
     reason, server = "", membership.server
     for number in itertools.count():
-        epoch, groups = memory.kept.place if memory.kept else (None, ())
+        epoch, groups = memory.kept.position if memory.kept else (None, ())
         emit(Standby(address_of(server), number, epoch, groups, reason))
         order = membership.wait()
         workers, rank = len(order.peers), order.rank

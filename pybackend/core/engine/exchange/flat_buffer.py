@@ -58,7 +58,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of elements of the whole buffer."""
         return int(self.ranges[-1].stop)
 
     @classmethod
@@ -171,10 +170,7 @@ class BucketSender:
     def finish(self) -> Array:
         """Wait for the last bucket; the caller then owns the buffer.
 
-        Raises
-        ------
-        TfdistError
-            Sending failed in the thread.
+        Raises the error with which sending failed in the thread.
         """
         error = self._done.get()
         if error is not None:
@@ -225,18 +221,12 @@ class StopAgreement:
 class FlatExchange:
     """Average of lists of gradients over all workers.
 
-    Parameters
-    ----------
-    dtype
-        Type of the buffer: float32, or float64 if any gradient is.
-    nominal
-        Returns the expected total weight of this step's global batch, the same on all workers.
-        Gradients are divided by it before they are summed, so that the sum has the size of a mean.
-        It is the mean if this equals the actual total.
-    compression
-        ``"fp16"`` or ``"bf16"`` on the wire, or None; None if the layout has owners.
-    buffers
-        Buffers that are also used for something else between two exchanges; None: own ones.
+    ``dtype`` is that of the buffer: float32, or float64 if any gradient is. ``nominal`` returns the
+    expected total weight of this step's global batch, the same on all workers: gradients are
+    divided by it before they are summed, so that the sum has the size of a mean, and is the mean if
+    this equals the actual total. ``compression`` is ``"fp16"`` or ``"bf16"`` on the wire, or None;
+    None if the layout has owners. ``buffers`` are also used for something else between two
+    exchanges; None: own ones.
     """
 
     def __init__(
@@ -277,16 +267,9 @@ class FlatExchange:
     def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array], added: Any = ()) -> Means:
         """Return the mean of each array over the total weight of all workers, and that total.
 
-        If the layout has owners, only the means that this rank needs are returned.
-
-        Parameters
-        ----------
-        weight
-            Weight of this worker's arrays, e.g. its number of rows.
-        loss
-            This worker's mean loss, to be averaged in the same way.
-        added
-            This worker's terms of the other sums.
+        If the layout has owners, only the means that this rank needs are returned. ``weight`` is
+        that of this worker's arrays, e.g. its number of rows; its mean ``loss`` is averaged in the
+        same way. ``added`` are this worker's terms of the other sums.
         """
         flat = self._take()
         self._fill_all(flat, weight / self._nominal(), arrays)
@@ -297,12 +280,8 @@ class FlatExchange:
         """Add up the gradients of several steps here, and send their sum when it is due.
 
         In between, the optimizer gets zeros, which it adds to its own accumulators. It still counts
-        its steps, and divides by their number itself.
-
-        Parameters
-        ----------
-        share
-            This worker's share of the rows in the step's global batch, from 0 to 1.
+        its steps, and divides by their number itself. ``share`` is this worker's share of the rows
+        in the step's global batch, from 0 to 1.
         """
         flat = self._take()
         self._fill_all(flat, share, arrays)
@@ -344,7 +323,6 @@ class FlatExchange:
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `read_state` returned."""
         self._pending = None
         if state["pending"] is not None:
             self._pending = self._take()

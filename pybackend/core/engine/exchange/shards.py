@@ -52,43 +52,26 @@ def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 class Slot:
     """A variable of the whole state of an optimizer.
 
-    Attributes
-    ----------
-    place
-        Its position in the optimizer of this rank; None if it is only on another rank.
-    holder
-        The rank that has it; None: all ranks have it.
+    ``index`` is its position in the optimizer of this rank, None if it is only on another rank;
+    ``holder`` is the rank that has it, None if all ranks have it.
     """
 
-    place: int | None
+    index: int | None
     holder: int | None
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 class Shards:
     """Parts of the optimizer's state of one model, and the rank that has each of them.
 
-    Parameters
-    ----------
-    model
-        A compiled model, whose weights are the same on all ranks.
-    stored
-        A ``.keras`` file with state that the model's optimizer does not have yet.
-    custom_objects
-        Classes and functions that the optimizer's configuration names.
-
-    Attributes
-    ----------
-    own
-        The trainable variables that this rank updates.
-    others
-        The trainable variables that other ranks update.
+    The compiled model's weights must be the same on all ranks. ``stored`` is a ``.keras`` file with
+    state that the model's optimizer does not have yet; ``custom_objects`` are classes and functions
+    that the optimizer's configuration names.
     """
 
     def __init__(
@@ -109,6 +92,7 @@ class Shards:
         self.parts = Parts(shapes, tuple(owners))
         self.owners = {id(v): owner for v, owner in zip(variables, owners, strict=True)}
         self.own = [v for v in variables if self.owns(v)]
+        """The trainable variables that this rank updates."""
         self.others = [v for v in variables if not self.owns(v)]
         if model.optimizer.built:
             raise InputError(
@@ -120,14 +104,13 @@ class Shards:
         # A callback that sets a schedule removes the learning rate from the optimizer's variables.
         held = list(model.optimizer.variables)
         self.slots: list[Any] = [
-            None if one.place is None else held[one.place] for one in self._slots
+            None if one.index is None else held[one.index] for one in self._slots
         ]
         """The state for all variables, in Keras's order; None for what only another rank has."""
         if stored is not None:
             self._restore(stored)
 
     def owns(self, variable: Any) -> bool:
-        """Return whether this rank updates a trainable variable."""
         return self.owners[id(variable)] == self._collective.rank
 
     @property
@@ -231,12 +214,12 @@ class Shards:
         variables = dict(enumerate(self._variables))
         own_variables = {n: v for n, v in variables.items() if self.owns(v)}
         copies = self._copy(optimizer), self._copy(optimizer)
-        places = {key: n for n, (key, _) in enumerate(list_state(copies[0], own_variables))}
+        indices = {key: n for n, (key, _) in enumerate(list_state(copies[0], own_variables))}
         whole = list_state(copies[1], variables)
         own = [(str(v.dtype), list(v.shape)) for v in optimizer.variables]
-        described = [own[places[key]] if key in places else None for key, _ in whole]
+        described = [own[indices[key]] if key in indices else None for key, _ in whole]
         # The whole state may have another type: that of the first variable, which is elsewhere.
-        is_same = len(own) == len(places) == sum(one is not None for one in described) and all(
+        is_same = len(own) == len(indices) == sum(one is not None for one in described) and all(
             one is None or one[0] == dtype for one, (_, dtype) in zip(described, whole, strict=True)
         )
         everyone = all_gather_values(self._collective, [is_same, described])
@@ -246,7 +229,7 @@ class Shards:
             holder = None if variable is None else self.parts.owners[variable]
             is_same = is_same and found == (list(range(ranks)) if holder is None else [holder])
             dtype, shape = everyone[found[0]][1][number] if found else ("float32", [0])
-            slots.append(Slot(places.get((variable, k)), holder, dtype, tuple(shape)))
+            slots.append(Slot(indices.get((variable, k)), holder, dtype, tuple(shape)))
         if not (is_same and all(same for same, _ in everyone)):
             raise InputError(
                 f"`shard_optimizer` does not support the optimizer {type(optimizer).__name__} for "
@@ -264,12 +247,8 @@ that belongs to no variable, such as a step count, and its number."""
 def list_state(copy: Any, variables: Mapping[int, Any]) -> list[tuple[State, str]]:
     """Return the state of an optimizer that is built for some variables, and its types.
 
-    Parameters
-    ----------
-    copy
-        An optimizer that is not built yet; it is built for stand-ins of the variables.
-    variables
-        Trainable variables by their position.
+    The optimizer ``copy`` is not built yet: it is built for stand-ins of the trainable variables,
+    which are given by their position.
     """
     copy.build([_make_stand_in(variable, number) for number, variable in variables.items()])
     counts: Counter[int | None] = Counter()
@@ -307,12 +286,8 @@ class WeightGather(Protocol):
 class ShardedUpdate:
     """Update of a model in a step: of this rank's weights, which the other ranks then get.
 
-    Parameters
-    ----------
-    add_up
-        Returns the sums of some numbers over all ranks.
-    micro_steps
-        Steps whose gradients are exchanged as one sum.
+    ``add_up`` returns the sums of some numbers over all ranks; the gradients of ``micro_steps``
+    steps are exchanged as one sum.
     """
 
     def __init__(
@@ -362,16 +337,10 @@ class ShardedUpdate:
         present: Sequence[bool],
         variables: Sequence[Any],
     ) -> None:
-        """Update the weights of all ranks.
+        """Update the weights of all ranks with the optimizer's own method ``apply``.
 
-        Parameters
-        ----------
-        apply
-            The optimizer's own method.
-        means
-            Mean gradients: those of this rank's weights; any for the others.
-        present
-            Whether each variable has a gradient.
+        ``means`` are the mean gradients of this rank's weights; any for the others. ``present``
+        says whether each variable has a gradient.
         """
         own = [
             mean if self.shards.owns(v) else None for mean, v in zip(means, variables, strict=True)

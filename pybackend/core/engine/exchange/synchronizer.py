@@ -81,10 +81,7 @@ class Synchronizer(Protocol):
 class Preemption:
     """Preempted ranks: each knows about itself at once; all learn of others at the same step.
 
-    Parameters
-    ----------
-    is_any_step
-        True if they may leave before an epoch ends.
+    With ``is_any_step``, they may leave before an epoch ends.
     """
 
     def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
@@ -136,7 +133,6 @@ class NoExchange:
         self.record = record
 
     def install(self) -> AbstractContextManager[None]:
-        """Leave the model unchanged."""
         return nullcontext()
 
     def begin_training(self) -> None:
@@ -149,7 +145,6 @@ class NoExchange:
         """Do nothing."""
 
     def read_state(self) -> dict[str, Any]:
-        """Return nothing: there is no state."""
         return {}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +172,6 @@ class OuterOptimizer:
         self._velocity: list[Array] = []
 
     def begin(self, weights: list[Array]) -> None:
-        """Start from weights that all workers share."""
         self._last = [np.array(weight) for weight in weights]
         self._velocity = [np.zeros_like(weight) for weight in weights]
 
@@ -188,19 +182,15 @@ class OuterOptimizer:
         return {**copies, "exchange": self._exchange.read_state()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `read_state` returned."""
         self._last, self._velocity = state["last"], state["velocity"]
         self._exchange.restore_state(state["exchange"])
 
     def step(self, rows: float, weights: list[Array]) -> list[Array]:
         """Return new weights, the same on all workers.
 
-        Parameters
-        ----------
-        rows
-            Number of rows on which this worker has trained since the last average: the weight of
-            this worker in the new one (McMahan et al., "Communication-efficient learning of deep
-            networks from decentralized data", 2017).
+        ``rows`` is the number of rows on which this worker has trained since the last average: the
+        weight of this worker in the new one (McMahan et al., "Communication-efficient learning of
+        deep networks from decentralized data", 2017).
         """
         change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
         means, _ = self._exchange.exchange(rows, 0.0, change)
@@ -218,12 +208,8 @@ class OuterOptimizer:
 class WeightAveraging:
     """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
-    Replaces a `GradientExchange`. Each worker has its own optimizer state.
-
-    Parameters
-    ----------
-    every
-        Number of steps between averages, H. Weights are also averaged at the end of each epoch.
+    Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
+    after ``every`` steps, H, and at the end of each epoch.
     """
 
     def __init__(
@@ -270,7 +256,6 @@ class WeightAveraging:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Average weights while the context is active; afterwards the model's step is restored."""
         model = self._model
         train_step = model.train_step
         if model.jit_compile:
@@ -282,7 +267,6 @@ class WeightAveraging:
         model.make_train_function(force=True)
 
     def begin_training(self) -> None:
-        """Start from the weights that all workers share."""
         self._outer.begin([v.numpy() for v in self._read_wide()])
 
     def begin_epoch(self) -> None:
@@ -295,13 +279,11 @@ class WeightAveraging:
             self._steps.assign(0)
 
     def read_state(self) -> dict[str, Any]:
-        """Return the counters and the state of the outer optimizer, for a checkpoint."""
         counters = [int(self._steps), int(self._rows)]
         requested = self.agreement.is_requested
         return {"counters": counters, "requested": requested, "outer": self._outer.read_state()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `read_state` returned."""
         for counter, value in zip([self._steps, self._rows], state["counters"], strict=True):
             counter.assign(value)
         self.agreement.is_requested = state["requested"]

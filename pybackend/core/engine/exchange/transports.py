@@ -376,17 +376,11 @@ def gather_slices(
     Only the rows that a batch uses are sent, never a whole table. Rows with the same index are not
     added up, because Keras's optimizers use each one separately (a square in Adam, a norm in
     clipping), as in one process. If the indices do not depend on the training rows, such as
-    positions, one process has each index only once.
+    positions, one process has each index only once: with ``is_shared``, the values of all workers
+    are added up, provided that the indices are the same.
 
-    Parameters
-    ----------
-    indices
-        Shape (n,), whole numbers; n differs between the workers.
-    values
-        Shape (n, ...).
-    is_shared
-        True if the indices do not come from the workers' rows. The values of all workers are then
-        added up, provided that the indices are the same.
+    ``indices`` are whole numbers in shape (n,), with another n on each worker; ``values`` have
+    shape (n, ...).
     """
     everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in (indices, values)]
     all_indices, all_values = everyone
@@ -398,40 +392,29 @@ def gather_slices(
     return np.concatenate(all_indices), np.concatenate(all_values)
 
 
+def _held_by(name: str) -> Any:
+    """Return a property whose value is in a variable of the graph, in the attribute ``name``."""
+    return property(
+        lambda self: bool(getattr(self, name).numpy()),
+        lambda self, value: getattr(self, name).assign(value),
+    )
+
+
 class GraphAgreement:
-    """`flat.StopAgreement` in variables that the graph reads and writes."""
+    """`StopAgreement` in variables that the graph reads and writes."""
+
+    is_requested = _held_by("requested")
+    is_preempted = _held_by("preempted")
+    is_agreed = _held_by("agreed")
 
     def __init__(self) -> None:
         self.requested = tf.Variable(False, trainable=False)
         self.preempted = tf.Variable(False, trainable=False)
         self.agreed = tf.Variable(False, trainable=False)
 
-    @property
-    def is_requested(self) -> bool:
-        """True if this worker requests that training stop."""
-        return bool(self.requested.numpy())
-
-    @is_requested.setter
-    def is_requested(self, value: bool) -> None:
-        self.requested.assign(value)
-
-    @property
-    def is_preempted(self) -> bool:
-        """True if this worker was preempted and requests that all leave."""
-        return bool(self.preempted.numpy())
-
-    @is_preempted.setter
-    def is_preempted(self, value: bool) -> None:
-        self.preempted.assign(value)
-
-    @property
-    def is_agreed(self) -> bool:
-        """True if some worker requests either; all workers learn this at the same step."""
-        return bool(self.agreed.numpy())
-
 
 class GraphExchange:
-    """Average of gradients like `flat.FlatExchange`, without leaving the graph."""
+    """Average of gradients like `FlatExchange`, without leaving the graph."""
 
     def __init__(self, reduce: GraphReduce, bucket_bytes: float) -> None:
         self._reduce = reduce
