@@ -11,22 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_sum
+from pybackend.core.data import sharding
 from pybackend.core.data.arrays import flatten, nest
 from pybackend.core.data.rows import ArrayRows, Rows, to_rows
-from pybackend.core.data.sharding import (
-    EpochOrder,
-    Groups,
-    Index,
-    SharedVisits,
-    Visits,
-    count_sharded,
-    count_used,
-    cut_batches,
-    cut_shards,
-    is_sharded_evenly,
-    order_sharded,
-    permute,
-)
+from pybackend.core.data.sharding import Index
 from pybackend.core.engine.ledger import Ledger, Sums, find_wrong
 from pybackend.core.engine.step_changes import count_rows
 from pybackend.core.engine.step_clock import Arrivals
@@ -54,7 +42,7 @@ class _Pass:
 
     edges: Index
     totals: Index
-    visits: Visits | SharedVisits
+    visits: sharding.Visits | sharding.SharedVisits
     taken: int = 0
 
 
@@ -96,7 +84,7 @@ class RowBatches:
         """Times at which the batches of this epoch were read."""
         self._rank = rank
         workers = len(counts)
-        edges = cut_shards(counts, batch_size, batches)
+        edges = sharding.cut_shards(counts, batch_size, batches)
         full = edges.shape[1] - 1
         if limit is not None and limit > full:
             raise InputError(
@@ -108,20 +96,20 @@ class RowBatches:
         self._seeding = seed, shuffle
         self.is_sharded = not shuffle
         """True if consecutive rows of a batch belong to consecutive ranks."""
-        visits: Visits | SharedVisits
+        visits: sharding.Visits | sharding.SharedVisits
         if has_all or shuffle == "global":
-            visits = SharedVisits(self._order_from(workers), 0, workers, rank)
+            visits = sharding.SharedVisits(self._order_from(workers), 0, workers, rank)
         else:
-            visits = Visits(len(self._columns), seed, rank, bool(shuffle))
+            visits = sharding.Visits(len(self._columns), seed, rank, bool(shuffle))
         # Each worker has only its own rows, but these are shards of one order.
-        self._is_dealt = isinstance(visits, Visits) and is_sharded_evenly(counts)
+        self._is_dealt = isinstance(visits, sharding.Visits) and sharding.is_sharded_evenly(counts)
         self._whole = _Pass(edges, np.diff(edges.sum(axis=0)), visits)
         self._rest: tuple[int, _Pass] | None = None
         self._first_epoch: int | None = None
         self._enter(0)
 
-    def _order_from(self, workers: int) -> EpochOrder:
-        return EpochOrder(sum(self.counts), *self._seeding, workers)
+    def _order_from(self, workers: int) -> sharding.EpochOrder:
+        return sharding.EpochOrder(sum(self.counts), *self._seeding, workers)
 
     @property
     def may_be_empty(self) -> bool:
@@ -144,18 +132,18 @@ class RowBatches:
         """Largest number of steps of an epoch."""
         return max(self._steps_of_all, len(self._rest[1].totals) if self._rest else 0)
 
-    def continue_epoch(self, epoch: int, groups: Groups) -> None:
+    def continue_epoch(self, epoch: int, groups: sharding.Groups) -> None:
         """In this epoch, share the rows that earlier worker groups left; each has all rows."""
         batch_size, batches = self._cutting
         workers, rows = len(self.counts), len(self._columns)
-        used = count_used(rows, groups, batch_size, batches)
+        used = sharding.count_used(rows, groups, batch_size, batches)
         taken, total = len(used), sum(used)
         left = None if batches is None else batches[taken:]
-        edges = cut_shards(count_sharded(rows - total, workers), batch_size, left)
+        edges = sharding.cut_shards(sharding.count_sharded(rows - total, workers), batch_size, left)
         edges = np.concatenate([np.zeros((workers, taken), np.int64), edges], axis=1)
         totals = np.concatenate([used, np.diff(edges.sum(axis=0))[taken:]]).astype(np.int64)
         order = self._order_from(groups[0][0])
-        visits = SharedVisits(order, total, workers, self._rank)
+        visits = sharding.SharedVisits(order, total, workers, self._rank)
         self._rest = epoch, _Pass(edges, totals, visits, taken)
 
     def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
@@ -166,8 +154,8 @@ class RowBatches:
             last = max(last, shape[-1] - 1)
         else:
             for first in range(0, len(self._columns), _LABELS_AT_ONCE):
-                places = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
-                labels = self._columns.take(places)["y"]
+                rows = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
+                labels = self._columns.take(rows)["y"]
                 check_are_classes(labels, "data", names_rows=False)
                 last = max(last, int(np.rint(labels.max())))
         return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
@@ -193,20 +181,20 @@ class RowBatches:
         if self._rest is not None and epoch == self._rest[0]:
             self._pass = self._rest[1]
             self.steps = len(self._pass.totals)
-            self._places, self._passes = np.arange(self.steps), np.full(self.steps, epoch)
+            self._indices, self._passes = np.arange(self.steps), np.full(self.steps, epoch)
         else:
             self._pass = self._whole
             self.steps = self._steps_of_all
             first_epoch = epoch if self._first_epoch is None else self._first_epoch
-            passes, self._places = np.divmod(
+            passes, self._indices = np.divmod(
                 (epoch - first_epoch) * self.steps + np.arange(self.steps), len(self._pass.totals)
             )
             # Number of complete passes over the rows before; it determines the order.
             self._passes = first_epoch + passes
         self.taken = self._pass.taken
         """Steps of this epoch that earlier worker groups took."""
-        self._rows_by_rank = np.diff(self._pass.edges)[:, self._places]
-        self.total_rows = self._pass.totals[self._places]
+        self._rows_by_rank = np.diff(self._pass.edges)[:, self._indices]
+        self.total_rows = self._pass.totals[self._indices]
         """Number of rows in the global batch of each step; int64 array of shape (steps,)."""
         self._ledger = Ledger(self.steps)
 
@@ -223,8 +211,7 @@ class RowBatches:
 
     def share_until(self, step: int) -> float:
         """Return its share of these rows before a step of an epoch that uses all rows."""
-        rows = self._pass.edges[:, step]
-        return float(rows[self._rank] / rows.sum())
+        return float(self._pass.edges[self._rank, step] / self._pass.edges[:, step].sum())
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch; int64 array of shape (world size,)."""
@@ -233,8 +220,8 @@ class RowBatches:
     def order_at(self, step: int) -> Any:
         """Return the order of the batch among the rows of a step, listed rank by rank."""
         step = min(step, self.steps - 1)
-        firsts = self._pass.edges[:, self._places[step]]
-        return order_sharded(firsts, self._rows_by_rank[:, step])
+        firsts = self._pass.edges[:, self._indices[step]]
+        return sharding.order_sharded(firsts, self._rows_by_rank[:, step])
 
     @property
     def find_order(self) -> Callable[[int], Any] | None:
@@ -243,8 +230,8 @@ class RowBatches:
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
         """Return this worker's columns of a step, and the number of its first row in the epoch."""
-        place = int(self._places[step])
-        first, end = self._pass.edges[self._rank, place : place + 2].tolist()
+        index = int(self._indices[step])
+        first, end = self._pass.edges[self._rank, index : index + 2].tolist()
         visits = self._pass.visits.between(first, end, int(self._passes[step]))
         return self._columns.take(visits), first
 
@@ -254,42 +241,37 @@ class RowBatches:
         ``first`` is the first step that this worker group took, ``last`` the step after its last
         one.
         """
-        differences = self.compare_rows(first, last)
-        return [first + step for step in find_wrong(differences, collective)]
+        return [first + step for step in find_wrong(self.compare_rows(first, last), collective)]
 
     def compare_rows(self, first: int, last: int) -> Sums:
         """Return how the ledger of some steps differs from their order; see `Ledger.subtract`."""
         return self._ledger.subtract(self._list_rows(first, last))[first:last]
 
-    def _number(self, visits: Index) -> Index:
-        """Return the numbers in the order of all rows of rows that this worker visits."""
-        return visits * len(self.counts) + self._rank if self._is_dealt else visits
-
     def _list_rows(self, first: int, last: int) -> Iterator[tuple[int, Index, Index]]:
         """Yield the rows of steps, as `Ledger` notes them; of all workers', this one's share."""
         one, workers, rank = self._pass, len(self.counts), self._rank
         seed, shuffle = self._seeding
-        shared = one.visits.order if isinstance(one.visits, SharedVisits) else None
+        shared = one.visits.order if isinstance(one.visits, sharding.SharedVisits) else None
         if self._is_dealt:
             shared = self._order_from(workers)
         edges = one.edges[rank]
         if shared is not None:
             totals, (batch_size, batches) = one.totals, self._cutting
             if one is self._whole and batches is None:
-                totals = np.array(cut_batches(sum(self.counts), workers * batch_size))
+                totals = np.array(sharding.cut_batches(sum(self.counts), workers * batch_size))
             edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(totals)])
             taken = last - first
             first, last = first + taken * rank // workers, first + taken * (rank + 1) // workers
         at_once = max(1, _ROWS_AT_ONCE // max(1, int(np.diff(edges).max())))
         while first < last:
-            place, epoch = int(self._places[first]), int(self._passes[first])
-            count = min(at_once, last - first, len(edges) - 1 - place)
-            parts = edges[place : place + count + 1]
+            index, epoch = int(self._indices[first]), int(self._passes[first])
+            count = min(at_once, last - first, len(edges) - 1 - index)
+            parts = edges[index : index + count + 1]
             rows = np.arange(parts[0], parts[-1], dtype=np.int64)
             if shared is not None:
                 rows = shared.at(rows, epoch)
             elif shuffle:
-                rows = permute(rows, self.counts[rank], seed, epoch, rank)
+                rows = sharding.permute(rows, self.counts[rank], seed, epoch, rank)
             yield first, rows, parts - parts[0]
             first += count
 
@@ -329,12 +311,14 @@ class RowBatches:
         spec = self._columns.spec
 
         def read(first: int, last: int) -> list[Any]:
-            place = int(self._places[first])
+            index = int(self._indices[first])
             edges = self._pass.edges[self._rank]
-            between = int(edges[place]), int(edges[place + last - first])
+            between = int(edges[index]), int(edges[index + last - first])
             visits = self._pass.visits.between(*between, int(self._passes[first]))
-            parts = edges[place : place + last - first + 1] - between[0]
-            self._ledger.note(int(first), self._number(visits), parts)
+            parts = edges[index : index + last - first + 1] - between[0]
+            is_part = self._is_dealt  # then its rows have other numbers in the order of all
+            rows = visits * len(self.counts) + self._rank if is_part else visits
+            self._ledger.note(int(first), rows, parts)
             values = list(self._columns.take(visits).values())
             self.arrivals.note(int(last - first))
             return values
@@ -381,11 +365,14 @@ class PipelineBatches:
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
         first = next(iter(data.take(1).as_numpy_iterator()), None)
-        leaves = flatten(self._make_empty_arrays() if first is None else first)
+        if first is None:
+            first = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())
+        leaves = flatten(first)
         uneven = len({len(leaf) for leaf in leaves.values()}) > 1
         everyone = collective.all_gather(np.array([own, unknown, uneven], np.int64))
         batches = [int(count) for count, _, _ in everyone]
-        self.steps = self._count_epoch_steps(batches, limit)
+        self.steps = self.most_steps = self._count_epoch_steps(batches, limit)
+        self.fit_options = {"steps_per_epoch": self.steps} if self.is_endless else {}
         # A pipeline that was read once need not return the same number of batches again.
         is_sure = not any(unknown for _, unknown, _ in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
@@ -413,15 +400,6 @@ class PipelineBatches:
                 f"most {max(batches)} batches on a worker"
             )
         return limit or max(batches)
-
-    @property
-    def fit_options(self) -> dict[str, Any]:
-        """Arguments of ``fit`` that these batches need."""
-        return {"steps_per_epoch": self.steps} if self.is_endless else {}
-
-    @property
-    def most_steps(self) -> int:
-        return self.steps
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch at the last step, in shape (world size,).
@@ -509,9 +487,6 @@ class PipelineBatches:
         )
         with tf.control_dependencies([stored]):
             return tf.nest.map_structure(tf.identity, element)
-
-    def _make_empty_arrays(self) -> Any:
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())
 
     def _make_empty(self) -> Any:
         def empty(spec: Any) -> Any:

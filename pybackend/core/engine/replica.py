@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def make_replica(
     spools = [folder / name for name in counts if (folder / name).is_dir()]
     in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
     batches, rows = _make_batches(job, collective, counts, folder, model, stream, in_memory)
-    if isinstance(batches, PipelineBatches) and batches.is_uneven and job.workers > 1:
+    if batches.is_uneven and job.workers > 1:
         emit(Note(_ABOUT_UNEVEN))
     if isinstance(batches, RowBatches) and batches.begins_again(job.epochs - job.initial_epoch):
         emit(Note(_ABOUT_WRAPPING))
@@ -156,29 +156,18 @@ def make_replica(
     if model.run_eagerly and batches.may_be_empty:
         build_metrics(model, rows)
     view = view.renewed()  # so have these two
-    validation, validation_rows = None, None
-    if "validation" in counts:
-        validation_rows = _deal(StoredRows(folder / "validation", in_memory), model, job, rank)
-        check_has_labels(model, validation_rows.spec, "validation_data", trains=False)
-        evaluated = find_over(view, tried, metrics, job, collective, emit)
-        evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
-        validation = Validation(validation_rows, counts["validation"], job.batch_size, evaluated)
-        validation.prepare(view, collective)
-    return Replica(
-        job=job,
-        collective=collective,
-        emit=emit,
-        loaded=loaded,
-        view=view,
-        batches=batches,
-        rows=rows,
-        callbacks=callbacks,
-        inputs=inputs,
-        metrics=metrics,
-        plan=plan,
-        validation=validation,
-        validation_rows=validation_rows,
+    replica = Replica(
+        job, collective, emit, loaded, view, batches, rows, callbacks, inputs, metrics, plan
     )
+    if "validation" not in counts:
+        return replica
+    own_rows = _shard(StoredRows(folder / "validation", in_memory), model, job, rank)
+    check_has_labels(model, own_rows.spec, "validation_data", trains=False)
+    evaluated = find_over(view, tried, metrics, job, collective, emit)
+    evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
+    validation = Validation(own_rows, counts["validation"], job.batch_size, evaluated)
+    validation.prepare(view, collective)
+    return replace(replica, validation=validation, validation_rows=own_rows)
 
 
 def fit_in_memory(
@@ -272,7 +261,7 @@ def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
         emit(Note(_ABOUT_UNTRIED_METRICS))
 
 
-def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
+def _shard(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
     """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
     rows = reshape_rows(spooled, model)
     return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows

@@ -182,7 +182,7 @@ def _has_functions(model: Any) -> bool:
 
 
 def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    """Return the model as a file in the plan's format; raises `SerializationError` if Keras cannot."""
+    """Return the model as a file in the plan's format, or raise `SerializationError`."""
     model = loaded.model
     if plan.format == WEIGHTS:
         return write_weights(model)

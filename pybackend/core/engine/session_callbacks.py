@@ -14,13 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.core.engine.batches import Batches
 from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.learning_rate import ScaleLearningRate
 from pybackend.core.job.messages import Answers, Emit, EventBytes, StepEnded
 from pybackend.core.job.tensorboard import check_installed, is_uri
 from pybackend.core.model.view import has_own
@@ -96,6 +94,14 @@ class StopWhenAsked(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._answers.wait_for_epoch(epoch + 1):
             self.model.stop_training = True
+
+
+def make_for_session(replica: Replica, answers: Answers | None) -> tuple[list[Any], list[Any]]:
+    """Return the callbacks that report steps to the session, and those that stop on its request."""
+    job, is_first = replica.job, replica.rank == 0
+    reports = [StepReports(replica)] if is_first and job.reports_steps else []
+    observers = [StopWhenAsked(answers)] if is_first and job.is_observed and answers else []
+    return reports, observers
 
 
 # Steps between metrics of single steps, which are those of rank 0's rows.
@@ -220,22 +226,17 @@ class ScaledSteps(keras.callbacks.Callback):
     epoch's last step to the history. `ScaleLearningRate` determines the factor.
     """
 
-    def __init__(
-        self,
-        scale: ScaleLearningRate,
-        workers: int,
-        batches: Batches,
-        model: Any,
-    ) -> None:
+    def __init__(self, replica: Replica) -> None:
         super().__init__()
-        self._scale = scale
-        self._workers = workers
-        self._batches = batches
-        self._most = batches.most_steps
-        self._optimizer = model.optimizer
+        assert replica.job.scale_lr is not None
+        self._scale = replica.job.scale_lr
+        self._workers = replica.job.workers
+        self._batches = replica.batches
+        self._most = replica.batches.most_steps
+        self._optimizer = replica.model.optimizer
         # Several steps may run between two calls of a callback. A custom train_step may call the
         # optimizer several times; each call has the rate of the first.
-        self._advances = int(not has_own(model, "train_step"))
+        self._advances = int(not has_own(replica.model, "train_step"))
         self._multiples = tf.Variable(np.ones(self._most, "float32"), trainable=False)
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rate = tf.Variable(0.0, dtype=self._optimizer.learning_rate.dtype, trainable=False)

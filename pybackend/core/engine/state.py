@@ -43,7 +43,7 @@ def offset_seeds(model: Any, rank: int) -> None:
 
 
 def check_structure(model: Any, collective: Collective) -> None:
-    """Raise `InputError` on all ranks if their models, which each has built, differ in structure."""
+    """Raise `InputError` on all ranks if the models that they built differ in structure."""
     everyone = all_gather_values(collective, digest_text(describe_structure(model)))
     differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
     if differing:

@@ -197,8 +197,8 @@ def fit(
     """
     # Restoring a checkpoint may have called the model.
     replica = replace(replica, view=replica.view.renewed())
-    model, job, batches = replica.model, replica.job, replica.batches
-    options = _make_options(job, batches)
+    job = replica.job
+    options = _make_options(job, replica.batches)
     lifecycle.share_state(replica)
     is_alone = replica.collective.world_size == 1
     if not is_alone:
@@ -207,20 +207,13 @@ def fit(
     sync = EpochSync(replica, synchronizer)
     own = select_callbacks(replica.rank, replica.callbacks)
     sync.evaluated_by = [*own, *tensorboard]
-    scaled = None
-    if job.scale_lr is not None:
-        scaled = session_callbacks.ScaledSteps(job.scale_lr, job.workers, batches, model)
+    scaled = session_callbacks.ScaledSteps(replica) if job.scale_lr is not None else None
     auditor = None
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
         weights = options.get("class_weight")
         auditor = Auditor(replica, synchronizer, sync, clock, others, lifecycle.audit, weights)
-    reports: list[Any] = []
-    if replica.rank == 0 and job.reports_steps:
-        reports = [session_callbacks.StepReports(replica)]
-    observers = []
-    if replica.rank == 0 and job.is_observed and answers is not None:
-        observers = [session_callbacks.StopWhenAsked(answers)]
+    reports, observers = session_callbacks.make_for_session(replica, answers)
     callbacks = order_callbacks(
         {
             "clock": [clock],
@@ -237,9 +230,6 @@ def fit(
             "audit begins": [auditor.beginning] if auditor else [],
         }
     )
-    if lifecycle.start.state is not None:
-        for callback in own:
-            continue_log(callback)
     watched = own if replica.rank == 0 else []
     items = count_items(watched)
     replica.emit(Phase("taking the first step"))
@@ -250,13 +240,13 @@ def fit(
             synchronizer.install(),
             auditor.noise.watch() if auditor else nullcontext(),
         ):
-            history = _fit_from(lifecycle.start, model, batches, callbacks, options)
+            history = _fit_from(lifecycle.start, replica, callbacks, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
     if synchronizer.shards is not None:
         synchronizer.shards.restore_whole()
     _report_filled(items, count_items(watched), replica.emit)
-    return dict(history), sync.steps_done, auditor
+    return history, sync.steps_done, auditor
 
 
 def _make_options(job: TrainingJob, batches: Batches) -> dict[str, Any]:
@@ -271,14 +261,17 @@ def _make_options(job: TrainingJob, batches: Batches) -> dict[str, Any]:
 
 
 def _fit_from(
-    start: Start, model: Any, batches: Batches, callbacks: list[Any], options: Any
+    start: Start, replica: Replica, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
     """Train, starting at an epoch and step, as if this process had trained up to that point."""
+    model, batches = replica.model, replica.batches
     if start.state is None:
         fitted = model.fit(
             batches.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
         )
         return dict(fitted.history)
+    for callback in callbacks:
+        continue_log(callback)
     params = {"verbose": 0, "epochs": options["epochs"], "steps": batches.steps, "model": model}
     resumed = session_callbacks.ResumedCallbacks(callbacks, start.step, **params)
     epoch, is_stopped = start.epoch, start.is_stopped

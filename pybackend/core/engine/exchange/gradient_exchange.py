@@ -8,35 +8,25 @@ as in one process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_sum
+from pybackend.core.engine import step_changes
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange import transports
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.shards import ShardedUpdate, Shards
 from pybackend.core.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.core.engine.statistics import GlobalStatistics
-from pybackend.core.engine.step_changes import (
-    Kinds,
-    Position,
-    SplitStep,
-    StepOrSkip,
-    WhileTracing,
-    count_accumulated_steps,
-    count_rows,
-    disable_jit,
-    normalize_spectra,
-    override,
-    override_each,
-)
+from pybackend.core.engine.step_changes import Kinds, count_accumulated_steps
 from pybackend.core.engine.step_clock import Arrivals, StepClock
 from pybackend.core.engine.step_means import StepMeans, ValidStepCounter
 from pybackend.core.errors import InputError
@@ -62,7 +52,7 @@ class GradientExchange:
         self,
         view: ModelView,
         collective: Collective,
-        position: Position,
+        position: step_changes.Position,
         settings: TransferSettings,
         may_be_empty: bool,
         *,
@@ -78,13 +68,13 @@ class GradientExchange:
         clock = clock or StepClock(Arrivals())
         self._collective = watched = clock.watch(collective)
         self._may_be_empty = may_be_empty
-        self._tracing = tracing = WhileTracing()
+        self._tracing = tracing = step_changes.WhileTracing()
         self._statistics = GlobalStatistics(
             view.synchronized, watched, tracing, lambda: self.weigh_step(tracing.rows)[0]
         )
         self._gathered = GatheredRows(watched, tracing, position.find_order)
         self._global_batch = GlobalBatch(model, self._gathered, tracing, over)
-        # Position of the steps that have begun; a step may exchange several times.
+        # step_changes.Position of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
@@ -138,15 +128,15 @@ class GradientExchange:
             if self._sharded is not None:
                 stack.enter_context(self._sharded.install())
             if self._shares_loss:
-                shared = self._wrap_scale(optimizer.scale_loss)
-                stack.enter_context(override(optimizer, "scale_loss", shared))
+                scaled = partial(self._scale_loss, optimizer.scale_loss)
+                stack.enter_context(step_changes.override(optimizer, "scale_loss", scaled))
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
-                stack.enter_context(override(model, "compute_loss", watched))
+                stack.enter_context(step_changes.override(model, "compute_loss", watched))
             if self.is_split:
-                stack.enter_context(disable_jit(model))
-                step = SplitStep(model, model.train_step, optimizer.apply, self)
-                stack.enter_context(override(model, "train_step", step))
+                stack.enter_context(step_changes.disable_jit(model))
+                step = step_changes.SplitStep(model, model.train_step, optimizer.apply, self)
+                stack.enter_context(step_changes.override(model, "train_step", step))
             else:
                 stack.enter_context(self._exchanging())
             # A model that was fitted before has a function that was traced without the exchange.
@@ -162,8 +152,8 @@ class GradientExchange:
         model = self._model
         step = self._wrap_step(self.plain_step, model.optimizer.apply)
         with (
-            override_each(self._view.optimizers, "apply", self._wrap_apply),
-            override(model, "train_step", step),
+            step_changes.override_each(self._view.optimizers, "apply", self._wrap_apply),
+            step_changes.override(model, "train_step", step),
         ):
             yield
 
@@ -172,7 +162,7 @@ class GradientExchange:
         """Take steps as one process, without an exchange, within this context."""
         self._is_paused = True
         try:
-            with override(self, "_half", set()):
+            with step_changes.override(self, "_half", set()):
                 yield
         finally:
             self._is_paused = False
@@ -186,7 +176,7 @@ class GradientExchange:
         try:
             with (
                 self._host.repeating(steps),
-                override(self, "_half", set()),  # an audit computes in float32
+                step_changes.override(self, "_half", set()),  # an audit computes in float32
                 self._exchanging() if self.is_split else nullcontext(),
             ):
                 yield
@@ -199,8 +189,8 @@ class GradientExchange:
 
     def take_exchanges(self) -> list[transports.Exchanged]:
         """Return the copies in the order of the exchanges; none with TensorFlow's collectives."""
-        copied, self._host.exchanged = self._host.exchanged, None
-        return copied or []
+        copied, self._host.exchanged = self._host.exchanged or [], None
+        return copied
 
     @property
     def is_repeatable(self) -> bool:
@@ -341,7 +331,7 @@ class GradientExchange:
                 [tracing.is_shared(gradients[n], variables[n]) for n in sparse],
                 tf.cast(weight, wide),
                 tf.cast(loss, wide),
-                min((variables[n] for n in [*dense, *sparse]), key=_count_elements),
+                min((variables[n] for n in [*dense, *sparse]), key=lambda v: math.prod(v.shape)),
                 [owners[id(variables[n])] for n in dense] if owners else [],
             )
             if self._graph is not None:
@@ -396,12 +386,9 @@ class GradientExchange:
             self._error = self._error or error
             raise
 
-    def _wrap_scale(self, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def scaled(loss: Any) -> Any:
-            share = self._means.share
-            return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
-
-        return scaled
+    def _scale_loss(self, scale_loss: Callable[[Any], Any], loss: Any) -> Any:
+        share = self._means.share
+        return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
 
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:
@@ -414,7 +401,7 @@ class GradientExchange:
         self, train_step: Callable[[Any], Any], apply: Callable[..., Any]
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
-            share = self.begin_step(count_rows(data))
+            share = self.begin_step(step_changes.count_rows(data))
             with self._global_batch.active(), self.weigh_means(share), self._statistics.active():
                 self._tracing.postponed = []
                 logs = train_step(data)
@@ -429,13 +416,13 @@ class GradientExchange:
             self._apply_zeros(apply, None, None)
 
         def skip() -> None:
-            normalize_spectra(self._model)
+            step_changes.normalize_spectra(self._model)
             with self._global_batch.active():
                 self._tracing.replace(first)
 
         if not self._may_be_empty:
             return counting_train_step
-        return StepOrSkip(self._model, counting_train_step, skip)
+        return step_changes.StepOrSkip(self._model, counting_train_step, skip)
 
     def _wrap_apply(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
         is_models = optimizer is self._model.optimizer
@@ -471,7 +458,7 @@ class GradientExchange:
     def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
         """Apply zero gradients to the variables of a step with rows, on a worker without rows."""
         zeros = self.make_zeros(kinds, variables)
-        with override(self._tracing, "share", None):  # 0 of no rows: nothing to undo
+        with step_changes.override(self._tracing, "share", None):  # 0 of no rows: nothing to undo
             means = self.average(zeros, 0.0, 0.0, variables)
             self._apply_means(apply, means, variables)
 
@@ -492,10 +479,6 @@ class GradientExchange:
 
 def _find(kinds: Kinds, kind: str) -> list[int]:
     return [n for n, one in enumerate(kinds) if one == kind]
-
-
-def _count_elements(variable: Any) -> int:
-    return int(np.prod(variable.shape, dtype=np.int64))
 
 
 def _make_slices(indices: Any, values: Any, shape: Any) -> Any:
