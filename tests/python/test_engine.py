@@ -14,7 +14,7 @@ from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
 from pybackend.core.api.sent_files import note_files
-from pybackend.core.engine.state import offset_seeds
+from pybackend.core.engine.equal_state import offset_seeds
 from pybackend.core.engine.train import CALLBACK_ORDER, check_order, order_callbacks
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.options import Exchange, LocalSteps

@@ -189,7 +189,7 @@ LOOKS = {
     "parameter_server.chief": 1,
     # between steps
     "engine.sync": 2,
-    "engine.state": 1,
+    "engine.equal_state": 1,
     "engine.step_changes": 1,
     "engine.checkpoint.training_state": 1,
     # a layer in another one

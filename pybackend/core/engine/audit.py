@@ -32,6 +32,7 @@ from pybackend.core.collective import (
 from pybackend.core.engine.audit_plan import AuditPlan
 from pybackend.core.engine.audit_rows import UnequalRows, pack_rows
 from pybackend.core.engine.batches import PipelineBatches
+from pybackend.core.engine.equal_state import find_differing, find_trained, uses_gpus
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.merges import Merges
@@ -43,7 +44,6 @@ from pybackend.core.engine.one_process import (
 )
 from pybackend.core.engine.replica import Replica, count_neighbours
 from pybackend.core.engine.stand_ins import PLACES, Noise, stand_in_noise
-from pybackend.core.engine.state import find_differing, find_trained, uses_gpus
 from pybackend.core.engine.step_changes import count_accumulated_steps
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.sync import EpochSync

@@ -18,6 +18,7 @@ from pybackend.core.collective import Collective, all_sum
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, StoredRows, make_zero_row
 from pybackend.core.engine.batches import RowBatches
+from pybackend.core.engine.equal_state import check_structure, find_differing_weights
 from pybackend.core.engine.global_batch import (
     NOTHING,
     GatheredRows,
@@ -27,7 +28,6 @@ from pybackend.core.engine.global_batch import (
 )
 from pybackend.core.engine.metrics import combine_logs
 from pybackend.core.engine.probes import choose_rows, find_over, probe_metrics
-from pybackend.core.engine.state import check_structure, find_differing_weights
 from pybackend.core.engine.step_changes import (
     Position,
     StepCalls,

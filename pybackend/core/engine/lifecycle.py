@@ -22,30 +22,13 @@ from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, Part
 from pybackend.core.data.files import check_writable
 from pybackend.core.data.rows import Rows, ShardedRows
 from pybackend.core.data.structures import shorten, show_argument
+from pybackend.core.engine import equal_state
 from pybackend.core.engine.batches import PipelineBatches, RowBatches
-from pybackend.core.engine.checkpoint.checkpointing import (
-    Checkpointing,
-    Checkpoints,
-    CheckpointWriter,
-)
-from pybackend.core.engine.checkpoint.training_state import (
-    HISTORY,
-    RATE,
-    EpochSync,
-    Start,
-    TrainingState,
-    keep_callbacks,
-)
+from pybackend.core.engine.checkpoint import checkpointing, training_state
 from pybackend.core.engine.evaluation import build_metrics
 from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.save import SavingPlan, encode_trained
-from pybackend.core.engine.state import (
-    broadcast_state,
-    check_structure,
-    find_differing_weights,
-    offset_seeds,
-)
 from pybackend.core.errors import InputError
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.codec import decode, encode
@@ -68,7 +51,7 @@ class Lifecycle:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self.start = Start(job.initial_epoch)
+        self.start = training_state.Start(job.initial_epoch)
         """Start of training; known after `begin`."""
         self.audit = Audit()
         """Result of the audits, which are added to it."""
@@ -84,11 +67,11 @@ class Lifecycle:
         """Send rank 0's weights and optimizer state to all ranks."""
         if replica.collective.world_size > 1:
             _compare_first_weights(replica)
-            offset_seeds(replica.model, replica.collective.rank)
-            broadcast_state(replica.view, replica.collective)
+            equal_state.offset_seeds(replica.model, replica.collective.rank)
+            equal_state.broadcast_state(replica.view, replica.collective)
 
     def make_callbacks(
-        self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
+        self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that restore and save the state; Keras calls them last."""
         return []
@@ -104,7 +87,7 @@ class Lifecycle:
 def share_first_weights(replica: Replica) -> None:
     """Send rank 0's weights to all ranks, which already have their own random numbers."""
     _compare_first_weights(replica)
-    broadcast_state(replica.view, replica.collective)
+    equal_state.broadcast_state(replica.view, replica.collective)
 
 
 def wait_for_all(replica: Replica) -> None:
@@ -120,8 +103,8 @@ def build_what_is_restored(replica: Replica) -> None:
 
 def _compare_first_weights(replica: Replica) -> None:
     """Report weights that differ between ranks; raise `InputError` if their shapes differ."""
-    check_structure(replica.model, replica.collective)
-    differing = find_differing_weights(replica.model, replica.collective)
+    equal_state.check_structure(replica.model, replica.collective)
+    differing = equal_state.find_differing_weights(replica.model, replica.collective)
     if differing:
         text = (
             f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
@@ -185,8 +168,8 @@ _ABOUT_PIPELINES = (
 class CheckpointedLifecycle(Lifecycle):
     """Lifecycle of a training run that saves its state in a folder and resumes from it."""
 
-    _checkpoints: Checkpoints
-    _keeper: Checkpointing | None = None
+    _checkpoints: checkpointing.Checkpoints
+    _keeper: checkpointing.Checkpointing | None = None
 
     def begin(self, replica: Replica) -> None:
         """Open the checkpoints, and prepare to resume; errors as in `open_checkpoints`."""
@@ -212,13 +195,15 @@ class CheckpointedLifecycle(Lifecycle):
         )
 
     def make_callbacks(
-        self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
+        self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         assert self.preemption is not None
-        stateful = keep_callbacks(replica.rank, replica.callbacks)
-        state = TrainingState(replica.model, sync, synchronizer, stateful)
-        self._keeper = Checkpointing(replica, self._checkpoints, state, self.preemption, self.audit)
-        return [stateful[HISTORY], self._keeper]
+        stateful = training_state.keep_callbacks(replica.rank, replica.callbacks)
+        state = training_state.TrainingState(replica.model, sync, synchronizer, stateful)
+        self._keeper = checkpointing.Checkpointing(
+            replica, self._checkpoints, state, self.preemption, self.audit
+        )
+        return [stateful[training_state.HISTORY], self._keeper]
 
     def finish(self) -> None:
         if self._keeper is not None:
@@ -273,7 +258,7 @@ def open_checkpoints(
     emit: Emit,
     generations: Sequence[Generation] = (),
     run: str | None = None,
-) -> Checkpoints:
+) -> checkpointing.Checkpoints:
     """Open the checkpoints of a job; only rank 0 reads and writes them.
 
     On rank 0, ``manifest`` is what all checkpoints of this training run have in common, and
@@ -287,7 +272,7 @@ def open_checkpoints(
     options = job.checkpoint
     assert options is not None
     if manifest is None:
-        return Checkpoints(options, _share(None, job, collective))
+        return checkpointing.Checkpoints(options, _share(None, job, collective))
     store = _open_store(options, run)
     newest = _find(store, job, manifest, emit)
     saved = newest.manifest if newest is not None else None
@@ -298,8 +283,10 @@ def open_checkpoints(
     known = newest.manifest if newest is not None and newest.model is not None else None
     manifest = _choose_model(store, manifest, known, write_model)
     manifest = replace(manifest, generations=generations, fixed=fixed)
-    writer = CheckpointWriter(store, options.keep, emit)
-    return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
+    writer = checkpointing.CheckpointWriter(store, options.keep, emit)
+    return checkpointing.Checkpoints(
+        options, _share(newest, job, collective), store, writer, manifest
+    )
 
 
 def _list_groups(
@@ -323,10 +310,10 @@ def continue_checkpoints(
     manifest: Manifest,
     write_model: Callable[[], bytes],
     emit: Emit,
-    start: Start,
-    known: Checkpoints | None,
+    start: training_state.Start,
+    known: checkpointing.Checkpoints | None,
     run: str,
-) -> Checkpoints:
+) -> checkpointing.Checkpoints:
     """Continue the checkpoints of other workers of the same training run, on rank 0.
 
     Arguments as in `open_checkpoints`. ``known`` are checkpoints that this process has written
@@ -337,9 +324,12 @@ def continue_checkpoints(
         store, writer = known.store, known.writer
     else:
         store = _open_store(options, run)
-        there, writer = store.read_manifest(), CheckpointWriter(store, options.keep, emit)
+        there, writer = (
+            store.read_manifest(),
+            checkpointing.CheckpointWriter(store, options.keep, emit),
+        )
     manifest = _choose_model(store, manifest, there, write_model)
-    return Checkpoints(options, start, store, writer, manifest)
+    return checkpointing.Checkpoints(options, start, store, writer, manifest)
 
 
 def _open_store(options: Checkpoint, run: str | None) -> CheckpointStore:
@@ -383,20 +373,24 @@ def _find(
         # It is a variable, which the checkpoint would restore.
         was, now = show_argument(there), show_argument(here)
         emit(Note(f"the learning rate was {was}, and is {now} from here on"))
-        state = {**decode_state(newest.state), RATE: (there, here)}
+        state = {**decode_state(newest.state), training_state.RATE: (there, here)}
         return replace(newest, state=encode_state(state))
     emit(Note("the learning rate has another schedule from here on"))
     return replace(newest, model=None)  # its file has the old one
 
 
-def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective) -> Start:
+def _share(
+    newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective
+) -> training_state.Start:
     """Return on all ranks where training begins, with the state that rank 0 has read."""
     text = broadcast_bytes(collective, encode(newest.manifest).encode() if newest else b"")
     if not text:
-        return Start(job.initial_epoch)
+        return training_state.Start(job.initial_epoch)
     there = decode(text, Manifest)
     state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
-    return Start(there.epoch, there.step, there.is_stopped, state, there.generations, there.audit)
+    return training_state.Start(
+        there.epoch, there.step, there.is_stopped, state, there.generations, there.audit
+    )
 
 
 def _check_pipeline(batches: PipelineBatches, emit: Emit) -> None:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.engine.audit_rows import GlobalRows, UnequalRows
+from pybackend.core.engine.equal_state import find_statistics
 from pybackend.core.engine.stand_ins import PLACES, running_functions, trace_loops
-from pybackend.core.engine.state import find_statistics
 from pybackend.core.engine.step_changes import override_each
 from pybackend.core.engine.step_means import find_step_means
 from pybackend.core.model.compare import is_random_state

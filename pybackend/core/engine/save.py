@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from pybackend.core.data.files import check_writable, write_whole
-from pybackend.core.engine.state import find_trained
+from pybackend.core.engine.equal_state import find_trained
 from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob

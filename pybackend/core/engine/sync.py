@@ -12,6 +12,7 @@ import numpy as np
 
 from pybackend.core.collective import all_sum, is_true_anywhere
 from pybackend.core.collective.tensorflow import GraphReduce
+from pybackend.core.engine import equal_state
 from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
@@ -28,13 +29,6 @@ from pybackend.core.engine.global_batch import OverBatch, find_compiled_metrics
 from pybackend.core.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.save import check_size
-from pybackend.core.engine.state import (
-    find_differing_weights,
-    find_other_state,
-    find_statistics,
-    undo_drift,
-    uses_gpus,
-)
 from pybackend.core.engine.step_changes import Position
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.errors import ClusterError, InputError
@@ -73,22 +67,10 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         )
     assert isinstance(exchange, Exchange)
     over_metrics = replica.metrics == "not sums"
-    if model.jit_compile:
-        reason = None
-        if has_own(model, "train_step"):
-            reason = "the exchange inside a custom train_step"
-        elif view.synchronized:
-            reason = f"the exchange of statistics for layers with {setting(synchronized=True)}"
-        elif job.has_global_loss or over_metrics:
-            reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
-        elif job.shards_optimizer:
-            sharded = setting(shard_optimizer=True)
-            reason = f"the exchange of the weights that other workers update ({sharded})"
-        elif Position(batches).is_uneven:
-            reason = "the exchange of row counts for each array of a batch"
-        if reason is not None:
-            replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
-            model.jit_compile = False
+    reason = _why_not_compiled(replica, over_metrics) if model.jit_compile else None
+    if reason is not None:
+        replica.emit(Note(f"jit_compile is off: XLA cannot compile the exchange {reason}"))
+        model.jit_compile = False
     # Layers exchange statistics during the backward pass: gradients are sent after it.
     bucket_bytes = float("inf") if view.synchronized else exchange.bucket_mb * 1e6
     settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
@@ -107,6 +89,20 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         shards=_make_shards(replica) if job.shards_optimizer else None,
         record=_make_record(replica) if job.is_elastic else None,
     )
+
+
+def _why_not_compiled(replica: Replica, over_metrics: bool) -> str | None:
+    """Return which exchange happens within a part of the step that XLA would compile."""
+    job, sharded = replica.job, setting(shard_optimizer=True)
+    found = {
+        "inside a custom train_step": has_own(replica.model, "train_step"),
+        f"of statistics for layers with {setting(synchronized=True)}": replica.view.synchronized,
+        "of outputs for the metrics": over_metrics,
+        "of outputs for the loss": job.has_global_loss,
+        f"of the weights that other workers update ({sharded})": job.shards_optimizer,
+        "of row counts for each array of a batch": replica.batches.is_uneven,
+    }
+    return next((reason for reason, is_so in found.items() if is_so), None)
 
 
 def _make_record(replica: Replica) -> StepRecord | None:
@@ -189,7 +185,7 @@ class EpochSync(keras.callbacks.Callback):
 
     def begin_part(self) -> None:
         """Begin an epoch, or another worker group's part of it: all ranks have the same values."""
-        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
+        state = {id(v) for v in [*equal_state.find_statistics(self.model), *self._others]}
         variables = enumerate(self._variables)
         self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
         self._moving = None
@@ -207,7 +203,7 @@ class EpochSync(keras.callbacks.Callback):
         self._synchronizer.begin_epoch()
         if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
             self._searches -= 1
-            self._others = find_other_state(ModelView(self.model))
+            self._others = equal_state.find_other_state(ModelView(self.model))
         self._variables = [*self.model.weights, *self._others]
         self.begin_part()
         self._began = time.monotonic()
@@ -401,9 +397,11 @@ class StopTogether(keras.callbacks.Callback):
             self.model.stop_training = self._preemption.agree_at_end(asked)
         # The weights of other parts are equal in any case; what they were made with may not be.
         common = self._shards.common if self._shards else ()
-        differing = find_differing_weights(self.model, self._collective, common)
-        if differing and uses_gpus(self._collective):
-            differing, size = undo_drift(self.model, self._collective, self._shards is not None)
+        differing = equal_state.find_differing_weights(self.model, self._collective, common)
+        if differing and equal_state.uses_gpus(self._collective):
+            differing, size = equal_state.undo_drift(
+                self.model, self._collective, self._shards is not None
+            )
             if not self._has_drifted and not differing:
                 self._emit(Note(_ABOUT_DRIFT.format(size)))
             self._has_drifted = True

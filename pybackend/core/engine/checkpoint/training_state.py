@@ -237,7 +237,7 @@ def keep_callbacks(rank: int, callbacks: Sequence[Any]) -> dict[int, Any]:
     return {HISTORY: keras.callbacks.History(), **listed}
 
 
-class EpochSync(Protocol):
+class StatefulSync(Protocol):
     """What a state needs of the `sync.EpochSync` of a training."""
 
     def read_state(self) -> dict[str, Any]: ...
@@ -258,7 +258,7 @@ class TrainingState:
     def __init__(
         self,
         model: Any,
-        sync: EpochSync,
+        sync: StatefulSync,
         synchronizer: Synchronizer,
         callbacks: Mapping[int, Any | None],
         first: dict[int, dict[str, str]] | None = None,

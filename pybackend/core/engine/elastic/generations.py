@@ -26,12 +26,13 @@ from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.checkpoint.checkpointing import Checkpoints, Saver
 from pybackend.core.engine.checkpoint.training_state import (
     HISTORY,
-    EpochSync,
     Start,
+    StatefulSync,
     TrainingState,
     keep_callbacks,
 )
 from pybackend.core.engine.elastic.step_record import StepRecord, StepValues
+from pybackend.core.engine.equal_state import offset_seeds
 from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer
 from pybackend.core.engine.lifecycle import (
     Lifecycle,
@@ -43,7 +44,6 @@ from pybackend.core.engine.lifecycle import (
     wait_for_all,
 )
 from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.state import offset_seeds
 from pybackend.core.engine.train import Training, train
 from pybackend.core.errors import PeerLostError
 from pybackend.core.job.checkpoint import Checkpoint
@@ -171,7 +171,7 @@ class ElasticLifecycle(Lifecycle):
             share_first_weights(replica)
 
     def make_callbacks(
-        self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
+        self, replica: Replica, sync: StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
         memory, stateful = self.memory, keep_callbacks(replica.rank, replica.callbacks)
@@ -285,7 +285,7 @@ class EpochKeeper(keras.callbacks.Callback):
         replica: Replica,
         state: TrainingState,
         record: StepRecord | None,
-        sync: EpochSync,
+        sync: StatefulSync,
         saver: Saver | None,
     ) -> None:
         super().__init__()

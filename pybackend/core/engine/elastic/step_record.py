@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from pybackend.core.engine.state import find_other_state
+from pybackend.core.engine.equal_state import find_other_state
 from pybackend.core.engine.step_changes import count_accumulated_steps, override_each
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.words import setting

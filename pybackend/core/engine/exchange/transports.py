@@ -22,7 +22,7 @@ from pybackend.core.engine.step_clock import StepClock
 Array = npt.NDArray[Any]
 
 
-class Record(Protocol):
+class SumRecord(Protocol):
     """What an exchange needs of a `StepRecord`: its terms of the sums, and where the sums go."""
 
     @property
@@ -108,7 +108,7 @@ class HostExchange:
         knows_totals: bool,
         clock: StepClock,
         parts: flat_buffer.Parts | None = None,
-        record: Record | None = None,
+        record: SumRecord | None = None,
     ) -> None:
         self._record = record
         self._collective = collective

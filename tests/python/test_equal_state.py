@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_collective import mesh, together
 
-from pybackend.core.engine.state import find_differing_weights, undo_drift
+from pybackend.core.engine.equal_state import find_differing_weights, undo_drift
 
 NONE: Any = np.nan
 
