@@ -17,6 +17,7 @@ import tensorflow as tf
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, StoredRows, make_zero_row
+from pybackend.core.engine import step_changes
 from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.equal_state import check_structure, find_differing_weights
 from pybackend.core.engine.global_batch import (
@@ -28,14 +29,6 @@ from pybackend.core.engine.global_batch import (
 )
 from pybackend.core.engine.metrics import combine_logs
 from pybackend.core.engine.probes import choose_rows, find_over, probe_metrics
-from pybackend.core.engine.step_changes import (
-    Position,
-    StepCalls,
-    StepOrSkip,
-    count_rows,
-    disable_jit,
-    override,
-)
 from pybackend.core.engine.step_means import (
     StepMeans,
     ValidStepCounter,
@@ -142,7 +135,7 @@ def needs_others(view: ModelView, over: OverBatch) -> bool:
     return over != NOTHING or bool(find_step_means(view.model)) or view.has_masked_loss
 
 
-class StepsTogether:
+class StepsTogether(step_changes.RemembersErrors):
     """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
     def __init__(
@@ -150,15 +143,14 @@ class StepsTogether:
     ) -> None:
         self._model = model = view.model
         self._batches = batches
-        self._calls = StepCalls()
-        self._position = Position(batches)
+        self._calls = step_changes.StepCalls()
+        self._position = step_changes.Position(batches)
         self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         # With masks, a worker's loss is not a mean over its rows.
         is_masked = view.has_masked_loss and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._collective = collective
-        self._error: BaseException | None = None
         self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
 
@@ -171,7 +163,7 @@ class StepsTogether:
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
-            self._calls.begin(count_rows(data))
+            self._calls.begin(step_changes.count_rows(data))
             share = self._means.compute_share()
             with self._batch.active(), self._means.weigh(share):
                 return test_step(data)
@@ -182,21 +174,23 @@ class StepsTogether:
 
         self._position.begin_epoch()
         self._gathered.step = 0
-        together = StepOrSkip(self._model, step, skip) if self._batches.may_be_empty else step
+        together = (
+            step_changes.StepOrSkip(self._model, step, skip) if self._batches.may_be_empty else step
+        )
         with ExitStack() as stack:
             stack.enter_context(self._batch.install())
             stack.enter_context(self._means.install())
             if self._valid is not None:
                 average = self._average(self._model.compute_loss, self._valid)
-                stack.enter_context(override(self._model, "compute_loss", average))
-            stack.enter_context(disable_jit(self._model))
-            stack.enter_context(override(self._model, "test_step", together))
+                stack.enter_context(step_changes.override(self._model, "compute_loss", average))
+            stack.enter_context(step_changes.disable_jit(self._model))
+            stack.enter_context(step_changes.override(self._model, "test_step", together))
             # Evaluations by callbacks use their own function; this one is traced once.
-            stack.enter_context(override(self._model, "test_function", self._function))
+            stack.enter_context(step_changes.override(self._model, "test_function", self._function))
             try:
                 self._model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)
             except tf.errors.OpError as error:
-                raise self._error or self._gathered.error or error from None
+                raise self.error or self._gathered.error or error from None
             self._function = self._model.test_function
 
     def _take_part(self) -> None:
@@ -221,11 +215,8 @@ class StepsTogether:
 
     def _compute_mean(self, loss: Any, weight: Any) -> Any:
         def compute(loss: Any, weight: Any) -> Any:
-            try:
+            with self.remembering():
                 total, weights = all_sum(self._collective, [weight * loss, weight])
-            except BaseException as error:
-                self._error = self._error or error
-                raise
             return np.asarray(total / weights if weights else 0.0, loss.dtype)
 
         weight = tf.convert_to_tensor(weight, tf.float32)

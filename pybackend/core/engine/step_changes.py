@@ -76,6 +76,22 @@ def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
+class RemembersErrors:
+    """Object whose methods TensorFlow calls: of an exception, it passes on only the text."""
+
+    error: BaseException | None = None
+    """Original exception of the first call that failed, or None."""
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            # Later ones are consequences: on a closed connection, every call fails.
+            self.error = self.error or error
+            raise
+
+
 class EpochSteps(Protocol):
     """Steps of the current epoch: `RowBatches` or `PipelineBatches`."""
 

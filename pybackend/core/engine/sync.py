@@ -55,16 +55,8 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     nominal = collective.world_size * job.batch_size
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
-        return WeightAveraging(
-            model,
-            clock.watch(collective),
-            every=exchange.steps,
-            learning_rate=exchange.learning_rate,
-            momentum=exchange.momentum,
-            may_be_empty=batches.may_be_empty,
-            nominal_rows=nominal,
-            compression=exchange.compression,
-        )
+        watched = clock.watch(collective)
+        return WeightAveraging(model, watched, exchange, batches.may_be_empty, nominal)
     assert isinstance(exchange, Exchange)
     over_metrics = replica.metrics == "not sums"
     reason = _why_not_compiled(replica, over_metrics) if model.jit_compile else None

@@ -79,7 +79,7 @@ class GradientExchange:
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
         """The model's own ``train_step``, while the exchange is installed."""
-        self._error: BaseException | None = None
+        self._errors = step_changes.RemembersErrors()
         trains_as_keras = not has_own(model, "train_step")
         self._valid = ValidStepCounter(model) if view.has_masked_loss and not over.loss else None
         # In half precision a worker's gradients must be as large as those of one process, so that
@@ -215,7 +215,8 @@ class GradientExchange:
     @property
     def error(self) -> BaseException | None:
         """Original exception of a failed exchange, or None; TensorFlow passes on only its text."""
-        return self._error or self._host.error or self._gathered.error or self._statistics.error
+        holders = self._errors, self._host, self._gathered, self._statistics
+        return next((one.error for one in holders if one.error is not None), None)
 
     @property
     def shared_variables(self) -> Sequence[Any]:
@@ -380,11 +381,8 @@ class GradientExchange:
         return float(self._sum([rows])[0]) if total is None else total
 
     def _sum(self, values: list[float]) -> Any:
-        try:
+        with self._errors.remembering():
             return all_sum(self._collective, values)
-        except BaseException as error:
-            self._error = self._error or error
-            raise
 
     def _scale_loss(self, scale_loss: Callable[[Any], Any], loss: Any) -> Any:
         share = self._means.share

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
+from pybackend.core.engine import step_changes
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import (
     FlatExchange,
@@ -18,14 +20,8 @@ from pybackend.core.engine.exchange.flat_buffer import (
     StopAgreement,
 )
 from pybackend.core.engine.exchange.shards import Shards
-from pybackend.core.engine.step_changes import (
-    StepOrSkip,
-    count_rows,
-    disable_jit,
-    normalize_spectra,
-    override,
-)
 from pybackend.core.job.notice import Notice
+from pybackend.core.job.options import LocalSteps
 
 
 class Synchronizer(Protocol):
@@ -205,30 +201,25 @@ class OuterOptimizer:
         return [np.array(weight) for weight in self._last]
 
 
-class WeightAveraging:
+class WeightAveraging(step_changes.RemembersErrors):
     """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
     Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
-    after ``every`` steps, H, and at the end of each epoch.
+    after every H steps, `LocalSteps.steps`, and at the end of each epoch.
     """
 
     def __init__(
         self,
         model: Any,
         collective: Collective,
-        *,
-        every: int,
-        learning_rate: float,
-        momentum: float,
+        options: LocalSteps,
         may_be_empty: bool,
         nominal_rows: int,
-        compression: Literal["fp16", "bf16"] | None = None,
     ) -> None:
         self._model = model
-        self._every = every
+        self._every = options.steps
         self._may_be_empty = may_be_empty
         self.agreement = StopAgreement()
-        self.error: BaseException | None = None
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
         wide = np.float64 if tf.float64 in self._types else np.float32
@@ -239,10 +230,10 @@ class WeightAveraging:
             layout,
             wide,
             self.agreement,
-            nominal=lambda: float(nominal_rows * every),
-            compression=compression,
+            nominal=lambda: float(nominal_rows * options.steps),
+            compression=options.compression,
         )
-        self._outer = OuterOptimizer(exchange, learning_rate, momentum)
+        self._outer = OuterOptimizer(exchange, options.learning_rate, options.momentum)
         self._wide = tf.as_dtype(wide)
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -261,7 +252,10 @@ class WeightAveraging:
         if model.jit_compile:
             # XLA does not compile the average.
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
-        with disable_jit(model), override(model, "train_step", self._wrap_step(train_step)):
+        with (
+            step_changes.disable_jit(model),
+            step_changes.override(model, "train_step", self._wrap_step(train_step)),
+        ):
             model.make_train_function(force=True)
             yield
         model.make_train_function(force=True)
@@ -291,13 +285,13 @@ class WeightAveraging:
 
     def _wrap_step(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._rows.assign_add(tf.cast(count_rows(data), tf.int64))
+            self._rows.assign_add(tf.cast(step_changes.count_rows(data), tf.int64))
             return train_step(data)
 
-        def skip() -> None:
-            normalize_spectra(self._model)
-
-        step_or_skip = StepOrSkip(self._model, step, skip) if self._may_be_empty else step
+        step_or_skip: Callable[[Any], Any] = step
+        if self._may_be_empty:
+            skip = partial(step_changes.normalize_spectra, self._model)
+            step_or_skip = step_changes.StepOrSkip(self._model, step, skip)
 
         def local_step(data: Any) -> Any:
             logs = step_or_skip(data)
@@ -326,8 +320,5 @@ class WeightAveraging:
         self._rows.assign(0)
 
     def _outer_step(self, rows: Any, *weights: Array) -> list[Array]:
-        try:
+        with self.remembering():
             return self._outer.step(float(rows), list(weights))
-        except BaseException as error:
-            self.error = self.error or error
-            raise

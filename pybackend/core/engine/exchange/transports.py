@@ -16,7 +16,7 @@ from pybackend.core.collective import Collective
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine.exchange import flat_buffer
 from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, Means
-from pybackend.core.engine.step_changes import Position, call_host
+from pybackend.core.engine.step_changes import Position, RemembersErrors, call_host
 from pybackend.core.engine.step_clock import StepClock
 
 Array = npt.NDArray[Any]
@@ -90,7 +90,7 @@ class Exchanged:
         return replace(self, means=means, needed=sorted(whole))
 
 
-class HostExchange:
+class HostExchange(RemembersErrors):
     """Mean of each step's gradients, with NumPy and sockets, called from TensorFlow's graph.
 
     ``position`` is that of the current step in its epoch, which every exchange advances.
@@ -129,8 +129,6 @@ class HostExchange:
         self.is_due = True
         """True if the last exchange was not only added to the accumulated gradients."""
         self.agreement = flat_buffer.StopAgreement()
-        self.error: BaseException | None = None
-        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
         self.exchanged: list[Exchanged] | None = None
         """Copies of all gradients exchanged since this was set to a list; None: no copies."""
         self._posted: dict[int, Array] = {}
@@ -227,7 +225,7 @@ class HostExchange:
         others = sorted(set(range(len(layout.shapes))) - set(own))
 
         def gather(*arrays: Any) -> list[Array]:
-            with self._remember_errors(), self._clock.held():
+            with self.remembering(), self._clock.held():
                 flat = buffers.take(layout.size)
                 for number, array in zip(own, arrays, strict=True):
                     flat[layout.spans[number]] = array.reshape(-1)
@@ -301,7 +299,7 @@ class HostExchange:
         return self._complete(flat, exchange, shared, weight, arrays[count:], lambda: dense)
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
-        with self._remember_errors():
+        with self.remembering():
             flat.post(bucket, weight, arrays)
             if self.exchanged is not None:
                 numbers = flat.layout.buckets[bucket]
@@ -337,7 +335,7 @@ class HostExchange:
 
         ``ends`` has the sparse gradients and the recorded values.
         """
-        with self._remember_errors(), self._clock.held():
+        with self.remembering(), self._clock.held():
             slices, recorded = ends[: 2 * len(shared)], ends[2 * len(shared) :]
             record = self._record
             means, total = exchange(record.weigh(self._position.step, recorded) if record else ())
@@ -358,14 +356,6 @@ class HostExchange:
                 needed = flat.layout.list_needed(self._collective.rank)
                 self.exchanged.append(Exchanged(float(weight), total, own, copies, needed))
             return means
-
-    @contextmanager
-    def _remember_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.error = self.error or error
-            raise
 
 
 def gather_slices(
