@@ -28,6 +28,7 @@ _RANK_STRIDE = 0x9E3779B1
 def broadcast_state(view: ModelView, collective: Collective) -> None:
     for variable in [*view.model.weights, *view.optimizer_variables]:
         value = np.array(variable.numpy(), order="C")
+        # Text has no fixed size; NumPy's kind of bfloat16 is that of raw bytes.
         if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
             collective.broadcast(value.reshape(-1))
             variable.assign(value)

@@ -55,6 +55,8 @@ class Lifecycle:
         """Start of training; known after `begin`."""
         self.audit = Audit()
         """Result of the audits, which are added to it."""
+        self._checkpoints: checkpointing.Checkpoints | None = None
+        self._saver: checkpointing.Saver | None = None
 
     def seed(self, rank: int) -> None:
         """Seed random numbers differently on each rank."""
@@ -78,10 +80,17 @@ class Lifecycle:
 
     def finish(self) -> None:
         """Save what the last callbacks changed, and wait until everything is saved."""
+        if self._saver is not None:
+            self._saver.finish()
+        if self._checkpoints is not None:
+            self._checkpoints.wait(self.job.timeout)
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
         """End after rank 0 has written the model; return a function that cleans up, or None."""
-        return None
+        if self._checkpoints is None or not self.job.discards_checkpoints:
+            return None
+        wait_for_all(replica)
+        return partial(self._checkpoints.clear, self.job.timeout)
 
 
 def share_first_weights(replica: Replica) -> None:
@@ -168,9 +177,6 @@ _ABOUT_PIPELINES = (
 class CheckpointedLifecycle(Lifecycle):
     """Lifecycle of a training run that saves its state in a folder and resumes from it."""
 
-    _checkpoints: checkpointing.Checkpoints
-    _keeper: checkpointing.Checkpointing | None = None
-
     def begin(self, replica: Replica) -> None:
         """Open the checkpoints, and prepare to resume; errors as in `open_checkpoints`."""
         job = self.job
@@ -198,23 +204,17 @@ class CheckpointedLifecycle(Lifecycle):
         self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         assert self.preemption is not None
+        assert self._checkpoints is not None
         stateful = training_state.keep_callbacks(replica.rank, replica.callbacks)
         state = training_state.TrainingState(replica.model, sync, synchronizer, stateful)
-        self._keeper = checkpointing.Checkpointing(
-            replica, self._checkpoints, state, self.preemption, self.audit
+        checkpoints = self._checkpoints
+        self._saver = checkpointing.Saver(
+            replica, checkpoints, state, checkpoints.start.step, self.audit
         )
-        return [stateful[training_state.HISTORY], self._keeper]
-
-    def finish(self) -> None:
-        if self._keeper is not None:
-            self._keeper.saver.finish()
-        self._checkpoints.wait(self.job.timeout)
-
-    def close(self, replica: Replica) -> Callable[[], None] | None:
-        if not self.job.discards_checkpoints:
-            return None
-        wait_for_all(replica)
-        return partial(self._checkpoints.clear, self.job.timeout)
+        writing = checkpointing.Checkpointing(
+            replica, checkpoints, state, self.preemption, self._saver
+        )
+        return [stateful[training_state.HISTORY], writing]
 
 
 def describe_replica(replica: Replica) -> tuple[Manifest | None, Callable[[], bytes]]:

@@ -149,6 +149,7 @@ def make_replica(
         _report_metrics(model, metrics, emit)
         if over != NOTHING or has_own(model, "train_step") or view.synchronized:
             check_runs_eagerly(model, batches.begins_empty)
+    # From here on, random numbers differ by rank: all that must be equal has been created.
     seed(rank)
     plan = plan_saving(loaded, view, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:

@@ -299,6 +299,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._skip, self._is_first_fit = 0, False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        # A second beginning would reset what callbacks count, such as EarlyStopping its patience.
         if not self._has_begun:
             self._has_begun = True
             super().on_train_begin(logs)
@@ -314,5 +315,6 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._last_logs = logs
 
     def on_train_end(self, logs: Any = None) -> None:
+        # Callbacks end once: after the first call, a `CSVLogger` would close its file for good.
         if not self._is_first_fit:
             super().on_train_end(self._last_logs if logs is None else logs)

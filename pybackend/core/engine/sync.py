@@ -185,6 +185,8 @@ class EpochSync(keras.callbacks.Callback):
             self._synchronizer.record.begin_part()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # A callback that restores an epoch on one rank only (BackupAndRestore) would make the ranks
+        # wait for exchanges that never come.
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
         if epochs != epoch:
             raise ClusterError(
@@ -354,6 +356,7 @@ class StopTogether(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = self.model.optimizer
+        # Not before: the user's callbacks may have loaded weights and optimizer state.
         self._synchronizer.begin_training()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

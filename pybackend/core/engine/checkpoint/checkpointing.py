@@ -48,6 +48,7 @@ class CheckpointWriter:
         self._last: str | None = None
         self._refusal: InputError | None = None
         self._can_prune = True
+        # A daemon: a file system that hangs must not keep this process alive.
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, manifest: Manifest, state: bytes) -> None:
@@ -240,7 +241,7 @@ class Saver:
         self.report_lost()
         state = self._state.gather(self._collective, is_within_epoch=step > 0)
         if writer is not None and manifest is not None:
-            audit = deepcopy(self._audit)
+            audit = deepcopy(self._audit)  # the writer encodes it while training adds to it
             manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped, audit=audit)
             writer.submit(manifest, state)
             is_over = not step and (is_stopped or epoch == self._epochs)
@@ -279,7 +280,7 @@ class Checkpointing(keras.callbacks.Callback):
         checkpoints: Checkpoints,
         state: TrainingState,
         preemption: Preemption,
-        audit: Audit,
+        saver: Saver,
     ) -> None:
         super().__init__()
         self._job = replica.job
@@ -290,39 +291,39 @@ class Checkpointing(keras.callbacks.Callback):
         self._steps = replica.batches.steps
         self._epoch = checkpoints.start.epoch
         self._to_restore = checkpoints.start.state
-        self.saver = Saver(replica, checkpoints, state, checkpoints.start.step, audit)
+        self._saver = saver
 
     def on_train_begin(self, logs: Any = None) -> None:
         # This overwrites what other callbacks set in their `on_train_begin`.
         if not self._checkpoints.start.is_within_epoch:
             self._restore()
-        self.saver.report_lost()
+        self._saver.report_lost()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
         if self._to_restore is None:
-            self.saver.begin_epoch()
+            self._saver.begin_epoch()
         self._restore()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
         done = min(batch + 1, self._steps)
-        is_due = self.saver.count(done)
+        is_due = self._saver.count(done)
         # A checkpoint at the end of the epoch replaces this one.
         if done == self._steps or self.model.stop_training:
             return
         preempted = self._preemption.find_preempted(is_epoch_end=False)
         if is_due or preempted:
-            self.saver.save(self._epoch, done, is_stopped=False)
+            self._saver.save(self._epoch, done, is_stopped=False)
         if preempted:
             self._leave(preempted, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
-        is_due = self.saver.is_due_at_end()
+        is_due = self._saver.is_due_at_end()
         preempted = () if is_over else self._preemption.find_preempted(is_epoch_end=True)
         if is_due or is_over or preempted:
-            self.saver.save(epoch + 1, 0, bool(self.model.stop_training))
+            self._saver.save(epoch + 1, 0, bool(self.model.stop_training))
         if preempted:
             self._leave(preempted, epoch + 1, 0)
 

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,6 @@ class ElasticLifecycle(Lifecycle):
         self.groups = order.groups
         self.is_after_loss = False
         self._keeper: EpochKeeper | None = None
-        self._checkpoints: Checkpoints | None = None
         self.audit = memory.audit
 
     def seed(self, rank: int) -> None:
@@ -181,11 +179,11 @@ class ElasticLifecycle(Lifecycle):
         state = TrainingState(
             replica.model, sync, synchronizer, stateful, memory.first, is_elastic=True
         )
-        saver = None
         if self._checkpoints is not None:
-            saver = Saver(replica, self._checkpoints, state, self.start.step, self.audit)
+            step = self.start.step
+            self._saver = Saver(replica, self._checkpoints, state, step, self.audit)
         self.is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
-        self._keeper = EpochKeeper(self, replica, state, synchronizer.record, sync, saver)
+        self._keeper = EpochKeeper(self, replica, state, synchronizer.record, sync, self._saver)
         return [stateful[HISTORY], self._keeper]
 
     def keep_last_step(self) -> None:
@@ -193,18 +191,11 @@ class ElasticLifecycle(Lifecycle):
         if self._keeper is not None:
             self._keeper.keep_last_step()
 
-    def finish(self) -> None:
-        if self._keeper is not None and self._keeper.saver is not None:
-            self._keeper.saver.finish()
-        if self._checkpoints is not None:
-            self._checkpoints.wait(self.job.timeout)
-
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """Wait until rank 0 has written the model."""
-        wait_for_all(replica)
         if self._checkpoints is None or not self.job.discards_checkpoints:
-            return None
-        return partial(self._checkpoints.clear, self.job.timeout)
+            # A worker that has left cannot take the place of rank 0.
+            wait_for_all(replica)
+        return super().close(replica)
 
     def _open_checkpoints(self, replica: Replica, options: Checkpoint) -> None:
         """Open the checkpoints; the first group resumes from the newest one, if there is one."""
@@ -289,7 +280,7 @@ class EpochKeeper(keras.callbacks.Callback):
         saver: Saver | None,
     ) -> None:
         super().__init__()
-        self.saver = saver
+        self._saver = saver
         self._preemption = lifecycle.preemption
         self._preempted: tuple[int, ...] = ()
         self._is_after_loss = lifecycle.is_after_loss
@@ -314,7 +305,7 @@ class EpochKeeper(keras.callbacks.Callback):
         elif not self._start.is_within_epoch:
             self._restore()
             is_over = self._start.epoch == self._job.epochs
-            if self.saver is not None and self._is_after_loss and is_over:
+            if self._saver is not None and self._is_after_loss and is_over:
                 # The lost worker may not have written the last checkpoint.
                 self._save(self._start.epoch, 0, self._start.is_stopped)
         if lost := self._state.find_lost():
@@ -333,8 +324,8 @@ class EpochKeeper(keras.callbacks.Callback):
             self.model.stop_training = self._start.is_stopped
         elif epoch != self._epoch:
             self._groups = ()
-            if self.saver is not None:
-                self.saver.begin_epoch()
+            if self._saver is not None:
+                self._saver.begin_epoch()
         self._epoch, self._before_last = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -343,10 +334,10 @@ class EpochKeeper(keras.callbacks.Callback):
             self._before_last = self._record.last, self._state.read_alone()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.saver is None:
+        if self._saver is None:
             return
         done, record = min(batch + 1, self._batches.steps), self._record
-        self._is_due |= self.saver.count(done) | self._is_newly_preempted()
+        self._is_due |= self._saver.count(done) | self._is_newly_preempted()
         # A checkpoint at the end of the epoch replaces this one.
         if not self._is_due or done == self._batches.steps or self.model.stop_training:
             return
@@ -364,8 +355,8 @@ class EpochKeeper(keras.callbacks.Callback):
         is_over = following == self._job.epochs
         is_left = is_change and not is_over
         # All may be preempted at the same time.
-        if self.saver is not None and (
-            self.saver.is_due_at_end() or self._is_due or is_over or is_left
+        if self._saver is not None and (
+            self._saver.is_due_at_end() or self._is_due or is_over or is_left
         ):
             self._save(epoch + 1, 0, is_stopped)
         if not is_left:
@@ -384,8 +375,8 @@ class EpochKeeper(keras.callbacks.Callback):
         return self._preempted != before
 
     def _save(self, epoch: int, step: int, is_stopped: bool) -> None:
-        assert self.saver is not None
-        self.saver.save(epoch, step, is_stopped)
+        assert self._saver is not None
+        self._saver.save(epoch, step, is_stopped)
         self._is_due = False
 
     def keep_last_step(self) -> None:

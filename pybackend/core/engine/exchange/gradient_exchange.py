@@ -139,7 +139,8 @@ class GradientExchange:
                 stack.enter_context(step_changes.override(model, "train_step", step))
             else:
                 stack.enter_context(self._exchanging())
-            # A model that was fitted before has a function that was traced without the exchange.
+            # Once all is replaced: a model that was fitted before has a function that was traced
+            # without the exchange.
             model.make_train_function(force=True)
             try:
                 yield

@@ -242,8 +242,7 @@ class WeightAveraging(step_changes.RemembersErrors):
     shared_variables = ()
     shards = None
     record = None
-    mean_loss = None
-    """None: each worker has its own losses, which are averaged by rows."""
+    mean_loss = None  # each worker has its own losses, which are averaged by rows
 
     @contextmanager
     def install(self) -> Iterator[None]:

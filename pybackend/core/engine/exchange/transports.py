@@ -343,6 +343,7 @@ class HostExchange(RemembersErrors):
             for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
                 scaled = (values * factor).astype(values.dtype)
                 means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
+            # The mean loss is that of a whole step: weighted by its rows, like Keras's own.
             rows = self._position.total_rows or 0
             self._loss_sum += flat.mean_loss * rows
             self._rows_sum += rows
