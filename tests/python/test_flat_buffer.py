@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.core.collective import Alone
-from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, StopAgreement
+from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange, StopAgreement
 from pybackend.core.engine.exchange.transports import gather_slices
 from pybackend.core.errors import PeerLostError
 
@@ -42,14 +42,14 @@ class Broken(Pair):
         raise PeerLostError(1, "far", "closed the connection")
 
 
-def exchange(layout: Layout, collective: Any = None, **options: Any) -> FlatExchange:
+def exchange(layout: BufferLayout, collective: Any = None, **options: Any) -> FlatExchange:
     found = collective or Alone()
     return FlatExchange(found, layout, np.float32, StopAgreement(), nominal=lambda: 8.0, **options)
 
 
 @given(shapes, st.sampled_from([1, 100, 300, 1e9]))
 def test_every_gradient_has_a_place_of_its_own(shapes: Any, bucket_bytes: float) -> None:
-    layout = Layout.of(shapes, 4, bucket_bytes)
+    layout = BufferLayout.of(shapes, 4, bucket_bytes)
     taken = np.zeros(layout.size, int)
     for shape, span in zip(shapes, layout.spans, strict=True):
         assert span.stop - span.start == np.prod(shape, dtype=int)
@@ -67,7 +67,7 @@ def test_every_gradient_has_a_place_of_its_own(shapes: Any, bucket_bytes: float)
 
 def test_means_are_weighted_by_rows() -> None:
     arrays = [np.array([[1.0, 2.0]], "float32"), np.array(4.0, "float32")]
-    flat = exchange(Layout.of([(1, 2), ()], 4, 1e9), Pair(factor=3.0))
+    flat = exchange(BufferLayout.of([(1, 2), ()], 4, 1e9), Pair(factor=3.0))
     means, total = flat.exchange(5.0, 2.0, arrays)
     # The other rank's weights, gradients and loss sums are three times this one's.
     assert total == 20.0
@@ -77,7 +77,7 @@ def test_means_are_weighted_by_rows() -> None:
 
 
 def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
-    flat = exchange(Layout.of([(3,), (5,)], 4, 1e9))
+    flat = exchange(BufferLayout.of([(3,), (5,)], 4, 1e9))
     ones, zeros = ([np.full(n, value, "float32") for n in (3, 5)] for value in (1, 0))
     kept, _ = flat.exchange(1.0, 0.0, ones)
     others, _ = flat.exchange(1.0, 0.0, zeros)
@@ -96,7 +96,7 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
 @pytest.mark.parametrize("turn", [[0, 1], [1, 0]], ids=["in order", "out of order"])
 def test_buckets_travel_in_one_order_however_they_come(turn: list[int]) -> None:
     peer = Pair()
-    flat = exchange(Layout.of([(20,), (40,), (60,)], 4, 100), peer)
+    flat = exchange(BufferLayout.of([(20,), (40,), (60,)], 4, 100), peer)
     arrays = [np.full(n, n, "float32") for n in (20, 40, 60)]
     assert flat.layout.buckets == ((2,), (1,), (0,))
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_buckets_travel_in_one_order_however_they_come(turn: list[int]) -> None:
 
 
 def test_a_lost_peer_is_reported_when_the_buckets_are_collected() -> None:
-    flat = exchange(Layout.of([(20,), (40,)], 4, 100), Broken())
+    flat = exchange(BufferLayout.of([(20,), (40,)], 4, 100), Broken())
     flat.post(0, 1.0, [np.ones(40, "float32")])
     flat.post(1, 1.0, [np.ones(20, "float32")])
     with pytest.raises(PeerLostError, match="worker 1 on far"):
@@ -121,7 +121,7 @@ def test_a_lost_peer_is_reported_when_the_buckets_are_collected() -> None:
 
 def test_no_thread_outlives_the_exchange() -> None:
     before = set(threading.enumerate())
-    flat = exchange(Layout.of([(20,), (40,)], 4, 100), Pair())
+    flat = exchange(BufferLayout.of([(20,), (40,)], 4, 100), Pair())
     threads = set(threading.enumerate()) - before
     assert [thread.name for thread in threads] == ["tfdist-exchange"]
     flat.close()
@@ -132,7 +132,7 @@ def test_no_thread_outlives_the_exchange() -> None:
 
 def test_accumulated_gradients_travel_once() -> None:
     peer = Pair(factor=1.0)
-    flat = exchange(Layout.of([(4,)], 4, 1e9), peer)
+    flat = exchange(BufferLayout.of([(4,)], 4, 1e9), peer)
     steps = [np.full(4, value, "float32") for value in (1.0, 2.0, 6.0)]
     for number, step in enumerate(steps):
         means, _ = flat.accumulate(0.5, 0.0, [step], is_due=number == 2)
@@ -146,7 +146,7 @@ def test_accumulated_gradients_travel_once() -> None:
 def test_a_request_to_stop_reaches_all() -> None:
     agreement = StopAgreement()
     flat = FlatExchange(
-        Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=lambda: 1.0
+        Pair(), BufferLayout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=lambda: 1.0
     )
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
     assert not agreement.is_agreed

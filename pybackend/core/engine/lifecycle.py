@@ -51,7 +51,7 @@ class Lifecycle:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self.start = training_state.Start(job.initial_epoch)
+        self.start = training_state.TrainingStart(job.initial_epoch)
         """Start of training; known after `begin`."""
         self.audit = Audit()
         """Result of the audits, which are added to it."""
@@ -310,7 +310,7 @@ def continue_checkpoints(
     manifest: Manifest,
     write_model: Callable[[], bytes],
     emit: Emit,
-    start: training_state.Start,
+    start: training_state.TrainingStart,
     known: checkpointing.Checkpoints | None,
     run: str,
 ) -> checkpointing.Checkpoints:
@@ -381,14 +381,14 @@ def _find(
 
 def _share(
     newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective
-) -> training_state.Start:
+) -> training_state.TrainingStart:
     """Return on all ranks where training begins, with the state that rank 0 has read."""
     text = broadcast_bytes(collective, encode(newest.manifest).encode() if newest else b"")
     if not text:
-        return training_state.Start(job.initial_epoch)
+        return training_state.TrainingStart(job.initial_epoch)
     there = decode(text, Manifest)
     state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
-    return training_state.Start(
+    return training_state.TrainingStart(
         there.epoch, there.step, there.is_stopped, state, there.generations, there.audit
     )
 

@@ -15,7 +15,7 @@ from pybackend.core.collective import Collective, Mesh, all_gather_values
 from pybackend.core.engine import session_callbacks
 from pybackend.core.engine.audit import Auditor
 from pybackend.core.engine.batches import Batches, RowBatches
-from pybackend.core.engine.checkpoint.training_state import Start, continue_log
+from pybackend.core.engine.checkpoint.training_state import TrainingStart, continue_log
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.lifecycle import CheckpointedLifecycle, Lifecycle
 from pybackend.core.engine.metrics import to_plain
@@ -261,7 +261,7 @@ def _make_options(job: TrainingJob, batches: Batches) -> dict[str, Any]:
 
 
 def _fit_from(
-    start: Start, replica: Replica, callbacks: list[Any], options: Any
+    start: TrainingStart, replica: Replica, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
     """Train, starting at an epoch and step, as if this process had trained up to that point."""
     model, batches = replica.model, replica.batches

@@ -15,7 +15,7 @@ import numpy as np
 
 from pybackend.core.collective import Collective
 from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, describe_place
-from pybackend.core.engine.checkpoint.training_state import Start, TrainingState
+from pybackend.core.engine.checkpoint.training_state import TrainingStart, TrainingState
 from pybackend.core.engine.exchange.synchronizer import Preemption
 from pybackend.core.engine.step_changes import EpochSteps
 from pybackend.core.errors import ClusterError, InputError
@@ -164,7 +164,7 @@ class Checkpoints:
     """
 
     options: Checkpoint
-    start: Start
+    start: TrainingStart
     store: CheckpointStore | None = None
     writer: CheckpointWriter | None = None
     manifest: Manifest | None = None

@@ -27,7 +27,7 @@ from pybackend.core.model.view import ModelView, has_own, list_other_variables
 
 
 @dataclass(frozen=True)
-class Start:
+class TrainingStart:
     """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
 
     ``state`` is None if training is not resumed. ``generations`` are those before, if it resumes an

@@ -25,8 +25,8 @@ from pybackend.core.engine.batches import RowBatches
 from pybackend.core.engine.checkpoint.checkpointing import Checkpoints, Saver
 from pybackend.core.engine.checkpoint.training_state import (
     HISTORY,
-    Start,
     StatefulSync,
+    TrainingStart,
     TrainingState,
     keep_callbacks,
 )
@@ -232,7 +232,7 @@ class ElasticLifecycle(Lifecycle):
         own = self.memory.run or new_run()
         return broadcast_bytes(collective, own.encode()).decode()
 
-    def _go_back(self, collective: Collective) -> Start:
+    def _go_back(self, collective: Collective) -> TrainingStart:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
         memory, epoch, groups = self.memory, self._epoch, self.groups
         if epoch is None:
@@ -248,7 +248,7 @@ class ElasticLifecycle(Lifecycle):
         memory.kept, memory.next = saved, None
         state = decode_state(saved.state)
         step = sum(steps for _, steps in groups)
-        return Start(epoch, step, is_stopped=state["is_stopped"], state=state)
+        return TrainingStart(epoch, step, is_stopped=state["is_stopped"], state=state)
 
 
 def _report_files(replica: Replica) -> None:

@@ -25,8 +25,8 @@ TAIL = 3
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Layout of the gradients in the flat buffer, and in buckets that are sent together.
+class BufferLayout:
+    """BufferLayout of the gradients in the flat buffer, and in buckets that are sent together.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Layout:
         owners: Sequence[int] = (),
         ranks: int = 1,
         added: int = 0,
-    ) -> Layout:
+    ) -> BufferLayout:
         """Lay out gradients of these shapes in buckets of at least ``bucket_bytes``.
 
         With ``owners``, each bucket has the gradients of rank 0 first, then those of rank 1, etc.
@@ -232,7 +232,7 @@ class FlatExchange:
     def __init__(
         self,
         collective: Collective,
-        layout: Layout,
+        layout: BufferLayout,
         dtype: Any,
         agreement: StopAgreement,
         *,

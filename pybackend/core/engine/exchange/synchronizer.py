@@ -15,8 +15,8 @@ from pybackend.core.collective import Collective
 from pybackend.core.engine import step_changes
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import (
+    BufferLayout,
     FlatExchange,
-    Layout,
     StopAgreement,
 )
 from pybackend.core.engine.exchange.shards import Shards
@@ -224,7 +224,7 @@ class WeightAveraging(step_changes.RemembersErrors):
         self._types = [tf.as_dtype(v.dtype) for v in variables]
         wide = np.float64 if tf.float64 in self._types else np.float32
         shapes = [tuple(v.shape) for v in variables]
-        layout = Layout.of(shapes, np.dtype(wide).itemsize, float("inf"))
+        layout = BufferLayout.of(shapes, np.dtype(wide).itemsize, float("inf"))
         exchange = FlatExchange(
             collective,
             layout,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from pybackend.core.collective import Collective
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine.exchange import flat_buffer
-from pybackend.core.engine.exchange.flat_buffer import FlatExchange, Layout, Means
+from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange, Means
 from pybackend.core.engine.step_changes import Position, RemembersErrors, call_host
 from pybackend.core.engine.step_clock import StepClock
 
@@ -234,14 +234,14 @@ class HostExchange(RemembersErrors):
 
         return gather
 
-    def _lay_out_weights(self, dtype: Any) -> tuple[Layout, flat_buffer.Buffers]:
+    def _lay_out_weights(self, dtype: Any) -> tuple[BufferLayout, flat_buffer.Buffers]:
         """Return the layout of all weights, and buffers that gradients use before them.
 
         A worker thus needs one buffer for both: the gradients are not longer.
         """
         assert self._parts is not None
         parts, ranks = self._parts, self._collective.world_size
-        layout = Layout.of(parts.shapes, dtype.size, float("inf"), parts.owners, ranks)
+        layout = BufferLayout.of(parts.shapes, dtype.size, float("inf"), parts.owners, ranks)
         if dtype not in self._buffers:
             buffers = flat_buffer.Buffers(layout.size, np.dtype(dtype.as_numpy_dtype))
             self._buffers[dtype] = buffers
@@ -260,7 +260,7 @@ class HostExchange(RemembersErrors):
             ranks = self._collective.world_size
             flat = self._flats[key] = FlatExchange(
                 self._collective,
-                Layout.of(shapes, dtype.size, limit, owners, ranks, added),
+                BufferLayout.of(shapes, dtype.size, limit, owners, ranks, added),
                 dtype.as_numpy_dtype,
                 self.agreement,
                 nominal=self._nominal_weight,
@@ -414,7 +414,9 @@ class GraphExchange:
 
     def average(self, tensors: list[Any], weight: Any) -> list[Any]:
         """Return the mean of each tensor over the total weight of all workers."""
-        layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
+        layout = BufferLayout.of(
+            [tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes
+        )
         wants_end = tf.logical_or(self.agreement.requested, self.agreement.preempted)
         tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
