@@ -179,7 +179,7 @@ class Checkpoints:
 
 
 class Trainee(Protocol):
-    """What checkpoints need of this worker's `Replica`."""
+    """Attributes of this worker's `Replica` that checkpoints need."""
 
     @property
     def job(self) -> TrainingJob: ...

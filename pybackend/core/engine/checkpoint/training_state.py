@@ -238,7 +238,7 @@ def keep_callbacks(rank: int, callbacks: Sequence[Any]) -> dict[int, Any]:
 
 
 class StatefulSync(Protocol):
-    """What a state needs of the `sync.EpochSync` of a training."""
+    """Methods of `sync.EpochSync` that a lifecycle needs."""
 
     def read_state(self) -> dict[str, Any]: ...
     def restore_state(self, state: Mapping[str, Any]) -> None: ...

@@ -276,7 +276,7 @@ def _make_stand_in(variable: Any, number: int) -> Any:
 
 
 class WeightGather(Protocol):
-    """What sends the new weights: a `HostExchange`."""
+    """Sender of the new weights: a `HostExchange`."""
 
     is_due: bool
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class SumRecord(Protocol):
-    """What an exchange needs of a `StepRecord`: its terms of the sums, and where the sums go."""
+    """Methods of a `StepRecord` that an exchange needs: to give terms of the sums and take these."""
 
     @property
     def count(self) -> int: ...
