@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class SumRecord(Protocol):
-    """Methods of a `StepRecord` that an exchange needs: to give terms of the sums and take these."""
+    """Methods of a `StepRecord` that an exchange needs, for terms of the sums, and the sums."""
 
     @property
     def count(self) -> int: ...
