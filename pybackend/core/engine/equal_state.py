@@ -98,15 +98,15 @@ def undo_drift(
     and the largest difference, relative to a variable's norm.
     """
     variables = [*model.weights, *([] if is_sharded else ModelView(model).optimizer_variables)]
-    found, places = find_differing(variables, collective)
+    found, indices = find_differing(variables, collective)
     largest, is_other = 0.0, False
-    for place in places:
-        own = np.array(variables[place].numpy(), order="C")
+    for index in indices:
+        own = np.array(variables[index].numpy(), order="C")
         first = own.copy()
         collective.broadcast(first.reshape(-1))
         distance = _measure(own, first)
-        variables[place].assign(first)
-        if place < len(model.weights):
+        variables[index].assign(first)
+        if index < len(model.weights):
             largest, is_other = max(largest, distance), is_other or not distance <= _DRIFT
     seen = is_true_anywhere(collective, is_other)
     largest = max(part[0] for part in collective.all_gather(np.array([largest])))
@@ -128,13 +128,13 @@ def find_differing(
     own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in variables]
     everyone = collective.all_gather(np.array(own, np.int64))
     found: dict[int, str] = {}
-    places: set[int] = set()
+    indices: set[int] = set()
     for rank, sums in enumerate(everyone):
         differs = np.flatnonzero(sums != everyone[0]).tolist() if len(sums) == len(own) else [0]
         if differs:
             found[rank] = str(variables[differs[0]].path)
-            places.update(differs)
-    return found, sorted(places)
+            indices.update(differs)
+    return found, sorted(indices)
 
 
 def uses_gpus(collective: Collective) -> bool:

@@ -94,7 +94,7 @@ class Validation:
             hooks.on_test_end({})
         else:
             model.evaluate(self._data, verbose=0, callbacks=hooks)
-        return combine.figures
+        return combine.metrics
 
 
 class _Combine(keras.callbacks.Callback):
@@ -105,18 +105,18 @@ class _Combine(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._shared = shared
-        self.figures: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
         self._evaluated = model
         self._collective = collective
         self._counts = counts
 
     def on_test_end(self, logs: Any = None) -> None:
         logs = {} if logs is None else logs
-        self.figures = combine_logs(
+        self.metrics = combine_logs(
             self._evaluated, logs, self._collective, self._counts, self._shared
         )
         logs.clear()
-        logs.update(self.figures)
+        logs.update(self.metrics)
 
 
 def build_metrics(model: Any, rows: Rows) -> None:

@@ -160,8 +160,8 @@ def _describe_rows(rows: Rows) -> list[Any]:
     count = len(rows)
     if count:
         sampled = min(count, _SAMPLED_ROWS)
-        places = np.arange(sampled, dtype=np.int64) * count // sampled
-        for name, column in rows.take(places).items():
+        chosen = np.arange(sampled, dtype=np.int64) * count // sampled
+        for name, column in rows.take(chosen).items():
             array = np.asarray(column)
             content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)

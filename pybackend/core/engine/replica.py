@@ -125,8 +125,8 @@ def make_replica(
     created.
     """
     model, rank = loaded.model, collective.rank
-    spools = [folder / name for name in counts if (folder / name).is_dir()]
-    in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
+    stores = [folder / name for name in counts if (folder / name).is_dir()]
+    in_memory = job.in_memory and fit_in_memory(stores, job.resources.bytes, collective, emit)
     batches, rows = _make_batches(job, collective, counts, folder, model, stream, in_memory)
     if batches.is_uneven and job.workers > 1:
         emit(Note(_ABOUT_UNEVEN))
@@ -222,8 +222,8 @@ def _make_batches(
             )
         pipeline = PipelineBatches(stream, collective, job.steps_per_epoch)
         return pipeline, pipeline.sample
-    spooled = StoredRows(folder / "train", in_memory)
-    everything = reshape_rows(spooled, model)
+    stored = StoredRows(folder / "train", in_memory)
+    everything = reshape_rows(stored, model)
     rows = everything
     if job.is_elastic and job.shuffle != "global":
         rows = ShardedRows(everything, job.workers, collective.rank)
@@ -262,9 +262,9 @@ def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
         emit(Note(_ABOUT_UNTRIED_METRICS))
 
 
-def _shard(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
+def _shard(stored: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
     """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
-    rows = reshape_rows(spooled, model)
+    rows = reshape_rows(stored, model)
     return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
 
 

@@ -256,8 +256,8 @@ class ScaledSteps(keras.callbacks.Callback):
             given = self._optimizer.learning_rate
             unscaled = tf.identity(given.value)
             # The last of several steps at once may lie beyond the epoch's end.
-            place = tf.minimum(self._step, self._most - 1)
-            rate = unscaled * tf.cast(tf.gather(self._multiples, place), unscaled.dtype)
+            index = tf.minimum(self._step, self._most - 1)
+            rate = unscaled * tf.cast(tf.gather(self._multiples, index), unscaled.dtype)
             given.assign(rate)
             applied = apply(*args, **options)
             given.assign(unscaled)

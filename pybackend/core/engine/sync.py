@@ -299,13 +299,13 @@ class EpochSync(keras.callbacks.Callback):
         variables = self._variables
         if self._moving is None:
             normalizing = ModelView(self.model).normalizing_variables
-            places = [n for n in self._agreed if id(variables[n]) not in normalizing]
+            indices = [n for n in self._agreed if id(variables[n]) not in normalizing]
             has_moved = [
                 not np.array_equal(variables[n].numpy(), self._agreed[n], equal_nan=True)
-                for n in places
+                for n in indices
             ]
             counts = all_sum(self._collective, [0, *has_moved])[1:]
-            self._moving = [n for n, count in zip(places, counts, strict=True) if count]
+            self._moving = [n for n, count in zip(indices, counts, strict=True) if count]
         if not self._moving:
             return
         rows = self._batches.rows_at(self._steps - 1)

@@ -269,7 +269,7 @@ class TrainingState:
         self._synchronizer = synchronizer
         self._shards = synchronizer.shards
         self._is_elastic = is_elastic
-        self._places = sorted(callbacks)
+        self._indices = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
         self._first = {} if first is None else first
         # Those of rank 0 that do not run on this one.
@@ -287,11 +287,11 @@ class TrainingState:
         is_within_epoch = is_within_epoch and not self._is_elastic
         arrays = self._read_variables(is_within_epoch)
         callbacks = self._read_callbacks()
-        encoded = [np.frombuffer(encode_state(callbacks.get(n)), np.uint8) for n in self._places]
+        encoded = [np.frombuffer(encode_state(callbacks.get(n)), np.uint8) for n in self._indices]
         digests = np.stack([_digest(array) for array in [*encoded, *arrays]])
         differs = np.any(collective.all_gather(digests)[0] != digests, axis=1)
         of_callbacks, of_arrays = np.split(differs, [len(encoded)])
-        is_sent = dict(zip(self._places, of_callbacks | (collective.rank == 0), strict=True))
+        is_sent = dict(zip(self._indices, of_callbacks | (collective.rank == 0), strict=True))
         own = {
             "differing": {n: arrays[n] for n in np.flatnonzero(of_arrays).tolist()},
             "callbacks": {n: one for n, one in callbacks.items() if is_sent[n]},
@@ -313,9 +313,9 @@ class TrainingState:
         Each rank stores its own callbacks, and those of rank 0 that do not run on it.
         """
         callbacks = self._read_callbacks()
-        is_lacking = np.array([n not in callbacks for n in self._places], np.int64)
+        is_lacking = np.array([n not in callbacks for n in self._indices], np.int64)
         is_shared = np.any(collective.all_gather(is_lacking), axis=0)
-        shared = [n for n, is_it in zip(self._places, is_shared, strict=True) if is_it]
+        shared = [n for n, is_it in zip(self._indices, is_shared, strict=True) if is_it]
         self._others = {}
         if shared:
             own = {n: callbacks[n] for n in shared if n in callbacks}
