@@ -26,7 +26,7 @@ TAIL = 3
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """BufferLayout of the gradients in the flat buffer, and in buckets that are sent together.
+    """Layout of the gradients in the flat buffer, and in buckets that are sent together.
 
     Attributes
     ----------
