@@ -22,14 +22,8 @@ from pybackend.core.data.checkpoint_store import new_run
 from pybackend.core.data.reading import read_all_sources
 from pybackend.core.data.sharding import count_sharded
 from pybackend.core.engine.batches import RowBatches
+from pybackend.core.engine.checkpoint import training_state
 from pybackend.core.engine.checkpoint.checkpointing import Checkpoints, Saver
-from pybackend.core.engine.checkpoint.training_state import (
-    HISTORY,
-    StatefulSync,
-    TrainingStart,
-    TrainingState,
-    keep_callbacks,
-)
 from pybackend.core.engine.elastic.step_record import StepRecord, StepValues
 from pybackend.core.engine.equal_state import offset_seeds
 from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer
@@ -169,14 +163,17 @@ class ElasticLifecycle(Lifecycle):
             share_first_weights(replica)
 
     def make_callbacks(
-        self, replica: Replica, sync: StatefulSync, synchronizer: Synchronizer
+        self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
-        memory, stateful = self.memory, keep_callbacks(replica.rank, replica.callbacks)
+        memory, stateful = (
+            self.memory,
+            training_state.keep_callbacks(replica.rank, replica.callbacks),
+        )
         is_first, memory.is_first = memory.is_first, replica.rank == 0
         if self.start.is_within_epoch and memory.is_first and not is_first and memory.kept:
             _report_files(replica)
-        state = TrainingState(
+        state = training_state.TrainingState(
             replica.model, sync, synchronizer, stateful, memory.first, is_elastic=True
         )
         if self._checkpoints is not None:
@@ -184,7 +181,7 @@ class ElasticLifecycle(Lifecycle):
             self._saver = Saver(replica, self._checkpoints, state, step, self.audit)
         self.is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
         self._keeper = EpochKeeper(self, replica, state, synchronizer.record, sync, self._saver)
-        return [stateful[HISTORY], self._keeper]
+        return [stateful[training_state.HISTORY], self._keeper]
 
     def keep_last_step(self) -> None:
         """After a loss, store the state after the last step that this worker completed."""
@@ -232,7 +229,7 @@ class ElasticLifecycle(Lifecycle):
         own = self.memory.run or new_run()
         return broadcast_bytes(collective, own.encode()).decode()
 
-    def _go_back(self, collective: Collective) -> TrainingStart:
+    def _go_back(self, collective: Collective) -> training_state.TrainingStart:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
         memory, epoch, groups = self.memory, self._epoch, self.groups
         if epoch is None:
@@ -248,7 +245,9 @@ class ElasticLifecycle(Lifecycle):
         memory.kept, memory.next = saved, None
         state = decode_state(saved.state)
         step = sum(steps for _, steps in groups)
-        return TrainingStart(epoch, step, is_stopped=state["is_stopped"], state=state)
+        return training_state.TrainingStart(
+            epoch, step, is_stopped=state["is_stopped"], state=state
+        )
 
 
 def _report_files(replica: Replica) -> None:
@@ -274,9 +273,9 @@ class EpochKeeper(keras.callbacks.Callback):
         self,
         lifecycle: ElasticLifecycle,
         replica: Replica,
-        state: TrainingState,
+        state: training_state.TrainingState,
         record: StepRecord | None,
-        sync: StatefulSync,
+        sync: training_state.StatefulSync,
         saver: Saver | None,
     ) -> None:
         super().__init__()
