@@ -166,10 +166,8 @@ class ElasticLifecycle(Lifecycle):
         self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
-        memory, stateful = (
-            self.memory,
-            training_state.keep_callbacks(replica.rank, replica.callbacks),
-        )
+        memory = self.memory
+        stateful = training_state.keep_callbacks(replica.rank, replica.callbacks)
         is_first, memory.is_first = memory.is_first, replica.rank == 0
         if self.start.is_within_epoch and memory.is_first and not is_first and memory.kept:
             _report_files(replica)
