@@ -288,7 +288,7 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
 
 
 def _train_asynchronously(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
-    from pybackend.core.parameter_server.train import train_asynchronously
+    from pybackend.core.parameter_server.process import train_asynchronously
 
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
     if rank == 0:

@@ -18,11 +18,11 @@ from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, su
 
 import pybackend
 from pybackend.core.collective import Alone
-from pybackend.core.engine.audit_plan import AuditPlan
-from pybackend.core.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
+from pybackend.core.engine.audit.audited_rows import UnequalRows, pack_rows, unpack_rows
+from pybackend.core.engine.audit.audited_steps import AuditPlan
+from pybackend.core.engine.audit.step_difference import compare, measure_gradient, measure_variable
+from pybackend.core.engine.audit.traced_step import check_sums
 from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.step_difference import compare, measure_gradient, measure_variable
-from pybackend.core.engine.watched_gradients import check_sums
 from pybackend.core.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
@@ -870,7 +870,7 @@ def test_a_wrong_mean_of_any_kind_changes_its_projection() -> None:
 def test_time_for_audits_is_spread_over_the_epoch() -> None:
     clock = mock.Mock(side_effect=lambda: now)
     now = 100.0
-    with mock.patch("pybackend.core.engine.audit_plan.time.monotonic", clock):
+    with mock.patch("pybackend.core.engine.audit.audited_steps.time.monotonic", clock):
         plan = AuditPlan()
         chosen = []
         plan.begin_epoch(100, 0, {0})

@@ -17,8 +17,7 @@ from threads import Threads
 from pybackend import ClusterError, InputError, TFDistributor, WorkerFailedError, barrier_run
 from pybackend.core.function.adapters import Script
 from pybackend.core.function.call import name_place
-from pybackend.core.function.peer import Peer
-from pybackend.core.function.root import Outbox, Root
+from pybackend.core.function.sharing import Outbox, Peer, Root
 from pybackend.core.net.rendezvous import address_of, listen
 from pybackend.core.net.stream import Stream
 from pybackend.types import WorkerContext

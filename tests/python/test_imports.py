@@ -193,7 +193,7 @@ LOOKS = {
     "engine.steps": 1,
     "engine.training_state": 1,
     # a layer in another one
-    "engine.one_process": 1,
+    "engine.audit.one_process": 1,
 }
 
 

@@ -24,8 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from pybackend.core.collective.call import Call
-from pybackend.core.collective.links import Link
+from pybackend.core.collective.links import Call, Link
 from pybackend.core.collective.wire import (
     BLOCK,
     CHUNK,

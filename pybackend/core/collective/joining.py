@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pybackend.core.collective.algorithms import Algorithm, find_neighbours
-from pybackend.core.collective.hierarchy import find_layout
+from pybackend.core.collective.host_memory import find_layout
 from pybackend.core.collective.links import Link, Patience
 from pybackend.core.collective.mesh import Mesh
 from pybackend.core.errors import PeerLostError, TfdistError

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pybackend.core.errors import ClusterError, PeerLostError
 from pybackend.core.net.connection_errors import AlteredError
-from pybackend.core.net.stream import Stream
+from pybackend.core.net.stream import Stream, wait_any
 
 _SOCKET_BUFFER = 4 << 20
 
@@ -142,3 +147,223 @@ class Patience:
             pause = _FIRST_WORD_SECONDS - _SETTLED_SECONDS if self._is_second else _SETTLED_SECONDS
             self._next += pause
             self._is_second = not self._is_second
+
+
+_HEADER = struct.Struct(">Qc3siQ")
+# A peer at another exchange may only show on a link that is not read; these are checked after this.
+_SUSPICION_SECONDS = 0.05
+_LOOK_SECONDS = 0.25
+
+
+class _Cursor:
+    """Position in a sequence of buffers that are sent or filled one after another."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = buffers
+        self.index = 0
+        self._position = 0
+
+    def window(self, stop: int) -> list[memoryview]:
+        """Return the rest of the current buffer; a header comes with the buffer that follows it."""
+        index, position = self.index, self._position
+        first = self.buffers[index]
+        if index == 0 and stop > 1:
+            return [first[position:], self.buffers[1]]
+        return [first[position:] if position else first]
+
+    def advance(self, count: int) -> None:
+        """Move on by some bytes."""
+        position = self._position + count
+        while self.index < len(self.buffers) and position >= len(self.buffers[self.index]):
+            position -= len(self.buffers[self.index])
+            self.index += 1
+        self._position = position
+
+
+class Call:
+    """One collective call on one rank.
+
+    Each peer's first message begins with a header. If it differs from this rank's header, the call
+    fails before any data that follows is used. So workers that are out of step are detected without
+    an extra round trip.
+
+    Parameters
+    ----------
+    rank
+        This rank.
+    links
+        All links of this rank.
+    patience
+        How long it waits for the others.
+    number, kind, detail, dtype, size
+        Values that must be the same on all ranks: the call's number, the kind of collective, its
+        root or codec, the element type, and the number of bytes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        links: Iterable[Link],
+        patience: Patience,
+        *,
+        number: int,
+        kind: bytes,
+        detail: int,
+        dtype: np.dtype[Any],
+        size: int,
+    ) -> None:
+        self._rank = rank
+        self._links = links
+        self._patience = patience
+        self._number = number
+        self._received_from: set[int] = set()
+        self._sent_to: set[int] = set()
+        self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
+
+    def flow(
+        self,
+        out: Link | None,
+        outgoing: Sequence[memoryview],
+        into: Link | None,
+        incoming: Sequence[memoryview],
+        *,
+        ready: int | None = None,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send buffers over one link while filling others from another link (or the same).
+
+        Parameters
+        ----------
+        out, outgoing
+            The link to send over, and the buffers in order; None sends nothing.
+        into, incoming
+            The link to receive from, and the memory to fill; None receives nothing. The same memory
+            may occur more than once: it is filled again only after ``arrived`` has handled the
+            previous buffer.
+        ready
+            How many outgoing buffers may be sent at once, by default all. Each completed incoming
+            buffer allows one more.
+        arrived
+            Called with the index of each incoming buffer when it is complete.
+
+        Raises
+        ------
+        PeerLostError
+            At once if a peer closes its connection, later if its machine does not answer.
+        ClusterError
+            The peer is in a different collective call.
+        """
+        theirs = memoryview(bytearray(_HEADER.size))
+        sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
+        receiving = _Cursor([theirs, *incoming] if into else [])
+        may_send = len(sending.buffers) if ready is None else 1 + ready
+        since = None
+        while sending.index < len(sending.buffers) or receiving.index < len(receiving.buffers):
+            moved = 0
+            allowed = min(may_send, len(sending.buffers))
+            if out and sending.index < allowed:
+                moved += (count := self._send(out, sending.window(allowed)))
+                sending.advance(count)
+            before = receiving.index
+            if into and before < len(receiving.buffers):
+                moved += (count := self._receive(into, receiving.window(len(receiving.buffers))))
+                receiving.advance(count)
+                if before == 0 and count:
+                    self._received_from.add(into.rank)
+            if receiving.index != before:
+                may_send += self._complete(into, theirs, before, receiving.index, arrived)
+            if moved:
+                if since is not None:
+                    self._patience.waited += time.monotonic() - since
+                since = None
+                continue
+            since = since or time.monotonic()
+            self._wait(
+                into if receiving.index < len(receiving.buffers) else None,
+                out if sending.index < allowed else None,
+                since,
+            )
+
+    def _complete(
+        self,
+        into: Link | None,
+        theirs: memoryview,
+        first: int,
+        stop: int,
+        arrived: Callable[[int], None] | None,
+    ) -> int:
+        """Use the received buffers from ``first`` to ``stop``; return how many contain data."""
+        if first == 0 and into:
+            self._verify(into, bytes(theirs))
+            first = 1
+        if arrived:
+            for index in range(first, stop):
+                arrived(index - 1)
+        return stop - first
+
+    def _send(self, out: Link, window: list[memoryview]) -> int:
+        self._sent_to.add(out.rank)
+        try:
+            return out.send(window)
+        except PeerLostError:
+            self._check_headers()
+            raise
+
+    def _receive(self, into: Link, window: list[memoryview]) -> int:
+        try:
+            return into.receive(window)
+        except PeerLostError:
+            self._check_headers()
+            raise
+
+    def _check_headers(self) -> None:
+        """Check all headers after a loss: a peer may have left because the calls differ."""
+        for link in self._links:
+            self._check_header(link)
+
+    def _wait(self, reading: Link | None, writing: Link | None, since: float) -> None:
+        reads = [reading.stream] if reading else []
+        writes = [writing.stream] if writing else []
+        if reading and not writing:
+            if reading.stream.wait_readable(_SUSPICION_SECONDS):
+                return
+        elif wait_any(reads, writes, _SUSPICION_SECONDS):
+            return
+        watched = [link for link in self._links if link is not reading and self._check_header(link)]
+        while True:
+            happened = wait_any([*reads, *(link.stream for link in watched)], writes, _LOOK_SECONDS)
+            if not happened:
+                self._patience.check([link for link in (reading, writing) if link], since)
+            watched = [
+                link for link in watched if link.stream not in happened or self._check_header(link)
+            ]
+            if any(stream in happened for stream in (*reads, *writes)):
+                return
+
+    def _check_header(self, link: Link) -> bool:
+        """Check a header on a link that is not being read; return whether none has arrived yet.
+
+        A peer may be ahead, and one that has finished may have exited, so a different header is an
+        error only if it belongs to this call or an earlier one.
+        """
+        if link.rank in self._received_from:
+            return False
+        theirs = link.peek(_HEADER.size)
+        if theirs is None:
+            return True
+        if len(theirs) == _HEADER.size and _HEADER.unpack(theirs)[0] <= self._number:
+            self._verify(link, theirs)
+        return False
+
+    def _verify(self, link: Link, theirs: bytes) -> None:
+        if theirs != self._header:
+            if link.rank not in self._sent_to:
+                # So that a peer from which this rank only receives detects it, too.
+                with contextlib.suppress(PeerLostError):
+                    link.send([memoryview(self._header)])
+            raise ClusterError(
+                f"workers {link.rank} and {self._rank} are at different exchanges "
+                f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(self._header)}: number, kind, "
+                "type, root or codec, bytes): the model, a callback or a train_step behaves "
+                "differently on one of them"
+            )

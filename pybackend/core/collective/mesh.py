@@ -11,10 +11,14 @@ import numpy as np
 
 from pybackend.core.collective import algorithms
 from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
-from pybackend.core.collective.call import Call
-from pybackend.core.collective.hierarchy import HostSum, Layout
-from pybackend.core.collective.links import Link, Patience
-from pybackend.core.collective.shared import NO_OFFER, offer_memory, open_memory
+from pybackend.core.collective.host_memory import (
+    NO_OFFER,
+    HostSum,
+    Layout,
+    offer_memory,
+    open_memory,
+)
+from pybackend.core.collective.links import Call, Link, Patience
 from pybackend.core.collective.wire import CHUNK, Array, Compression, view_bytes
 from pybackend.core.errors import ClusterError, InputError
 

@@ -19,16 +19,21 @@ import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.core.engine.graph import GraphExchange
 from pybackend.core.engine.host import Exchanged, HostExchange, TransferSettings
 from pybackend.core.engine.overrides import disable_jit, override, override_each
 from pybackend.core.engine.pipeline_feed import count_rows
 from pybackend.core.engine.shards import ShardedUpdate, Shards
 from pybackend.core.engine.split import SplitStep
-from pybackend.core.engine.statistics import GlobalStatistics
+from pybackend.core.engine.statistics.global_batch import (
+    NOTHING,
+    GatheredRows,
+    GlobalBatch,
+    OverBatch,
+)
+from pybackend.core.engine.statistics.metrics import StepMeans, ValidStepCounter
+from pybackend.core.engine.statistics.normalization import GlobalStatistics
 from pybackend.core.engine.step_clock import Arrivals, StepClock
-from pybackend.core.engine.step_means import StepMeans, ValidStepCounter
 from pybackend.core.engine.step_record import StepRecord
 from pybackend.core.engine.steps import (
     Position,

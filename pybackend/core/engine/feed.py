@@ -26,7 +26,7 @@ from pybackend.core.data.sharding import (
     order_sharded,
     permute,
 )
-from pybackend.core.engine.ledger import Ledger, Sums, find_wrong
+from pybackend.core.engine.audit.audited_rows import Ledger, Sums, find_wrong
 from pybackend.core.engine.step_clock import Arrivals
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.core.engine.audit import Auditor
+from pybackend.core.engine.audit.auditor import Auditor
 from pybackend.core.engine.checkpointing import ResumedCallbacks
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.feed import Feed

@@ -13,16 +13,21 @@ from pybackend.core.collective import Collective
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
 from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.global_batch import (
+from pybackend.core.engine.pipeline_feed import PipelineFeed
+from pybackend.core.engine.save import SavingPlan, plan_saving
+from pybackend.core.engine.statistics.global_batch import (
     NOTHING,
     OverBatch,
     check_runs_eagerly,
     find_compiled_metrics,
 )
-from pybackend.core.engine.pipeline_feed import PipelineFeed
-from pybackend.core.engine.probes import MetricsKind, choose_rows, find_over, probe_metrics
-from pybackend.core.engine.save import SavingPlan, plan_saving
-from pybackend.core.engine.step_means import build_losses
+from pybackend.core.engine.statistics.metrics import build_losses
+from pybackend.core.engine.statistics.probes import (
+    MetricsKind,
+    choose_rows,
+    find_over,
+    probe_metrics,
+)
 from pybackend.core.engine.validation import Validation, build_metrics
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_bytes

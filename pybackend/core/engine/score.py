@@ -13,9 +13,9 @@ import numpy as np
 
 from pybackend.core.collective import Collective
 from pybackend.core.data.rows import StoredRows
-from pybackend.core.engine.probes import choose_rows, find_over, probe_metrics
 from pybackend.core.engine.state import check_structure, find_differing_weights
-from pybackend.core.engine.step_means import build_losses
+from pybackend.core.engine.statistics.metrics import build_losses
+from pybackend.core.engine.statistics.probes import choose_rows, find_over, probe_metrics
 from pybackend.core.engine.validation import Validation, batch_rows
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.statistics.metrics import to_plain
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, EventBytes, StepEnded

@@ -17,15 +17,15 @@ import tensorflow as tf
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.engine.calls import StepCalls
 from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.global_batch import (
+from pybackend.core.engine.overrides import disable_jit, override
+from pybackend.core.engine.pipeline_feed import count_rows
+from pybackend.core.engine.statistics.global_batch import (
     NOTHING,
     GatheredRows,
     GlobalBatch,
     OverBatch,
 )
-from pybackend.core.engine.overrides import disable_jit, override
-from pybackend.core.engine.pipeline_feed import count_rows
-from pybackend.core.engine.step_means import StepMeans, ValidStepCounter, find_step_means
+from pybackend.core.engine.statistics.metrics import StepMeans, ValidStepCounter, find_step_means
 from pybackend.core.engine.steps import Position, StepOrSkip
 from pybackend.core.model.view import ModelView
 

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from pybackend.core.collective import Collective, all_sum, is_true_anywhere
-from pybackend.core.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.state import (
     find_differing_weights,
@@ -20,6 +19,7 @@ from pybackend.core.engine.state import (
     undo_drift,
     uses_gpus,
 )
+from pybackend.core.engine.statistics.metrics import combine_logs, find_custom_metrics
 from pybackend.core.engine.synchronizer import Synchronizer
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.messages import EpochEnded, Note

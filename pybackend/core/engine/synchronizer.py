@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.flat import StopAgreement
-from pybackend.core.engine.global_batch import OverBatch, find_compiled_metrics
 from pybackend.core.engine.graph import GraphExchange
 from pybackend.core.engine.host import TransferSettings
 from pybackend.core.engine.local_steps import WeightAveraging
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.save import check_size
 from pybackend.core.engine.shards import Shards
+from pybackend.core.engine.statistics.global_batch import OverBatch, find_compiled_metrics
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.step_record import StepRecord, make_record
 from pybackend.core.engine.steps import Position

@@ -11,11 +11,11 @@ from typing import Any
 from pybackend.core.collective import Collective, Mesh, all_gather_values
 from pybackend.core.engine.fit import fit
 from pybackend.core.engine.lifecycle import Lifecycle
-from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica, make_replica
 from pybackend.core.engine.resume import CheckpointedLifecycle
 from pybackend.core.engine.save import write_model
 from pybackend.core.engine.session_callbacks import make_tensorboard
+from pybackend.core.engine.statistics.metrics import to_plain
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob

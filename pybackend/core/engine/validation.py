@@ -13,8 +13,8 @@ from pybackend.core.collective import Collective
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, make_zero_row
 from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.global_batch import NOTHING, OverBatch, check_runs_eagerly
-from pybackend.core.engine.metrics import combine_logs
+from pybackend.core.engine.statistics.global_batch import NOTHING, OverBatch, check_runs_eagerly
+from pybackend.core.engine.statistics.metrics import combine_logs
 from pybackend.core.engine.steps_together import StepsTogether, needs_others
 from pybackend.core.model.view import ModelView
 

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.function.barrier_context import standing_in
-from pybackend.core.function.peer import Peer
-from pybackend.core.function.root import GRACE_SECONDS, Root
+from pybackend.core.function.adapters import standing_in
+from pybackend.core.function.sharing import GRACE_SECONDS, Peer, Root
 from pybackend.core.function.values import encode_result
 from pybackend.core.job.context import Announce, Gather, WorkerContext
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, Job
@@ -176,7 +175,7 @@ def _open_rows(folder: Path) -> Any:
     """Return the function's rows; None if the call has no data."""
     if not (folder / ROWS).is_dir():
         return None
-    from pybackend.core.function.rows import StoredColumns  # numpy and pyarrow
+    from pybackend.core.function.values import StoredColumns  # numpy and pyarrow
 
     return StoredColumns(folder / ROWS)
 

@@ -5,6 +5,7 @@ A TensorFlow server runs operations, not Python, so it finds the rows by file na
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import tensorflow as tf
 
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.disk import naming_full_disk
-from pybackend.core.data.rows import Rows, Spec
+from pybackend.core.data.rows import Rows, Spec, StoredRows
 from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.roles import place_of, ranks_of
 
 _BLOCK_BYTES = 1 << 20
 # Rows in memory from which the next one is drawn.
@@ -80,3 +82,73 @@ def draw(rows: Any, row_bytes: int, seed: int) -> Any:
 def batch(rows: Any, job: TrainingJob) -> Any:
     """Return batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
     return rows.batch(job.batch_size).map(nest).prefetch(2)
+
+
+TRAIN = "blocks/train"
+VALIDATION = "blocks/validation"
+# File with the number of the worker whose folder contains it.
+NUMBER = "blocks/number"
+
+
+def device_of(job: TrainingJob, rank: int) -> str:
+    """Return TensorFlow's name for a rank's processor."""
+    role, index = place_of(job.roles, rank)
+    return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
+
+
+def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
+    """Write this rank's rows as blocks, with a folder for each worker."""
+    rows = StoredRows(folder / "train")
+    places = np.arange(len(rows))
+    if job.shuffle:
+        np.random.default_rng([job.seed, rank]).shuffle(places)
+    for number, part in _share_out(job, rank).items():
+        write_blocks(rows, places[part], folder / _folder_for(job, rank, number), str(rank))
+    if place_of(job.roles, rank)[0] == "worker":
+        (folder / NUMBER).write_text(str(place_of(job.roles, rank)[1]))
+    if (folder / "validation").exists():
+        validation = StoredRows(folder / "validation")
+        write_blocks(validation, np.arange(len(validation)), folder / VALIDATION, str(rank))
+
+
+def move_shares(job: TrainingJob, counts: Mapping[str, Sequence[int]]) -> None:
+    """Move all blocks to the processes that read them; every rank's process is in its folder."""
+    for rank in range(job.workers):
+        own = device_of(job, rank)
+        for number, part in _share_out(job, rank).items():
+            folder = _folder_for(job, rank, number)
+            if folder != TRAIN and range(counts["train"][rank])[part]:
+                move_blocks(
+                    folder, own, TRAIN, device_of(job, ranks_of(job.roles, "worker")[number])
+                )
+        if rank and "validation" in counts and counts["validation"][rank]:
+            move_blocks(VALIDATION, own, VALIDATION, device_of(job, 0))
+
+
+def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
+    """Return the rows of each worker after `move_shares`.
+
+    Parameters
+    ----------
+    counts
+        Rows of every rank's shard.
+    """
+    found = [0] * len(ranks_of(job.roles, "worker"))
+    for rank, count in enumerate(counts):
+        for number, part in _share_out(job, rank).items():
+            found[number] += len(range(count)[part])
+    return found
+
+
+def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
+    """Return the part of a rank's rows for each worker, by the worker's number."""
+    role, index = place_of(job.roles, rank)
+    workers = len(ranks_of(job.roles, "worker"))
+    if role == "worker":
+        return {index: slice(None)}
+    return {number: slice(number, None, workers) for number in range(workers)}
+
+
+def _folder_for(job: TrainingJob, rank: int, number: int) -> str:
+    """Return the folder in which a rank writes the rows of a worker."""
+    return TRAIN if place_of(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ import tensorflow as tf
 
 from pybackend.core.collective import Alone
 from pybackend.core.data.rows import Rows, StoredRows
-from pybackend.core.engine.metrics import to_plain
-from pybackend.core.engine.probes import choose_rows, probe_metrics
 from pybackend.core.engine.replica import build_variables
 from pybackend.core.engine.resume import describe_model, describe_training, open_checkpoints
 from pybackend.core.engine.save import SavingPlan, encode_trained, plan_saving, write_model
+from pybackend.core.engine.statistics.metrics import to_plain
+from pybackend.core.engine.statistics.probes import choose_rows, probe_metrics
 from pybackend.core.engine.train import Training
 from pybackend.core.engine.training_state import change_rate
 from pybackend.core.engine.validation import build_metrics
@@ -32,20 +31,22 @@ from pybackend.core.job.messages import Answers, Begun, Emit, EpochEnded, Note, 
 from pybackend.core.job.report import Audit
 from pybackend.core.job.roles import ranks_of
 from pybackend.core.job.values import encode_state
-from pybackend.core.machine.capacity import count_cores
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.compare import hash_weights
 from pybackend.core.model.inputs import reshape_rows
 from pybackend.core.model.load import LoadedModel, load_job_model
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.net.rendezvous import split_address
-from pybackend.core.parameter_server.blocks import batch, iterate_blocks
-from pybackend.core.parameter_server.shares import VALIDATION, count_shares, move_shares
-from pybackend.core.parameter_server.steps import Steps
+from pybackend.core.parameter_server.blocks import (
+    VALIDATION,
+    batch,
+    count_shares,
+    iterate_blocks,
+    move_shares,
+)
+from pybackend.core.parameter_server.scheduled_steps import Steps
 from pybackend.core.words import call_of, setting, show
 
-# Operations wait for those of other servers, each in a thread.
-LEAST_THREADS = 4
 Counts = Mapping[str, Sequence[int]]
 _INSTEAD = "omit `exchange`: synchronous training supports it"
 History = dict[str, list[Any]]
@@ -79,8 +80,6 @@ def train_as_chief(
     PeerLostError
         A parameter server was lost, or all workers were.
     """
-    os.chdir(folder)
-    tf.config.threading.set_inter_op_parallelism_threads(count_threads())
     with _naming_lost(job, peers):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -318,21 +317,3 @@ class Keeping:
 
 
 # TensorFlow's servers: workers, which take steps, and parameter servers.
-
-
-def start_server(folder: Path) -> Any:
-    """Start TensorFlow's server of the role in TF_CONFIG, in a folder."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    os.chdir(folder)  # the chief names files relative to it
-    return tf.distribute.Server(
-        resolver.cluster_spec(),
-        resolver.task_type,
-        resolver.task_id,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=count_threads()),
-    )
-
-
-def count_threads() -> int:
-    """Return the number of threads for parallel operations."""
-    return max(LEAST_THREADS, count_cores())

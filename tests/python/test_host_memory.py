@@ -1,30 +1,191 @@
-"""Sums over hosts with several ranks: in memory on each host, over connections between them."""
+"""Sums through the memory of each host, and over connections between hosts; nothing is left."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
+import mmap
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import full
 from namespaces import network, no_namespaces
-from test_collective import LONG, form, numbers, together
+from test_collective import LONG, form, mesh, numbers, together
 from test_collective_peers import closing_after
-from test_shared import list_open
 
-from pybackend.core.collective import Compression, Mesh
+from pybackend.core.collective import Compression, Mesh, host_memory
 from pybackend.core.collective import mesh as mesh_module
 from pybackend.core.collective.algorithms import find_neighbours
-from pybackend.core.collective.hierarchy import find_layout
+from pybackend.core.collective.host_memory import find_layout
 from pybackend.core.collective.joining import connects_to
 from pybackend.core.errors import ClusterError, PeerLostError
 from pybackend.core.net.rendezvous import address_of, listen, new_token
+
+
+def add_up(members: list[Any], count: int = 100_003) -> None:
+    """Check a sum of all ranks."""
+    parts = numbers(count, "float32", len(members))
+    buffers = [part.copy() for part in parts]
+    together(members, lambda member: member.all_reduce(buffers[member.rank]))
+    for buffer in buffers:
+        np.testing.assert_array_equal(buffer, parts.sum(axis=0))
+
+
+def list_open() -> list[str]:
+    """Return the files of this process that are shared memory, open or mapped."""
+    gc.collect()  # tracebacks of earlier tests may refer to their memory
+    found = Path("/proc/self/maps").read_text().splitlines()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the folder itself
+            found.append(str(link.readlink()))
+    return [name for name in found if "memfd:tfdist" in name]
+
+
+def test_ranks_of_one_host_share_memory_and_leave_nothing() -> None:
+    with mesh(2) as members:
+        add_up(members, 1000)
+        assert list_open() == []  # a small buffer fits one message
+        assert members[0].route == "sockets"
+        add_up(members)
+        assert members[0].route == "shared memory"
+        assert all(member.shared for member in members)
+        assert list_open()
+    assert list_open() == []
+
+
+ENDLESS = """
+import socket, sys
+import numpy as np
+from pybackend.core.collective import join_mesh
+_, rank, descriptor, token, *peers = sys.argv
+mesh = join_mesh(socket.socket(fileno=int(descriptor)), peers, int(rank), token, 60)
+for count in (300_000, 10, 2_000_003, 100_000):
+    buffer = np.arange(count, dtype="float64") * (int(rank) + 1)
+    mesh.all_reduce(buffer)
+    assert (buffer == np.arange(count) * sum(range(1, len(peers) + 1))).all()
+assert mesh.shared
+print("summed", flush=True)
+while True:
+    mesh.all_reduce(buffer)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_it_and_if_one_is_killed_the_others_name_it(size: int) -> None:
+    token = new_token()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(listen("127.0.0.1")) for _ in range(size)]
+        peers = [address_of(server) for server in servers]
+        processes = []
+        for rank, server in enumerate(servers):
+            order = [str(rank), str(server.fileno()), token, *peers]
+            process = subprocess.Popen(
+                [sys.executable, "-c", ENDLESS, *order],
+                pass_fds=[server.fileno()],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+            server.close()
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "summed\n"
+        processes[1].kill()
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert all("PeerLostError: lost worker" in error for error in errors[::2])
+
+
+def test_a_compressed_sum_uses_sockets() -> None:
+    with mesh(2) as members:
+        ones = [np.ones(200_000, "float32") for _ in members]
+        together(members, lambda m: m.all_reduce(ones[m.rank], Compression("bf16")))
+        assert not any(member.shared for member in members)
+        assert (ones[0] == 2).all()
+
+
+def test_a_group_that_must_not_share_uses_sockets() -> None:
+    with mesh(2, shares_memory=False) as members:
+        add_up(members)
+        assert list_open() == []
+
+
+def test_encrypted_ranks_share_nothing() -> None:
+    with mesh(2, encrypt=True) as members:
+        add_up(members)
+        assert not any(member.shared for member in members)
+        assert members[0].route == "encrypted sockets"
+
+
+def fail(*_: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["memfd_create", "posix_fallocate"])
+def test_a_system_without_memory_for_it_uses_sockets(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(os, name, fail)
+    with mesh(3) as members:
+        add_up(members)
+        assert not any(member.shared for member in members)
+    assert list_open() == []
+
+
+def test_if_one_rank_cannot_open_it_all_use_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def open_once(offer: bytes, world_size: int) -> mmap.mmap | None:
+        seen.append(world_size)
+        return host_memory.open_memory(offer, world_size) if len(seen) == 1 else None
+
+    monkeypatch.setattr(mesh_module, "open_memory", open_once)
+    with mesh(3) as members:
+        add_up(members)
+        add_up(members)
+        assert len(seen) == 2  # each tried once
+        assert not any(member.shared for member in members)
+
+
+def offer(change: Callable[[tuple[int, int, bytes]], tuple[int, int, bytes]]) -> Any:
+    """Return what opens from an offer that was changed."""
+    with ExitStack() as until:
+        offered, memory = host_memory.offer_memory(2, until)
+        assert memory is not None
+        return host_memory.open_memory(
+            host_memory._OFFER.pack(*change(host_memory._OFFER.unpack(offered))), 2
+        )
+
+
+def test_only_the_memory_that_was_offered_is_opened(tmp_path: Path) -> None:
+    assert offer(lambda o: o) is not None
+    assert offer(lambda o: (*o[:2], bytes(32))) is None
+    assert offer(lambda o: (2**22 + 1, *o[1:])) is None
+    with (tmp_path / "other").open("w+b") as other:
+        other.truncate(1 << 24)
+        assert offer(lambda o: (o[0], other.fileno(), o[2])) is None
+    short = os.memfd_create("tfdist")
+    try:
+        assert offer(lambda o: (o[0], short, o[2])) is None
+    finally:
+        os.close(short)
+    assert host_memory.open_memory(host_memory.NO_OFFER, 2) is None
+
+
+def test_many_ranks_get_smaller_slots_or_none() -> None:
+    assert 32 << 20 < host_memory._size_of(100) < host_memory._size_of(4096) < 65 << 20
+    with ExitStack() as until:
+        assert host_memory.offer_memory(1 << 20, until) == (host_memory.NO_OFFER, None)
+
 
 SHAPES = ["aabb", "abbab", "aabbcc", *map(full, ["abab", "aaabbb", "aaaabbbb", "aabbaacc"])]
 COUNTS = [70_001, 300_007, 2_500_003]

@@ -19,8 +19,8 @@ import tensorflow as tf
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows
-from pybackend.core.engine.global_batch import OverBatch, find_compiled_metrics
-from pybackend.core.engine.stand_ins import stand_in_noise, trace_loops
+from pybackend.core.engine.audit.stand_ins import stand_in_noise, trace_loops
+from pybackend.core.engine.statistics.global_batch import OverBatch, find_compiled_metrics
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob
 from pybackend.core.job.messages import Emit, Note

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pybackend.core.engine.audit.one_process import Values
+from pybackend.core.engine.host import Exchanged
 
 # Share of a training run's time that audits may take, and seconds that they may take in any case.
 _SHARE = 0.02
@@ -91,3 +95,24 @@ class AuditPlan:
         target = self._last + max(1, (self.steps - 1 - self._last) // int(room / self._cost))
         later = step + max(1, int(rate * self._cost / _SHARE))  # there is time for another one
         return step if step >= target else min(target, later)
+
+
+@dataclass
+class Window:
+    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
+
+    ``before`` has the values before the first step, ``memory`` the size of the process at that
+    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
+    before each step, ``digest`` a checksum of the variables that callbacks must not change in
+    between, and ``exchanged`` the gradients; without them, weights are compared instead.
+    """
+
+    before: Values
+    memory: float
+    known: set[int]
+    steps: list[int] = field(default_factory=list)
+    changed: list[Values] = field(default_factory=list)
+    numbers: Values = field(default_factory=dict)
+    digest: int = 0
+    reason: str | None = None
+    exchanged: list[Exchanged] = field(default_factory=list)

@@ -12,18 +12,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pybackend.core.collective import all_sum, is_true_anywhere
+from pybackend.core.collective import Collective, all_sum, is_true_anywhere
 from pybackend.core.data.arrays import nest
+from pybackend.core.engine.audit.audited_steps import Window
+from pybackend.core.engine.audit.one_process import OneProcess, StepState, Values, WatchedGradients
+from pybackend.core.engine.audit.stand_ins import Noise
+from pybackend.core.engine.audit.step_difference import find_tolerance, is_another
+from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, describe_error
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.one_process import OneProcess, StepState, Values
 from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.stand_ins import Noise
-from pybackend.core.engine.step_difference import is_another
-from pybackend.core.engine.verdict import ABOUT_OWN_FAULT, Window, describe_error
-from pybackend.core.engine.watched_gradients import WatchedGradients, check_sums
 
+Array = npt.NDArray[Any]
 _ABOUT_TRACED = (
     "the traced step computes other gradients than its Python code does now: Python values that it "
     "reads have changed since it was traced, or the traced step is wrong"
@@ -191,3 +193,67 @@ class TracedStep:
             yield
         finally:
             self._process.type = own
+
+
+_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 16)
+
+
+def check_sums(
+    exchanged: Sequence[Exchanged], collective: Collective, tolerance: float
+) -> list[int]:
+    """Return the positions of gradients whose mean is not that of all workers, on all workers.
+
+    Each worker adds up its gradients with random signs; the sum over the workers must equal that of
+    the mean. An error of any kind changes it by about the error's norm (a random projection, as in
+    Johnson and Lindenstrauss, 1984).
+
+    Parameters
+    ----------
+    tolerance
+        Relative rounding error of the exchange; of sparse gradients at least that of their type.
+    """
+    found: list[int] = []
+    for one in exchanged:
+        share = one.weight / one.total if one.total else 0.0
+        slices = one.means[len(one.needed) :]
+        count = len(one.own) - len(slices)
+        own = [*map(_project, one.own[:count]), *_project_slices(one.own[count:])]
+        means = [*map(_project, one.means[: len(one.needed)]), *_project_slices(slices)]
+        places = [*one.needed, *range(count, len(own))]
+        terms = [share * value for value, _ in own] + [share * norm for _, norm in own]
+        sums = all_sum(collective, terms)
+        # Indices and values of sparse gradients alternate.
+        sparse = [max(tolerance, find_tolerance(values)) for values in one.own[count + 1 :: 2]]
+        limits = [tolerance] * count + sparse
+        for n, (mean, _) in zip(places, means, strict=True):
+            expected, norm = sums[n], sums[len(own) + n]
+            # Gradients that overflow in half precision are infinite on all workers.
+            is_finite = np.isfinite(expected) and np.isfinite(norm)
+            is_equal = abs(mean - expected) <= limits[n] * norm
+            if not (is_equal if is_finite else not np.isfinite(mean)):
+                found.append(n)
+    return found
+
+
+def _project_slices(slices: Sequence[Array]) -> list[tuple[float, float]]:
+    """Return the projections of sparse gradients, in which a row's sign depends on its index.
+
+    So the rows of all workers, in any order, have the sum of the workers' projections.
+    """
+    found = []
+    for indices, values in zip(slices[::2], slices[1::2], strict=True):
+        signs = _SIGNS[indices.astype(np.int64) % len(_SIGNS)].reshape(-1, 1)
+        rows = values.reshape(len(indices), -1).astype(np.float64)
+        summed = np.sum(rows * signs, axis=0)
+        found.append((_project(summed)[0], float(np.linalg.norm(rows))))
+    return found
+
+
+def _project(values: Array) -> tuple[float, float]:
+    """Return the sum of some numbers with random signs, and their norm."""
+    flat, total, square = values.reshape(-1), 0.0, 0.0
+    for first in range(0, len(flat), len(_SIGNS)):
+        part = flat[first : first + len(_SIGNS)].astype(np.float64)
+        total += float(part @ _SIGNS[: len(part)])
+        square += float(part @ part)
+    return total, float(np.sqrt(square))

@@ -10,14 +10,13 @@ import keras
 import tensorflow as tf
 
 from pybackend.core.data.rows import Rows, Spec
-from pybackend.core.engine.global_batch import find_compiled_metrics
-from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.overrides import override
 from pybackend.core.engine.pipeline_feed import count_rows
+from pybackend.core.engine.statistics.global_batch import find_compiled_metrics
+from pybackend.core.engine.statistics.metrics import to_plain
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.roles import ranks_of
-from pybackend.core.parameter_server.blocks import batch, draw, iterate_blocks
-from pybackend.core.parameter_server.shares import NUMBER, TRAIN
+from pybackend.core.parameter_server.blocks import NUMBER, TRAIN, batch, draw, iterate_blocks
 
 
 class Steps:

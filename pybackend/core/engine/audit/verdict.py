@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import keras
 import numpy as np
 
-from pybackend.core.engine.audit_rows import GlobalRows, unpack_rows
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.one_process import (
+from pybackend.core.engine.audit.audited_rows import GlobalRows, unpack_rows
+from pybackend.core.engine.audit.audited_steps import Window
+from pybackend.core.engine.audit.one_process import (
     OneProcess,
     StepState,
     Values,
+    WatchedGradients,
 )
-from pybackend.core.engine.step_difference import (
+from pybackend.core.engine.audit.step_difference import (
     Comparison,
     Measure,
     compare,
@@ -27,7 +26,7 @@ from pybackend.core.engine.step_difference import (
     measure_gradient,
     measure_variable,
 )
-from pybackend.core.engine.watched_gradients import WatchedGradients
+from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show, term
 
@@ -36,27 +35,6 @@ _ABOUT_OWN_NUMBERS = (
     "a step has a different result each time, because it draws its own random numbers"
 )
 ABOUT_OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
-
-
-@dataclass
-class Window:
-    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
-
-    ``before`` has the values before the first step, ``memory`` the size of the process at that
-    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
-    before each step, ``digest`` a checksum of the variables that callbacks must not change in
-    between, and ``exchanged`` the gradients; without them, weights are compared instead.
-    """
-
-    before: Values
-    memory: float
-    known: set[int]
-    steps: list[int] = field(default_factory=list)
-    changed: list[Values] = field(default_factory=list)
-    numbers: Values = field(default_factory=dict)
-    digest: int = 0
-    reason: str | None = None
-    exchanged: list[Exchanged] = field(default_factory=list)
 
 
 class Judge:

@@ -29,26 +29,26 @@ from pybackend.core.collective import (
     gather_values,
     is_true_anywhere,
 )
-from pybackend.core.engine.audit_plan import AuditPlan
-from pybackend.core.engine.audit_rows import UnequalRows, pack_rows
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.merges import Merges
-from pybackend.core.engine.one_process import (
+from pybackend.core.engine.audit.audited_rows import UnequalRows, pack_rows
+from pybackend.core.engine.audit.audited_steps import AuditPlan, Window
+from pybackend.core.engine.audit.merges import Merges
+from pybackend.core.engine.audit.one_process import (
     OneProcess,
     OwnSettings,
     StepState,
     Values,
 )
+from pybackend.core.engine.audit.stand_ins import PLACES, Noise, stand_in_noise
+from pybackend.core.engine.audit.traced_step import TracedStep
+from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, Judge, describe_error
+from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.pipeline_feed import PipelineFeed
 from pybackend.core.engine.replica import Replica, count_neighbours
-from pybackend.core.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.core.engine.state import find_differing, find_trained, uses_gpus
 from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.steps import count_accumulated_steps
 from pybackend.core.engine.sync import EpochSync
-from pybackend.core.engine.traced_step import TracedStep
-from pybackend.core.engine.verdict import ABOUT_OWN_FAULT, Judge, Window, describe_error
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.messages import Note

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from pybackend.core.data.layout import check_layouts, read_layouts
 from pybackend.core.data.reading import read_sources
 from pybackend.core.data.row_store import unify_layout
@@ -22,9 +24,10 @@ from pybackend.core.job.context import Gather
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, Order, Phase
 from pybackend.core.job.roles import config_of
+from pybackend.core.machine.capacity import count_cores
 from pybackend.core.net.dialing import find_unreachable
-from pybackend.core.parameter_server.chief import start_server, train_as_chief
-from pybackend.core.parameter_server.shares import write_shares
+from pybackend.core.parameter_server.blocks import write_shares
+from pybackend.core.parameter_server.chief import train_as_chief
 
 
 def train_asynchronously(
@@ -63,13 +66,15 @@ def train_asynchronously(
             raise ClusterError(unreachable)
         counts = _settle(folder, gather)
         write_shares(job, rank, folder)
+        os.chdir(folder)  # the chief names files of all processes relative to their folders
         if rank:
             shutil.rmtree(folder / "train")
             done.update(rows=counts["train"][rank])
-            _server = start_server(folder)  # lives as long as this process
+            _server = _start_server()  # lives as long as this process
         gather("start of the servers", "")
         if rank:
             threading.Event().wait()  # for as long as the chief needs it
+        tf.config.threading.set_inter_op_parallelism_threads(_count_threads())
         return train_as_chief(job, folder, counts, order.peers, emit, answers)
 
     def on_end(error: Exception | None) -> None:
@@ -88,3 +93,24 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
         unify_layout(folder / name, layouts)
         counts[name] = [layout["rows"] for layout in layouts]
     return counts
+
+
+# Operations wait for those of other servers, each in a thread.
+_LEAST_THREADS = 4
+
+
+def _start_server() -> Any:
+    """Start TensorFlow's server of the role in TF_CONFIG."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    return tf.distribute.Server(
+        resolver.cluster_spec(),
+        resolver.task_type,
+        resolver.task_id,
+        protocol="grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_count_threads()),
+    )
+
+
+def _count_threads() -> int:
+    """Return the number of threads for parallel operations."""
+    return max(_LEAST_THREADS, count_cores())

@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from pybackend.core.engine.audit_rows import GlobalRows, UnequalRows
+from pybackend.core.engine.audit.audited_rows import GlobalRows, UnequalRows
+from pybackend.core.engine.audit.stand_ins import PLACES, running_functions, trace_loops
+from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.overrides import override_each
-from pybackend.core.engine.stand_ins import PLACES, running_functions, trace_loops
 from pybackend.core.engine.state import find_statistics
-from pybackend.core.engine.step_means import find_step_means
+from pybackend.core.engine.statistics.metrics import find_step_means
 from pybackend.core.model.compare import is_random_state
 from pybackend.core.model.view import ModelView, is_mixed
 
@@ -325,3 +327,92 @@ def _count_bytes(variables: Iterable[Any]) -> int:
 def as_tensorflow(variable: Any) -> Any:
     """Return the TensorFlow variable behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+Array = npt.NDArray[Any]
+
+
+class WatchedGradients:
+    """Compares the gradients of steps with those that were exchanged, which the optimizers apply.
+
+    Parameters
+    ----------
+    exchanged
+        The exchanges of these steps; nothing: the optimizers apply the gradients of the steps.
+    steps
+        Number of steps.
+    is_own
+        True if the steps have this worker's rows: then its own gradients are compared.
+
+    Attributes
+    ----------
+    pairs
+        What was exchanged and what the steps computed, by the step, the number of the exchange in
+        the step, and the variable's path. Gradients that are exchanged as one sum are summed.
+    """
+
+    def __init__(
+        self,
+        view: ModelView,
+        exchange: GradientExchange,
+        exchanged: Sequence[Exchanged],
+        steps: int,
+        is_own: bool = False,
+    ) -> None:
+        self._is_own = is_own
+        self._view = view
+        self._exchange = exchange
+        self._remaining = iter(exchanged)
+        self._each = max(1, len(exchanged) // steps)
+        self._count = 0
+        self.pairs: dict[Any, tuple[Array, Array]] = {}
+
+    def install(self) -> AbstractContextManager[None]:
+        """Watch all optimizers within this context."""
+        return override_each(self._view.optimizers, "apply", self._watch)
+
+    def _watch(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+            gradients = list(grads)
+            given = trainable_variables
+            variables = list(self._view.model.trainable_variables if given is None else given)
+            exchanges = any(gradient is not None for gradient in gradients)
+            if exchanges and (one := next(self._remaining, None)) is not None:
+                gradients = self._replace(one, gradients, variables)
+            return apply(gradients, trainable_variables)
+
+        return watched
+
+    def _replace(self, one: Exchanged, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        step, number = divmod(self._count, self._each)
+        self._count += 1
+        place = self._exchange.place_means
+        is_whole = len(one.means) == len(one.own)
+        means = place(one.means, gradients, variables, is_whole)
+        compared = place(one.own, gradients, variables, True) if self._is_own else means
+        for variable, value, gradient in zip(variables, compared, gradients, strict=True):
+            if value is None:  # another worker has it, or there is none
+                continue
+            key = (0 if self._exchange.adds_up else step, number, str(variable.path))
+            own = self._exchange.undo_share(gradient) if self._is_own else gradient
+            pair = _as_arrays(value, own)
+            before = self.pairs.get(key)
+            self.pairs[key] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
+        return [
+            gradient if mean is None else mean
+            for mean, gradient in zip(means, gradients, strict=True)
+        ]
+
+
+def _as_arrays(mean: Any, gradient: Any) -> tuple[Array, Array]:
+    """Return two gradients as arrays; of sparse ones, the rows that either of them has."""
+    if not isinstance(mean, tf.IndexedSlices):
+        return mean.numpy(), tf.convert_to_tensor(gradient).numpy()
+    pair = [(np.array(one.indices), np.array(one.values)) for one in (mean, gradient)]
+    rows = np.unique(np.concatenate([indices for indices, _ in pair]))
+    arrays = []
+    for indices, values in pair:
+        summed = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+        np.add.at(summed, np.searchsorted(rows, indices), values)
+        arrays.append(summed)
+    return arrays[0], arrays[1]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import broadcast_value, gather_values
+from pybackend.core.engine.audit.one_process import StepState, Values
+from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT
 from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.one_process import StepState, Values
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import EpochSync
-from pybackend.core.engine.verdict import ABOUT_OWN_FAULT
 from pybackend.core.words import show
 
 # Relative rounding errors of the sums, and the size below which a value is zero.
