@@ -62,12 +62,7 @@ class Hooks:
 
 
 def call_function(
-    job: FunctionJob,
-    rank: int,
-    folder: Path,
-    server: socket.socket,
-    order: Order,
-    hooks: Hooks,
+    job: FunctionJob, rank: int, folder: Path, server: socket.socket, order: Order, hooks: Hooks
 ) -> tuple[str, float]:
     """Call the function in the folder; return its value as text, and how many seconds it took.
 

@@ -1,4 +1,11 @@
-"""Rows of a step, packed for the rank that audits it, and their order on that rank."""
+"""Rows that are audited: those of a step, packed for rank 0, and a ledger of all that were read.
+
+The ledger shows that each row is read once per epoch, in its own step. A worker adds up hashes of
+the numbers of its rows, step by step, while it reads them. At the end of an epoch the sums of all
+workers must be those of the order that `replay_batches` lists, which is computed in another way:
+from the whole order, cut into steps. An error of any kind, such as a row that is read twice or in
+another step, changes a sum of 64 bits.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +31,9 @@ class UnequalRows(Exception):
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """Rows of all workers at one step.
+    """Rows of all workers at one step: ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays.
 
-    Attributes
-    ----------
-    batch
-        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as in a single process.
-    parts
-        Positions of each worker's rows in the batch, by rank.
+    ``parts`` has the positions of each worker's rows in the batch, by rank.
     """
 
     batch: Any
@@ -49,7 +51,6 @@ class GlobalRows:
         return GlobalRows(batch, [np.argsort(order)[part] for part in self.parts])
 
     def of_rank(self, rank: int) -> GlobalRows:
-        """Return the rows of one worker."""
         part = self.parts[rank]
         batch = keras.tree.map_structure(lambda column: column[part], self.batch)
         return GlobalRows(batch, [np.arange(len(part))])
@@ -58,28 +59,17 @@ class GlobalRows:
 def pack_rows(columns: Mapping[str, Any], first: int) -> dict[str, Any]:
     """Pack one worker's rows of a step.
 
-    Parameters
-    ----------
-    first
-        Position of the first one among the worker's own rows, in the order in which it uses them.
+    ``first`` is the position of the first one among the worker's own rows, in the order in which it
+    uses them.
     """
-    packed = {name: np.asarray(column) for name, column in columns.items()}
-    return {"first": first, "columns": packed}
+    return {"first": first, "columns": {name: np.asarray(one) for name, one in columns.items()}}
 
 
 def unpack_rows(everyone: Sequence[Mapping[str, Any]], is_sharded: bool) -> GlobalRows:
     """Unpack the rows from `pack_rows` of each rank into one batch.
 
-    Parameters
-    ----------
-    is_sharded
-        True if consecutive rows of the batch belong to consecutive ranks; else the rows are
-        listed rank by rank.
-
-    Raises
-    ------
-    UnequalRows
-        The rows of the workers differ in shape.
+    If ``is_sharded``, consecutive rows of the batch belong to consecutive ranks; else the rows are
+    listed rank by rank. Raises `UnequalRows` if the rows of the workers differ in shape.
     """
     columns = [part["columns"] for part in everyone]
     counts = [len(next(iter(one.values()))) for one in columns]
@@ -109,13 +99,7 @@ _MIXES = [
 
 
 class Ledger:
-    """Sums of one worker in one epoch.
-
-    Parameters
-    ----------
-    steps
-        Number of steps of the epoch.
-    """
+    """Sums of one worker in one epoch of ``steps`` steps."""
 
     def __init__(self, steps: int) -> None:
         self.sums = np.zeros(steps, np.uint64)
@@ -123,12 +107,8 @@ class Ledger:
     def note(self, step: int, rows: Index, edges: Index) -> None:
         """Note that rows were read for some steps, the first of which is ``step``.
 
-        Parameters
-        ----------
-        rows
-            Numbers of the rows in the epoch's order.
-        edges
-            First row of each step among these, and the end of the last one.
+        ``rows`` are the numbers of the rows in the epoch's order; ``edges`` has the first row of
+        each step among these, and the end of the last one.
         """
         self.sums[step : step + len(edges) - 1] += _add_up(step, rows, edges)
 
@@ -146,6 +126,7 @@ class Ledger:
 
 def find_wrong(differences: Sums, collective: Collective) -> list[int]:
     """Return the steps whose differences do not add up to 0; all workers call this together."""
+    # One number per worker, almost always: the sums of all steps are sent only if it is wrong.
     whole = collective.all_gather(np.array([differences.sum(dtype=np.uint64)]))
     if not np.concatenate(whole).sum(dtype=np.uint64):
         return []

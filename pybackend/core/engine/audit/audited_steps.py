@@ -1,4 +1,7 @@
-"""Choice of the steps to audit: some in any case, and others as far as there is time for them."""
+"""Choice of the steps to audit: some in any case, and others as far as there is time for them.
+
+A `Window` is what is recorded of the chosen ones.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,8 @@ _EARLY_SHARE = 0.1
 class AuditPlan:
     """Steps of one epoch after another.
 
-    Attributes
-    ----------
-    steps
-        Number of steps of this epoch that may be audited.
-    musts
-        Steps of this epoch to audit in any case.
-    spent
-        Seconds of all audits so far.
+    ``steps`` is the number of steps that may be audited, ``musts`` has those that are audited in
+    any case, and ``spent`` the seconds of all audits.
     """
 
     def __init__(self) -> None:
@@ -44,15 +41,7 @@ class AuditPlan:
     def begin_epoch(
         self, steps: int, first: int | None, musts: Iterable[int] = (), is_second: bool = False
     ) -> None:
-        """Begin an epoch.
-
-        Parameters
-        ----------
-        steps
-            Number of steps that may be audited.
-        first
-            First step that may be audited; None: no step may be.
-        """
+        """Begin an epoch; ``first`` is the first step that may be audited, None if none may be."""
         self._share = _EARLY_SHARE if is_second else _SHARE
         self.steps, self._due, self._last, self.musts = steps, first, None, set(musts)
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
@@ -62,21 +51,18 @@ class AuditPlan:
         return self._due is not None and self._due <= min(last, self.steps - 1)
 
     def is_must(self, last: int) -> bool:
-        """Return whether a step up to this one is audited in any case."""
         return any(step <= last for step in self.musts)
 
     def begin(self, first: int, last: int) -> None:
-        """Begin the audit of some steps."""
         self.musts = {step for step in self.musts if step > last}
         self._due, self._last = last + 1, first
 
     def end(self, seconds: float) -> None:
-        """End an audit that took this long."""
         self.spent += seconds
         self._cost = seconds
 
     def postpone(self, step: int) -> None:
-        """Consider another step next."""
+        """Consider another step next; those that are audited in any case are not postponed."""
         self._due = min([step, *self.musts])
 
     def choose(self, step: int) -> int:

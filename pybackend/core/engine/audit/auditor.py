@@ -23,22 +23,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.core.collective import (
-    all_sum,
-    broadcast_value,
-    gather_values,
-    is_true_anywhere,
-)
+from pybackend.core.collective import all_sum, broadcast_value, gather_values, is_true_anywhere
 from pybackend.core.engine.audit.audited_rows import UnequalRows, pack_rows
 from pybackend.core.engine.audit.audited_steps import AuditPlan, Window
 from pybackend.core.engine.audit.merges import Merges
-from pybackend.core.engine.audit.one_process import (
-    OneProcess,
-    OwnSettings,
-    StepState,
-    Values,
-)
-from pybackend.core.engine.audit.stand_ins import PLACES, Noise, stand_in_noise
+from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState, Values
+from pybackend.core.engine.audit.stand_ins import POSITIONS, Noise, stand_in_noise
 from pybackend.core.engine.audit.traced_step import TracedStep
 from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, Judge, describe_error
 from pybackend.core.engine.exchange import GradientExchange
@@ -68,6 +58,7 @@ _MOST_STEPS = 128
 _TURN = 0.618034
 _NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_MANY = f"more than {_MOST_STEPS} steps are executed together"
+_ABOUT_ACCUMULATED = "a callback changes weights while gradients are being accumulated"
 _ABOUT_SKIPPING = (
     "a step of epoch {} could not be compared with one process, so it was not checked: {}"
 )
@@ -87,14 +78,8 @@ _ABOUT_WARNING = "; the training continues, because `audit` is {}"
 class Auditor:
     """Audit of a training run by two callbacks: `beginning` runs after all others, `ending` first.
 
-    Parameters
-    ----------
-    sync
-        Merges logs and statistics at the end of an epoch.
-    others
-        Variables of other callbacks, which the steps use.
-    report
-        Results so far, to which those of this training run are added.
+    ``others`` are variables of other callbacks that the steps use; the results are added to
+    ``report``.
     """
 
     def __init__(
@@ -109,8 +94,7 @@ class Auditor:
     ) -> None:
         view, feed, job = replica.view, replica.feed, replica.job
         self.report = report
-        self.noise = Noise()
-        """Records random draws for as long as the training lasts."""
+        self.noise = Noise()  # records random draws for as long as the training lasts
         self._model = view.model
         self._collective = replica.collective
         self._feed = feed
@@ -121,27 +105,22 @@ class Auditor:
         self._state = StepState(view, others)
         self._process = OneProcess(self._state, class_weight)
         self._is_mixed, self._is_half = view.has_mixed_layers, view.has_half_layers
+        # What half precision computes is repeated in float32, which has fewer rounding errors.
         self._process.type = "float32" if self._is_mixed else None
         self._step = TracedStep(replica, exchange, self._state, self._process, self.noise)
         self._settings = OwnSettings(view)
         self._merges = Merges(replica, exchange, self._state, sync)
-        self._epoch = 0
-        self._epochs = 0
         self._plan = AuditPlan()
+        self._epoch = self._epochs = self._compared = self._delays = 0
         self._window: Window | None = None
         self._small: Values = {}
         # First step that this worker group took in the epoch, and the step after its last one.
         self._taken = (0, 0)
         self._traced: Any = None
-        self._compared = 0
-        self._delays = 0
         self._clock = clock
-        self._own_memory = 0.0
-        self._copies = 1
-        self._has_gpus = False
-        self._has_said_fixed = False
-        self.waited = 0.0
-        """Seconds in which this worker waited while others audited."""
+        self._own_memory, self._copies = 0.0, 1
+        self._has_gpus = self._has_said_fixed = False
+        self.waited = 0.0  # seconds in which this worker waited while others audited
         self.beginning = keras.callbacks.LambdaCallback(
             on_epoch_begin=self._begin_epoch, on_train_batch_begin=self._begin
         )
@@ -150,20 +129,19 @@ class Auditor:
         )
 
     def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
-        """Choose steps of an epoch that are audited in any case, and the first that may be."""
-        feed, totals, ranks = self._feed, self._feed.total_rows, self._collective.world_size
+        """Choose the steps of an epoch that are audited in any case, and the first that may be."""
+        feed, totals, steps = self._feed, self._feed.total_rows, self._feed.steps
         self._epoch, self._window, self._taken = epoch, None, (0, 0)
         self._exchange.take_exchanges()
-        if self._epochs == 0:
+        is_first, is_second = self._epochs == 0, self._epochs == 1
+        if is_first:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        is_second = self._epochs == 1
-        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * feed.steps)
-        musts = {0} if self._epochs == 0 else set()
-        # With many workers, one process's step takes longer than many of theirs.
-        if musts and ranks <= _MANY and totals is not None and totals[-1] != totals[0]:
-            musts.add(feed.steps - 1)
-        steps = feed.steps
+        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * steps)
+        musts = {0} if is_first else set()
+        is_uneven = totals is not None and totals[-1] != totals[0]
+        if is_first and is_uneven and self._collective.world_size <= _MANY:
+            musts.add(steps - 1)  # the last step has fewer rows
         if isinstance(feed, PipelineFeed):  # it retains only the first batch
             steps, first = 1, 0
             if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
@@ -208,14 +186,10 @@ class Auditor:
             self._plan.spent += time.monotonic() - began
         else:
             if self._window.digest != self._digest():
-                self._window.reason = (
-                    "a callback changes weights while gradients are being accumulated"
-                )
-            values = self._read_numbers()
-            saved = self._window.numbers
-            self._window.changed.append(
-                {key: value for key, value in values.items() if value != saved.get(key)}
-            )
+                self._window.reason = _ABOUT_ACCUMULATED
+            values, saved = self._read_numbers(), self._window.numbers
+            changed = {key: value for key, value in values.items() if value != saved.get(key)}
+            self._window.changed.append(changed)
         self._window.steps.append(batch)
 
     def _end(self, batch: int, logs: Any = None) -> None:
@@ -253,12 +227,12 @@ class Auditor:
         return max(executed, count_accumulated_steps(model.optimizer))
 
     def _digest(self) -> int:
-        """Return a checksum of all variables except scalars, on rank 0, which compares them."""
+        """Return a checksum of all variables except scalars; only rank 0 compares them."""
         if self._collective.rank:
             return 0
         digest = 0
         for variable in self._state.variables.values():
-            if len(variable.shape):
+            if len(variable.shape):  # callbacks may change scalars, such as the learning rate
                 digest = zlib.crc32(variable.numpy().tobytes(), digest)
         return digest
 
@@ -275,7 +249,7 @@ class Auditor:
         return find_trained(self._model), self._settings.read()
 
     def _is_outdated(self) -> bool:
-        """Return whether Python values that the traced step has read have changed."""
+        """Return whether Python values have changed since the traced step read them."""
         traced = None if self._model.run_eagerly else self._traced
         return traced is not None and traced != self._read_traced()
 
@@ -309,15 +283,15 @@ class Auditor:
             return
         after, where = self._state.read(), self._name(window)
         settings = self._settings.read()
-        places: tuple[float, ...] = PLACES[:1]
-        if is_random:  # in the first comparison all places, then each in turn
+        positions: tuple[float, ...] = POSITIONS[:1]
+        if is_random:  # in the first comparison all of them, then each in turn
             count = self._compared
-            places = PLACES[count % len(PLACES) :][:1] if count else PLACES
+            positions = POSITIONS[count % len(POSITIONS) :][:1] if count else POSITIONS
         is_repeated = self._is_repeated(is_random)
         is_rough = self._is_half or self._has_gpus
         has_learned = False
-        for place in places:
-            verdict = self._compare(window, after, place, is_repeated)
+        for position in positions:
+            verdict = self._compare(window, after, position, is_repeated)
             name = self._settings.restore(settings)
             if is_true_anywhere(self._collective, name is not None) and "error" in verdict:
                 # For example a loss that counts its calls: each run of its code is another step.
@@ -330,18 +304,18 @@ class Auditor:
             if verdict.get("has_learned", True):
                 self._obey(verdict, is_new=not has_learned)
                 has_learned = True
-        if has_learned:
-            self._compared += 1
-            # Each rank's part of an optimizer is known to that rank alone.
-            if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
-                verdict = self._step.compare(window, after, where, is_rough)
-                self._obey(self._name_culprit(window, after, verdict))
-                self._settings.restore(settings)
-            if window.steps[0] == 0:
-                self._obey(self._merges.compare(after, window.steps, logs, where))
-                self._state.write(after)
-        else:
+        if not has_learned:
             self._delay(window, "no weight changed, or weights became NaN or infinite")
+            return
+        self._compared += 1
+        # Each rank's part of an optimizer is known to that rank alone.
+        if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
+            verdict = self._step.compare(window, after, where, is_rough)
+            self._obey(self._name_culprit(window, after, verdict))
+            self._settings.restore(settings)
+        if window.steps[0] == 0:
+            self._obey(self._merges.compare(after, window.steps, logs, where))
+            self._state.write(after)
 
     def _name_culprit(
         self, window: Window, after: Values, verdict: dict[str, Any]
@@ -366,12 +340,12 @@ class Auditor:
         return {**verdict, "error": error}
 
     def _compare(
-        self, window: Window, after: Values, place: float, is_repeated: bool
+        self, window: Window, after: Values, position: float, is_repeated: bool
     ) -> dict[str, Any]:
-        """Return rank 0's result on all ranks, with random numbers replaced by a constant."""
+        """Return rank 0's verdict on all ranks, with random numbers replaced by a constant."""
         found, exchanged, reason = after, window.exchanged, window.reason
-        self._process.place = place
-        with stand_in_noise(place):
+        self._process.position = position
+        with stand_in_noise(position):
             if is_repeated:
                 found, exchanged, failed = self._step.repeat(window)
                 reason = reason or failed
@@ -381,15 +355,10 @@ class Auditor:
             verdict: dict[str, Any] = {"skipped": reason}
             if self._collective.rank == 0 and reason is None:
                 try:
-                    verdict = Judge(
-                        self._exchange,
-                        self._state,
-                        self._process,
-                        replace(window, exchanged=exchanged),
-                        found,
-                        received,
-                        self._feed.is_sharded,
-                    ).judge(self._name(window))
+                    own = self._exchange, self._state, self._process
+                    judged = replace(window, exchanged=exchanged)
+                    judge = Judge(*own, judged, found, received, self._feed.is_sharded)
+                    verdict = judge.judge(self._name(window))
                 except UnequalRows as error:
                     verdict = {"skipped": str(error)}
                 except Exception as error:  # it must not end a training that may be right
@@ -453,18 +422,17 @@ class Auditor:
         self, window: Window, found: Values, exchanged: Sequence[Exchanged]
     ) -> dict[str, Any]:
         """Return what rank 0 needs from this worker."""
-        changes = {}
-        for name, keys in (
-            ("metrics", self._state.list_metrics(self._exchange.shared_variables)),
-            ("statistics", self._state.list_statistics()),
-        ):
-            # Metrics that the step created have no value before.
-            pairs = [(n, key) for n, key in enumerate(keys) if key in window.before]
-            changes[name] = {
-                n: found[key].astype(np.float64) - window.before[key]
-                for n, key in pairs
-                if not np.array_equal(found[key], window.before[key])
+        before, state = window.before, self._state
+        metrics = state.list_metrics(self._exchange.shared_variables)
+        changes = {
+            name: {
+                n: found[key].astype(np.float64) - before[key]
+                for n, key in enumerate(keys)
+                # Metrics that the step created have no value before.
+                if key in before and not np.array_equal(found[key], before[key])
             }
+            for name, keys in (("metrics", metrics), ("statistics", state.list_statistics()))
+        }
         rows = [pack_rows(*self._feed.read_step(step)) for step in window.steps]
         parts = [
             {"needed": one.needed, "means": one.means[: len(one.needed)]}
@@ -505,7 +473,7 @@ class Auditor:
         return [name for name, is_left_out in left_out.items() if is_left_out]
 
     def _obey(self, verdict: dict[str, Any], is_new: bool = False) -> None:
-        """Record rank 0's result on all ranks."""
+        """Record rank 0's verdict on all ranks, and raise its error unless the audit only warns."""
         report = self.report
         if "skipped" in verdict:
             self._skip(verdict["skipped"], is_new)

@@ -26,24 +26,18 @@ _ROUNDING, _ZERO = 1e-4, 1e-6
 
 @dataclass(frozen=True)
 class Merges:
-    """Comparison of merged values in one training run."""
-
     replica: Replica
     exchange: GradientExchange
     state: StepState
     sync: EpochSync
 
     def compare(
-        self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, place: str
+        self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, where: str
     ) -> dict[str, Any]:
         """Merge the values after an epoch's first steps; return a verdict as that of `Judge`.
 
-        Parameters
-        ----------
-        after
-            Values of the variables, which are others at the end.
-        logs
-            What the steps logged.
+        ``after`` has the values of the variables, which are others at the end, and ``logs`` what
+        the steps logged.
         """
         collective, logged = self.replica.collective, dict(logs or {})
         metrics = self.state.list_metrics(self.exchange.shared_variables)
@@ -67,13 +61,12 @@ class Merges:
         if not wrong:
             return {}
         listed = ", ".join(map(show, wrong))
-        error = f"in {place}, the workers' values of {listed} were merged wrongly"
+        error = f"in {where}, the workers' values of {listed} were merged wrongly"
         return {"error": f"{error}. {ABOUT_OWN_FAULT}"}
 
     def _find_wrong(
         self, ranks: Sequence[Any], metrics: Sequence[int], merged: Mapping[str, Any]
     ) -> list[str]:
-        """Return the names of what was merged wrongly, given the values of each rank."""
         wrong = []
         rows, names = [one["rows"] for one in ranks], self.state.name_variables()
         for n, (variable, last) in enumerate(self.sync.list_merged()):
@@ -109,9 +102,7 @@ def _is_near(found: Any, expected: Any, last: Any) -> bool:
     is_finite = np.isfinite(expected)
     if not np.array_equal(is_finite, np.isfinite(found)):
         return False
-    found, expected, last = (
-        np.asarray(one, np.float64)[is_finite] for one in (found, expected, last)
-    )
+    found, expected, last = (np.asarray(v, np.float64)[is_finite] for v in (found, expected, last))
     size = np.linalg.norm(np.nan_to_num(last)) + np.linalg.norm(expected)
     error = np.linalg.norm(found - expected)
     return bool(error <= _ROUNDING * np.linalg.norm(expected) + rounding * size)

@@ -1,10 +1,10 @@
-"""Steps of one process: Keras's own step, on the rows of all workers."""
+"""Steps of one process: Keras's own, on the rows of all workers, with the gradients compared."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.engine.audit.audited_rows import GlobalRows, UnequalRows
-from pybackend.core.engine.audit.stand_ins import PLACES, running_functions, trace_loops
+from pybackend.core.engine.audit.stand_ins import POSITIONS, running_functions, trace_loops
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.overrides import override_each
@@ -25,26 +25,16 @@ from pybackend.core.model.view import ModelView, is_mixed
 Array = npt.NDArray[Any]
 # Number of elements of variables that are compared between epochs.
 _SMALL = 64
-Values = dict[int, Array]
-"""Values of variables, by the identity of the variable."""
+Values = dict[int, Array]  # of variables, by the identity of the variable
 
 
 class StepState:
-    """Variables that a training step may change.
-
-    Parameters
-    ----------
-    others
-        Variables in addition to those of the model and its optimizers.
-    """
+    """Variables that a training step may change: those of the model, its optimizers, and others."""
 
     def __init__(self, view: ModelView, others: Sequence[Any] = ()) -> None:
-        self.view = view
-        """The model, as it was when `find` was called last."""
-        self._model = view.model
-        self._others = others
-        self.variables: dict[int, Any] = {}
-        """TensorFlow's variables by their identity, as `find` returned them."""
+        self.view = view  # the model, as it was when `find` was called last
+        self._model, self._others = view.model, others
+        self.variables: dict[int, Any] = {}  # TensorFlow's, by their identity
 
     def find(self) -> dict[int, Any]:
         """Find the variables: a step may have created new ones."""
@@ -63,10 +53,10 @@ class StepState:
             for name, value in vars(part).items()
             if isinstance(value, keras.Variable | tf.Variable)
         }
-        names |= {id(v.value): str(v.path) for one in self.view.metrics for v in one.variables}
-        names |= {id(v.value): str(v.path) for v in model.metrics_variables}
-        for one in self.view.optimizer_variables:
-            names[id(one.value)] = f"{one.path} of the optimizer"
+        optimizers = self.view.optimizer_variables
+        metrics = [v for one in self.view.metrics for v in one.variables]
+        names |= {id(v.value): str(v.path) for v in [*metrics, *model.metrics_variables]}
+        names |= {id(v.value): f"{v.path} of the optimizer" for v in optimizers}
         return names | {id(v.value): str(v.path) for v in model.variables}
 
     def read(self, which: Sequence[int] | None = None) -> Values:
@@ -84,7 +74,6 @@ class StepState:
         return [key for key in dict.fromkeys([*listed, *own]) if key not in left_out]
 
     def list_statistics(self) -> list[int]:
-        """Return the variables of `find_statistics`."""
         return [id(v.value) for v in find_statistics(self._model)]
 
     def list_generators(self) -> list[int]:
@@ -108,55 +97,41 @@ class StepState:
         return self.read([k for k in keys if np.prod(self.variables[k].shape) <= _SMALL])
 
     def write(self, values: Mapping[int, Array]) -> None:
-        """Assign values to the variables."""
         for key, value in values.items():
             if key in self.variables:
                 self.variables[key].assign(value)
 
 
 class OneProcess:
-    """Steps of one process, outside a graph.
+    """Steps of one process, outside a graph, with the ``class_weight`` of ``fit``.
 
-    Parameters
-    ----------
-    class_weight
-        As in ``fit``.
-
-    Attributes
-    ----------
-    place
-        Constant that replaces random numbers, as in `stand_in_noise`.
-    type
-        Type in which layers compute, such as "float64"; None: that of each layer.
+    ``position`` is as in `stand_in_noise`. ``type`` is the type in which layers compute, such as
+    "float64"; None: that of each layer.
     """
 
     def __init__(self, state: StepState, class_weight: Mapping[int, float] | None) -> None:
         self._state = state
         self._class_weight = class_weight
         self._traced: dict[Any, dict[Any, Any]] = {}
-        self.place = PLACES[0]
+        self.position = POSITIONS[0]
         self.type: str | None = None
 
     def take(self, step: Callable[[Any], Any], batch: Any) -> None:
-        """Take a step on a batch of arrays.
-
-        Parameters
-        ----------
-        step
-            The model's ``train_step``, unchanged or with an exchange.
-        """
+        """Take a step on a batch of arrays: a ``train_step``, unchanged or with an exchange."""
         view = self._state.view
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
-        traced = self._traced.setdefault((self.place, self.type), {})
+        traced = self._traced.setdefault((self.position, self.type), {})
         with ExitStack() as stack:
-            # A graph traced before would have other rows, and random numbers.
-            stack.enter_context(running_functions(eagerly=True))
-            stack.enter_context(_multiplying_exactly())
-            stack.enter_context(self._average_as_traced())
-            stack.enter_context(_without_cudnn(view.layers))
-            stack.enter_context(trace_loops(view, traced))
-            if self.type is not None:
-                stack.enter_context(_computing_in(view.parts, self.type))
+            for context in (
+                # A graph traced before would have other rows, and random numbers.
+                running_functions(eagerly=True),
+                _multiplying_exactly(),
+                self._average_as_traced(),
+                _without_cudnn(view.layers),
+                trace_loops(view, traced),
+                nullcontext() if self.type is None else _computing_in(view.parts, self.type),
+            ):
+                stack.enter_context(context)
             step(data)
 
     def take_all(
@@ -167,10 +142,7 @@ class OneProcess:
     ) -> None:
         """Take steps on all workers' rows, normalizing each worker's rows as that worker does.
 
-        Parameters
-        ----------
-        moved
-            Functions to call before each step.
+        The functions in ``moved`` are called before the steps.
         """
         for rows, before in zip(steps, moved, strict=True):
             before()
@@ -215,7 +187,7 @@ class OneProcess:
 
 @contextmanager
 def _multiplying_exactly() -> Iterator[None]:
-    """Make GPUs use full float32 precision instead of TF32 within this context."""
+    """Make GPUs use full float32 precision instead of TF32."""
     settings = tf.config.experimental
     before = settings.tensor_float_32_execution_enabled()
     settings.enable_tensor_float_32_execution(False)
@@ -226,7 +198,7 @@ def _multiplying_exactly() -> Iterator[None]:
 
 
 def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
-    """Compute recurrent layers within this context without cuDNN, which is less precise."""
+    """Compute recurrent layers without cuDNN, which is less precise."""
     found = [one for one in layers if isinstance(one, keras.layers.LSTM | keras.layers.GRU)]
     return override_each(found, "use_cudnn", lambda layer, before: False)
 
@@ -266,20 +238,17 @@ def _by_parts(
                 "a normalization layer is called with rows other than those of the batch"
             )
         # Time steps of a row may have been concatenated.
-        places = [
+        positions = [
             (part[:, None] * times + np.arange(times)).reshape(-1)
             for part in rows.parts
             if len(part)
         ]
+        masks = [None if mask is None else tf.gather(mask, own) for own in positions]
         outputs = [
-            call(
-                tf.gather(inputs, own),
-                training=True,
-                mask=None if mask is None else tf.gather(mask, own),
-            )
-            for own in places
+            call(tf.gather(inputs, own), training=True, mask=one)
+            for own, one in zip(positions, masks, strict=True)
         ]
-        return tf.gather(tf.concat(outputs, 0), np.argsort(np.concatenate(places)))
+        return tf.gather(tf.concat(outputs, 0), np.argsort(np.concatenate(positions)))
 
     return watched
 
@@ -295,7 +264,6 @@ class OwnSettings:
         self._parts = {id(one): one for one in parts if not inspect.isroutine(one)}
 
     def read(self) -> Settings:
-        """Return the values of the attributes."""
         return {
             (number, name): value
             for number, part in self._parts.items()
@@ -312,7 +280,6 @@ class OwnSettings:
         return self.name(changed)
 
     def list_changed(self, saved: Settings) -> list[tuple[int, str]]:
-        """Return the attributes whose values were others when they were read."""
         return [key for key, value in self.read().items() if saved.get(key, value) != value]
 
     def name(self, changed: Sequence[tuple[int, str]]) -> str | None:
@@ -335,20 +302,13 @@ Array = npt.NDArray[Any]
 class WatchedGradients:
     """Compares the gradients of steps with those that were exchanged, which the optimizers apply.
 
-    Parameters
-    ----------
-    exchanged
-        The exchanges of these steps; nothing: the optimizers apply the gradients of the steps.
-    steps
-        Number of steps.
-    is_own
-        True if the steps have this worker's rows: then its own gradients are compared.
+    ``exchanged`` has the exchanges of these steps; without any, the optimizers apply the gradients
+    of the steps. If ``is_own``, the steps have this worker's rows, and its own gradients are
+    compared.
 
-    Attributes
-    ----------
-    pairs
-        What was exchanged and what the steps computed, by the step, the number of the exchange in
-        the step, and the variable's path. Gradients that are exchanged as one sum are summed.
+    `pairs` has what was exchanged and what the steps computed, by the step, the number of the
+    exchange in the step, and the variable's path. Gradients that are exchanged as one sum are
+    summed.
     """
 
     def __init__(
@@ -359,22 +319,18 @@ class WatchedGradients:
         steps: int,
         is_own: bool = False,
     ) -> None:
-        self._is_own = is_own
-        self._view = view
-        self._exchange = exchange
+        self._view, self._exchange, self._is_own = view, exchange, is_own
         self._remaining = iter(exchanged)
         self._each = max(1, len(exchanged) // steps)
         self._count = 0
         self.pairs: dict[Any, tuple[Array, Array]] = {}
 
     def install(self) -> AbstractContextManager[None]:
-        """Watch all optimizers within this context."""
         return override_each(self._view.optimizers, "apply", self._watch)
 
     def _watch(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
         def watched(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            gradients = list(grads)
-            given = trainable_variables
+            gradients, given = list(grads), trainable_variables
             variables = list(self._view.model.trainable_variables if given is None else given)
             exchanges = any(gradient is not None for gradient in gradients)
             if exchanges and (one := next(self._remaining, None)) is not None:

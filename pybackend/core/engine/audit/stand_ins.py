@@ -15,6 +15,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 
@@ -26,43 +27,43 @@ from pybackend.core.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]
 
-PLACES: tuple[float, ...] = (0.7, 0.03)
-"""Positions of a constant in its range: an event of a small rate does not happen, or happens."""
+# Positions of a constant in its range: an event of a small rate does not happen, or happens.
+POSITIONS: tuple[float, ...] = (0.7, 0.03)
 _SEED = 1337
 
 
-def _normal(given: Arguments, place: float) -> Any:
+def _normal(given: Arguments, position: float) -> Any:
     value = tf.cast(given["mean"], given["dtype"])
     spread = tf.cast(given["stddev"], given["dtype"])
-    return tf.broadcast_to(value + place * spread, given["shape"])
+    return tf.broadcast_to(value + position * spread, given["shape"])
 
 
-def _uniform(given: Arguments, place: float) -> Any:
+def _uniform(given: Arguments, position: float) -> Any:
     dtype = tf.as_dtype(given["dtype"])
     if given["minval"] is None:  # any integer
         return tf.fill(given["shape"], tf.constant(1, dtype))
     low = tf.cast(given["minval"], tf.float64)
     high = tf.cast(1 if given["maxval"] is None else given["maxval"], tf.float64)
-    return tf.broadcast_to(tf.cast(low + place * (high - low), dtype), given["shape"])
+    return tf.broadcast_to(tf.cast(low + position * (high - low), dtype), given["shape"])
 
 
-def _categorical(given: Arguments, place: float) -> Any:
+def _categorical(given: Arguments, position: float) -> Any:
     likeliest = tf.argmax(given["logits"], -1)[:, None]
     return tf.cast(tf.repeat(likeliest, given["num_samples"], axis=1), given["dtype"] or tf.int64)
 
 
-def _gamma(given: Arguments, place: float) -> Any:
+def _gamma(given: Arguments, position: float) -> Any:
     beta = 1 if given["beta"] is None else given["beta"]
     mean = tf.cast(given["alpha"], given["dtype"]) / tf.cast(beta, given["dtype"])
     return tf.broadcast_to(mean, given["shape"])
 
 
-def _binomial(given: Arguments, place: float) -> Any:
+def _binomial(given: Arguments, position: float) -> Any:
     mean = tf.cast(given["counts"], tf.float64) * tf.cast(given["probs"], tf.float64)
     return tf.broadcast_to(tf.cast(tf.round(mean), given["output_dtype"]), given["shape"])
 
 
-def _first(given: Arguments, place: float) -> Any:
+def _first(given: Arguments, position: float) -> Any:
     return tf.convert_to_tensor(next(iter(given.values())))
 
 
@@ -90,34 +91,24 @@ _STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
 )
 
 
+@dataclass
 class Noise:
-    """Record of the random numbers that a training run's steps draw.
+    """Record of the random numbers that a training run's steps draw, while `watch` is active.
 
-    Attributes
-    ----------
-    is_drawn
-        True if any were drawn while `watch` was active, even while a step was traced.
-    has_seeds
-        True if a Keras generator returned seeds for them.
-    is_stateless
-        True if any were drawn with an explicit seed.
-    is_unseeded
-        True if any came from TensorFlow's global generator: they cannot be drawn again.
-    states
-        Identities of the state variables of the generators that drew them.
+    That includes what is drawn while a step is traced. ``has_seeds``: a Keras generator returned
+    seeds for them. ``is_stateless``: some were drawn with an explicit seed. ``is_unseeded``: some
+    came from TensorFlow's global generator, so they cannot be drawn again. ``states`` has the
+    identities of the state variables of the generators that drew them.
     """
 
-    def __init__(self) -> None:
-        self.is_drawn = False
-        self.has_seeds = False
-        self.is_stateless = False
-        self.is_unseeded = False
-        self.states: set[int] = set()
+    is_drawn: bool = False
+    has_seeds: bool = False
+    is_stateless: bool = False
+    is_unseeded: bool = False
+    states: set[int] = field(default_factory=set)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record within this context whether random numbers are drawn."""
-
         def note(draw: Callable[..., Any], stand_in: StandIn | None = None) -> Any:
             @wraps(draw)
             def noting(*args: Any, **options: Any) -> Any:
@@ -128,9 +119,8 @@ class Noise:
                 own = stand_in is None or "Generator." in draw.__qualname__
                 if own:
                     state = args[0].state
-                    self.states.add(
-                        id(getattr(state, "value", state) if stand_in is None else state)
-                    )
+                    known = getattr(state, "value", state) if stand_in is None else state
+                    self.states.add(id(known))
                 self.is_unseeded |= not is_seeded and not own
                 return draw(*args, **options)
 
@@ -142,15 +132,11 @@ class Noise:
 
 
 @contextmanager
-def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
+def stand_in_noise(position: float = POSITIONS[0]) -> Iterator[None]:
     """Replace random draws by constants within this context; the state of generators is unchanged.
 
     Draws in other threads, such as a pipeline that prepares the next batch, are unchanged.
-
-    Parameters
-    ----------
-    place
-        One of `PLACES`.
+    ``position`` is one of `POSITIONS`.
     """
     own = threading.get_ident()
     advance = keras.random.SeedGenerator.next
@@ -163,7 +149,7 @@ def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
                 return draw(*args, **options)
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
-            return stand_in(bound.arguments, place)
+            return stand_in(bound.arguments, position)
 
         return standing_in
 
@@ -191,12 +177,8 @@ def trace_loops(
 ) -> AbstractContextManager[None]:
     """Run Keras's own recurrent layers as graphs within this context, as in training.
 
-    This excludes models with ``run_eagerly=True``, and layers with custom cells.
-
-    Parameters
-    ----------
-    traced
-        Cache of the functions that were traced.
+    This excludes models with ``run_eagerly=True``, and layers with custom cells. ``traced`` is a
+    cache of the functions that were traced.
     """
     cache = {} if traced is None else traced
     loops = [] if view.model.run_eagerly else [one for one in view.layers if _is_of_keras(one)]

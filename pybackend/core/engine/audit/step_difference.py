@@ -53,7 +53,6 @@ class Measure(NamedTuple):
 
     @property
     def size(self) -> float:
-        """Relative difference."""
         return self.relate(self.found, self.expected)
 
     def relate(self, one: Array, other: Array) -> float:
@@ -66,19 +65,11 @@ class Measure(NamedTuple):
 class Comparison:
     """Result of a comparison.
 
-    Attributes
-    ----------
-    largest
-        Largest relative difference among everything that is equal, except ``zeros``.
-    zeros
-        Largest difference among gradients that consist of rounding errors, relative to the whole
-        gradient.
-    differing
-        What differs, with its relative difference, the largest first.
-    undecided
-        What is ill-conditioned, in the same form.
-    is_repeatable
-        True if one process gets the same result twice; otherwise nothing can be concluded.
+    ``largest`` is the largest relative difference among everything that is equal, except ``zeros``:
+    the largest difference among gradients that consist of rounding errors, relative to the whole
+    gradient. ``differing`` has what differs, with its relative difference, the largest first;
+    ``undecided`` has what is ill-conditioned, in the same form. ``is_repeatable`` is false if one
+    process does not get the same result twice, so nothing can be concluded.
     """
 
     largest: float = 0.0
@@ -88,14 +79,15 @@ class Comparison:
     is_repeatable: bool = True
 
 
+# Computes the expected values once more; None if that is impossible.
 Again = Callable[[Literal["same", "float64", "order"]], "Values | None"]
-"""Computes the expected values once more; None if that is impossible."""
 
 
 def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
     """Compare values with the expected ones of a step in one process."""
     sizes = {key: one.size for key, one in measures.items()}
     whole = _norm_of_gradients(measures)
+    # "Not at most", because NaN is neither larger nor smaller.
     suspects = [key for key, size in sizes.items() if not size <= measures[key].tolerance]
     differing = [key for key in suspects if not is_number(measures[key].found)]
     numbers = [key for key in suspects if key not in differing]
@@ -104,12 +96,8 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
         same = again("same")
         assert same is not None
         moved = [key for key, one in measures.items() if one.is_gradient or one.scale]
-        unsteady = [
-            key
-            for key in moved
-            if not measures[key].relate(same[key], measures[key].expected)
-            <= measures[key].tolerance
-        ]
+        pairs = [(measures[key], same[key]) for key in moved]
+        unsteady = [one for one, two in pairs if not one.relate(two, one.expected) <= one.tolerance]
         # Threads add up in a different order each time; but random numbers change most values.
         if unsteady and 2 * len(unsteady) >= len(moved):
             return Comparison(is_repeatable=False)
@@ -145,12 +133,12 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
             elif error > most:
                 zeros, sizes[key] = max(zeros, error / whole), 0.0
     left = {*differing, *undecided}
-    return Comparison(
-        max((size for key, size in sizes.items() if key not in left), default=0.0),
-        zeros,
-        sorted(((key, sizes[key]) for key in differing), key=lambda one: -one[1]),
-        sorted(((key, sizes[key]) for key in undecided), key=lambda one: -one[1]),
-    )
+    largest = max((size for key, size in sizes.items() if key not in left), default=0.0)
+    ranked = [
+        sorted(((key, sizes[key]) for key in keys), key=lambda one: -one[1])
+        for keys in (differing, undecided)
+    ]
+    return Comparison(largest, zeros, *ranked)
 
 
 def _measure_turns(measures: Mapping[Key, Measure], turned: Values) -> float:
@@ -174,10 +162,7 @@ def measure_variable(
 ) -> Measure:
     """Return the measure of a variable: relative to its change, and the rounding of its type.
 
-    Parameters
-    ----------
-    is_update
-        True if an optimizer has computed it from the gradients of the workers.
+    If ``is_update``, an optimizer has computed it from the gradients of the workers.
     """
     tolerance = max(find_tolerance(expected), _UPDATE if is_update else 0.0)
     scale = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,24 +45,15 @@ _OF_COMPRESSED, _OF_SUMS = 2.0**-6, 2.0**-17
 _AGAIN, _AGAIN_IN_HALF = 1e-3, 0.05
 
 
+@dataclass(frozen=True)
 class TracedStep:
     """Repetition of this worker's steps, with its own rows."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        exchange: GradientExchange,
-        state: StepState,
-        process: OneProcess,
-        noise: Noise,
-    ) -> None:
-        self._model = replica.model
-        self._collective = replica.collective
-        self._feed = replica.feed
-        self._exchange = exchange
-        self._state = state
-        self._process = process
-        self._noise = noise
+    replica: Replica
+    exchange: GradientExchange
+    state: StepState
+    process: OneProcess
+    noise: Noise
 
     @property
     def draws_others(self) -> bool:
@@ -69,9 +61,9 @@ class TracedStep:
 
         XLA has its own generator, and a global one is not restored.
         """
-        noise = self._noise
-        is_unknown = noise.is_unseeded or not noise.states <= set(self._state.variables)
-        return noise.is_drawn and (is_unknown or self._exchange.is_split)
+        noise = self.noise
+        is_unknown = noise.is_unseeded or not noise.states <= set(self.state.variables)
+        return noise.is_drawn and (is_unknown or self.exchange.is_split)
 
     @property
     def has_parts(self) -> bool:
@@ -79,29 +71,22 @@ class TracedStep:
 
         Not if the optimizer clips by the norm of all gradients, which a rank does not have.
         """
-        return self._exchange.shards is not None and not self._model.optimizer.global_clipnorm
+        return self.exchange.shards is not None and not self.replica.model.optimizer.global_clipnorm
 
-    def compare(self, window: Window, after: Values, place: str, is_rough: bool) -> dict[str, Any]:
+    def compare(self, window: Window, after: Values, where: str, is_rough: bool) -> dict[str, Any]:
         """Compare the step that trained with its repetition, with the same random numbers.
 
-        Parameters
-        ----------
-        is_rough
-            True if the step computes in half precision, or on a GPU.
-
-        Returns
-        -------
-        dict
-            A verdict as that of `Judge`, the same on all workers.
+        Returns a verdict as that of `Judge`, the same on all workers. ``is_rough`` is true if the
+        step computes in half precision, or on a GPU.
         """
-        if not self._exchange.adds_up:
-            rounding = _OF_COMPRESSED if self._exchange.is_compressed else _OF_SUMS
-            wrong = check_sums(window.exchanged, self._collective, rounding)
-            if is_true_anywhere(self._collective, bool(wrong)):
-                return {"error": f"in {place}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
-        if is_true_anywhere(self._collective, self.draws_others):
+        if not self.exchange.adds_up:
+            rounding = _OF_COMPRESSED if self.exchange.is_compressed else _OF_SUMS
+            wrong = check_sums(window.exchanged, self.replica.collective, rounding)
+            if is_true_anywhere(self.replica.collective, bool(wrong)):
+                return {"error": f"in {where}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
+        if is_true_anywhere(self.replica.collective, self.draws_others):
             return {}
-        if not all(all(self._feed.rows_at(step)) for step in window.steps):
+        if not all(all(self.replica.feed.rows_at(step)) for step in window.steps):
             return {}  # a step without rows exchanges
         failed = ""
         try:
@@ -110,17 +95,17 @@ class TracedStep:
         except Exception as error:  # e.g. an operation without a kernel for half precision
             found, failed = "failed", describe_error(error)
         finally:
-            self._state.write(after)
+            self.state.write(after)
         kinds = all_sum(
-            self._collective, [kind == found for kind in ("gradients", "update", "failed")]
+            self.replica.collective, [kind == found for kind in ("gradients", "update", "failed")]
         )
         if kinds[2]:
             return {"skipped": f"{_ABOUT_FAILED} ({failed or 'on another worker'})"}
         if kinds[0]:
-            why = _ABOUT_DRAWS * self._noise.is_drawn + _ABOUT_HALF * is_rough
+            why = _ABOUT_DRAWS * self.noise.is_drawn + _ABOUT_HALF * is_rough
             return {"skipped": _ABOUT_TRACED + why}
         if kinds[1]:
-            return {"error": f"in {place}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
+            return {"error": f"in {where}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
         return {}
 
     def confirm(
@@ -131,12 +116,12 @@ class TracedStep:
         Its gradients before the exchange: what the exchange makes of them is compared.
         """
         _, again, failed = self.repeat(window)
-        self._state.write(after)
+        self.state.write(after)
         own, now = (
             [part for each in one for part in each.own] for one in (window.exchanged, again)
         )
         is_other = failed is None and is_another(own, now)
-        if not is_true_anywhere(self._collective, is_other):
+        if not is_true_anywhere(self.replica.collective, is_other):
             return verdict
         return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
 
@@ -145,29 +130,29 @@ class TracedStep:
 
         Returns the variables after them, their exchanges, and why they failed, if they did.
         """
-        self._exchange.copy_exchanges()
+        self.exchange.copy_exchanges()
         reason = None
         try:
-            with self._exchange.repeating(len(window.steps)):
+            with self.exchange.repeating(len(window.steps)):
                 self._take(window)
         except Exception as error:  # operations that need a graph fail on all workers
             reason = (
                 f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
             )
-        if is_true_anywhere(self._collective, reason is not None):
+        if is_true_anywhere(self.replica.collective, reason is not None):
             reason = reason or "it has to be repeated, but fails on another worker"
-        return self._state.read(), self._exchange.take_exchanges(), reason
+        return self.state.read(), self.exchange.take_exchanges(), reason
 
     def _repeat_alone(self, window: Window, after: Values, tolerance: float) -> str | None:
         """Return what differs if this worker repeats the step and applies the same means."""
-        exchange, model, steps = self._exchange, self._model, len(window.steps)
-        watch = WatchedGradients(self._state.view, exchange, window.exchanged, steps, is_own=True)
+        exchange, model, steps = self.exchange, self.replica.model, len(window.steps)
+        watch = WatchedGradients(self.state.view, exchange, window.exchanged, steps, is_own=True)
         with exchange.repeating(steps), exchange.paused(), watch.install():
             self._take(window)
         pairs = list(watch.pairs.values())
         if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
             return "gradients"
-        now = self._state.read([id(v.value) for v in model.trainable_variables])
+        now = self.state.read([id(v.value) for v in model.trainable_variables])
         left_out = {id(v.value) for v in exchange.variables_of_others}
         keys = [key for key in now if key in window.before and key not in left_out]
         moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
@@ -175,24 +160,21 @@ class TracedStep:
         return "update" if is_another(moved, again, tolerance) else None
 
     def _take(self, window: Window) -> None:
-        self._state.write(window.before)
-        for batch, changed in zip(self._read_batches(window), window.changed, strict=True):
-            self._state.write(changed)
-            self._process.take(self._model.train_step, batch)
-
-    def _read_batches(self, window: Window) -> Sequence[Any]:
-        """Return this worker's rows of the steps."""
-        return [nest(self._feed.read_step(step)[0]) for step in window.steps]
+        self.state.write(window.before)
+        for step, changed in zip(window.steps, window.changed, strict=True):
+            self.state.write(changed)
+            batch = nest(self.replica.feed.read_step(step)[0])
+            self.process.take(self.replica.model.train_step, batch)
 
     @contextmanager
     def _in_own_type(self) -> Iterator[None]:
         """Compute in the layers' types, as the step that trained."""
-        own = self._process.type
-        self._process.type = None
+        own = self.process.type
+        self.process.type = None
         try:
             yield
         finally:
-            self._process.type = own
+            self.process.type = own
 
 
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 16)
@@ -205,12 +187,8 @@ def check_sums(
 
     Each worker adds up its gradients with random signs; the sum over the workers must equal that of
     the mean. An error of any kind changes it by about the error's norm (a random projection, as in
-    Johnson and Lindenstrauss, 1984).
-
-    Parameters
-    ----------
-    tolerance
-        Relative rounding error of the exchange; of sparse gradients at least that of their type.
+    Johnson and Lindenstrauss, 1984). So a few bytes are enough, and no step. ``tolerance`` is the
+    relative rounding error of the exchange; of sparse gradients at least that of their type.
     """
     found: list[int] = []
     for one in exchanged:
@@ -219,13 +197,13 @@ def check_sums(
         count = len(one.own) - len(slices)
         own = [*map(_project, one.own[:count]), *_project_slices(one.own[count:])]
         means = [*map(_project, one.means[: len(one.needed)]), *_project_slices(slices)]
-        places = [*one.needed, *range(count, len(own))]
+        positions = [*one.needed, *range(count, len(own))]
         terms = [share * value for value, _ in own] + [share * norm for _, norm in own]
         sums = all_sum(collective, terms)
         # Indices and values of sparse gradients alternate.
         sparse = [max(tolerance, find_tolerance(values)) for values in one.own[count + 1 :: 2]]
         limits = [tolerance] * count + sparse
-        for n, (mean, _) in zip(places, means, strict=True):
+        for n, (mean, _) in zip(positions, means, strict=True):
             expected, norm = sums[n], sums[len(own) + n]
             # Gradients that overflow in half precision are infinite on all workers.
             is_finite = np.isfinite(expected) and np.isfinite(norm)

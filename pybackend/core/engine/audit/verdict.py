@@ -12,12 +12,7 @@ import numpy as np
 
 from pybackend.core.engine.audit.audited_rows import GlobalRows, unpack_rows
 from pybackend.core.engine.audit.audited_steps import Window
-from pybackend.core.engine.audit.one_process import (
-    OneProcess,
-    StepState,
-    Values,
-    WatchedGradients,
-)
+from pybackend.core.engine.audit.one_process import OneProcess, StepState, Values, WatchedGradients
 from pybackend.core.engine.audit.step_difference import (
     Comparison,
     Measure,
@@ -34,24 +29,20 @@ _MOST_NAMED = 3
 _ABOUT_OWN_NUMBERS = (
     "a step has a different result each time, because it draws its own random numbers"
 )
+_ABOUT_OVERFLOW = "gradients in half precision overflowed, which is expected occasionally"
 ABOUT_OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
 
 
 class Judge:
-    """Comparison of a step, or of steps compared as one.
+    """Comparison of a step, or of steps compared as one, on rank 0.
 
     What the optimizer gets is compared, not what it makes of it: Adam divides a gradient that
     consists of rounding errors by its own size. So the single process computes its gradients, but
     applies those of the workers. Then its weights must equal theirs, whatever the optimizer is.
 
-    Parameters
-    ----------
-    found
-        Values of this worker's variables after the steps.
-    everyone
-        By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
-    is_sharded
-        True if consecutive rows of a batch belong to consecutive ranks.
+    ``found`` are the values of this worker's variables after the steps. ``everyone`` has what each
+    rank packed: the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
+    ``is_sharded`` is as in `unpack_rows`.
     """
 
     def __init__(
@@ -66,9 +57,7 @@ class Judge:
     ) -> None:
         self._view = state.view
         self._model = state.view.model
-        self._exchange = exchange
-        self._state = state
-        self._process = process
+        self._exchange, self._state, self._process = exchange, state, process
         self._before, self._changed = window.before, window.changed
         self._found = dict(found)
         self._steps = [
@@ -84,19 +73,12 @@ class Judge:
                 for one, each in zip(window.exchanged, parts, strict=True)
             ]
 
-    def judge(self, place: str) -> dict[str, Any]:
-        """Return the verdict for all workers.
+    def judge(self, where: str) -> dict[str, Any]:
+        """Return the verdict for all workers; ``where`` names the steps in messages.
 
-        Parameters
-        ----------
-        place
-            Description of the steps for messages.
-
-        Returns
-        -------
-        dict
-            ``steps``, ``rows``, ``weights``, ``metrics`` and ``zeros`` as in `Audit`, and ``error``
-            if there is a difference; or ``skipped``, the reason.
+        It has ``steps``, ``rows``, ``weights``, ``metrics`` and ``zeros`` as in `Audit`, and
+        ``error`` if there is a difference; or ``skipped``, the reason; or a false ``has_learned``,
+        if nothing was trained.
         """
         before, found = self._before, self._found
         try:
@@ -105,10 +87,8 @@ class Judge:
             return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))
         trained = self._find_trained() if self._exchanged else set()
-        kinds: list[dict[Any, Measure]] = [
-            {key: measure_gradient(*pair) for key, pair in gradients.items()},
-            {},
-        ]
+        own: dict[Any, Measure] = {key: measure_gradient(*two) for key, two in gradients.items()}
+        kinds: list[dict[Any, Measure]] = [own, {}]
         for key in self._list_compared():
             one = measure_variable(before[key], found[key], expected[key], key in trained)
             kinds[key in metrics][key] = one
@@ -126,11 +106,9 @@ class Judge:
             "zeros": results[0].zeros,
         }
         if self._has_overflowed(expected):
-            return {
-                "skipped": "gradients in half precision overflowed, which is expected occasionally"
-            }
+            return {"skipped": _ABOUT_OVERFLOW}
         if any(result.differing for result in results):
-            return verdict | {"error": self._describe(results, place, rows)}
+            return verdict | {"error": self._describe(results, where, rows)}
         if undecided := [one for result in results for one in result.undecided]:
             return {"skipped": f"it is ill-conditioned, or overflows: {self._list(undecided)}"}
         return verdict
@@ -152,27 +130,25 @@ class Judge:
 
     def _find_trained(self) -> set[int]:
         """Return the variables that optimizers compute from gradients."""
-        found = [*self._model.trainable_variables, *self._view.optimizer_variables]
-        return {id(v.value) for v in found}
+        model, view = self._model, self._view
+        return {id(v.value) for v in [*model.trainable_variables, *view.optimizer_variables]}
 
     def _add_up(self, everyone: Sequence[Mapping[str, Any]]) -> None:
         """Combine the workers' values of variables that each worker changes separately."""
         before, found = self._before, self._found
-        shared = self._exchange.shared_variables
+        shared = self._exchange.shared_variables  # the same on all workers: not added up
         rows = np.sum([each.counts for each in self._steps], axis=0)
         for name, keys, weights in (
             ("metrics", self._state.list_metrics(shared), np.ones(len(everyone))),
             ("statistics", self._state.list_statistics(), rows / rows.sum()),
         ):
             for number, key in enumerate(keys):
-                if key not in before:
-                    continue
                 changes = [
                     weight * one[name][number]
                     for one, weight in zip(everyone, weights, strict=True)
                     if number in one[name]
                 ]
-                if changes:
+                if key in before and changes:
                     total = before[key] + np.sum(changes, axis=0)
                     is_whole = before[key].dtype.kind in "iu"
                     found[key] = (np.rint(total) if is_whole else total).astype(before[key].dtype)
@@ -221,18 +197,15 @@ class Judge:
         known = [key for key in numbers if key in self._before]
         return any(not np.array_equal(self._found[key], expected[key]) for key in known)
 
-    def _describe(self, results: Sequence[Comparison], place: str, rows: int) -> str:
+    def _describe(self, results: Sequence[Comparison], where: str, rows: int) -> str:
         differing = [one for result in results for one in result.differing]
-        advice = self._advise(results)
-        if self._is_own_fault():
-            advice = ABOUT_OWN_FAULT
+        advice = ABOUT_OWN_FAULT if self._is_own_fault() else self._advise(results)
         return (
-            f"{place} was repeated in one process on the same {rows} rows, and the result differs: "
+            f"{where} was repeated in one process on the same {rows} rows, and the result differs: "
             f"{self._list(differing)}. {advice}"
         )
 
     def _list(self, sizes: Sequence[tuple[Any, float]]) -> str:
-        """Return the names of some variables with the sizes of their differences."""
         names = self._state.name_variables()
         listed = [
             f"{show(names.get(key, 'a variable'))} by {size:.2g} of its change"
@@ -253,15 +226,13 @@ class Judge:
             return False
         (rows,) = self._steps
         sums: dict[Any, Any] = {}
-        found: dict[Any, Any] = {}
+        found: dict[Any, Any] = {}  # the same for each rank
         for rank, count in enumerate(rows.counts):
             if count:
                 _, pairs = self._compute([rows.of_rank(rank)])
                 for key, (mean, own) in pairs.items():
-                    found[key] = mean
-                    sums[key] = (
-                        sums.get(key, 0.0) + own.astype(np.float64) * count / rows.counts.sum()
-                    )
+                    share = own.astype(np.float64) * count / rows.counts.sum()
+                    found[key], sums[key] = mean, sums.get(key, 0.0) + share
         keys = [key for key in found if found[key].shape == np.shape(sums[key])]
         return is_another([found[key] for key in keys], [sums[key] for key in keys])
 

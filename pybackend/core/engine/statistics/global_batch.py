@@ -44,14 +44,10 @@ NOTHING = OverBatch()
 
 
 def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
-    """Reject a model that runs eagerly if a worker's first step has no rows.
+    """Raise `InputError` if a model runs eagerly and a worker's first step has no rows.
 
-    In later steps it does what it did in its last step with rows.
-
-    Raises
-    ------
-    InputError
-        The model runs eagerly, so the worker would not know what the others exchange.
+    The worker would not know what the others exchange. In later steps it does what it did in its
+    last step with rows.
     """
     if model.run_eagerly and begins_empty:
         raise InputError(
@@ -64,16 +60,8 @@ def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
 class GatheredRows:
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
-    Parameters
-    ----------
-    find_order
-        Returns, for a step, the order of the batch among the rows listed by rank; None if the rows
-        are already in that order.
-
-    Attributes
-    ----------
-    step
-        Next step of the epoch.
+    ``find_order`` returns, for a step, the order of the batch among the rows listed by rank; None
+    if the rows are already in that order. ``step`` is the next step of the epoch.
     """
 
     def __init__(
@@ -82,12 +70,10 @@ class GatheredRows:
         calls: StepCalls,
         find_order: Callable[[int], Array] | None = None,
     ) -> None:
-        self._collective = collective
-        self._calls = calls
-        self._find_order = find_order
+        self._collective, self._calls, self._find_order = collective, calls, find_order
         self.step = 0
+        # Error of a fetch: TensorFlow only passes on its text.
         self.error: BaseException | None = None
-        """Error of a fetch, or None: TensorFlow only passes on its text."""
 
     def __call__(
         self, own: Sequence[Any], is_first: bool
@@ -95,23 +81,17 @@ class GatheredRows:
         """Return the rows before and after each of the worker's own tensors, and n / n_w.
 
         The last value is, for each tensor, the order of the batch, or None if the rows are already
-        in that order.
-
-        Parameters
-        ----------
-        is_first
-            True for the first fetch of the step.
+        in that order. ``is_first`` is true for the first fetch of the step.
         """
         for tensor in own:
             _check_has_rows(tensor)
         count = len(own)
         types = [tensor.dtype for tensor in own]
+        orders = 0 if self._find_order is None else count
         with self._calls.next():
             rows = tf.convert_to_tensor(self._calls.rows)
-            fetch = partial(self._fetch, is_first)
-            orders = 0 if self._find_order is None else count
             kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
-            found = tf.numpy_function(fetch, [rows, *own], kinds)
+            found = tf.numpy_function(partial(self._fetch, is_first), [rows, *own], kinds)
         self._calls.end(found[-1:])
         for number, tensor in enumerate(found[: 2 * count]):
             tensor.set_shape([None, *own[number % count].shape[1:]])
@@ -177,25 +157,13 @@ class GlobalBatch:
     """Computation of a model's loss, or its metrics, from the rows of all workers.
 
     This applies only to steps traced while `active` is in effect, not to computations in callbacks.
-
-    Parameters
-    ----------
-    over
-        The values that are computed from all rows. The state of such metrics is the same on all
-        workers.
+    The state of metrics that ``over`` names is the same on all workers.
     """
 
     def __init__(
-        self,
-        model: Any,
-        other_rows: GatheredRows,
-        calls: StepCalls,
-        over: OverBatch,
+        self, model: Any, other_rows: GatheredRows, calls: StepCalls, over: OverBatch
     ) -> None:
-        self._model = model
-        self._other_rows = other_rows
-        self._calls = calls
-        self._over = over
+        self._model, self._other_rows, self._calls, self._over = model, other_rows, calls, over
         self._is_active = False
         # In the step being traced: own tensors, and the corresponding tensors of all workers.
         self._own: list[Any] = []
@@ -212,7 +180,7 @@ class GlobalBatch:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Intercept the model's computations while the context is active."""
+        """Intercept the model's computations within this context."""
         with ExitStack() as stack:
             if self._over.loss:
                 compute_loss = self._model.compute_loss
@@ -239,12 +207,8 @@ class GlobalBatch:
     def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
         """Wrap a function of tensors, so that it gets the tensors of the global batch.
 
-        Parameters
-        ----------
-        which
-            The arguments that have rows.
-        update
-            Function that a worker without rows must also call, or None.
+        ``which`` are the arguments that have rows. ``update`` is a function that a worker without
+        rows must also call, or None.
         """
         own = signature = inspect.signature(function)
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
@@ -256,42 +220,42 @@ class GlobalBatch:
                 return function(*args, **options)
             bound = signature.bind(*args, **options)
             given = {n: bound.arguments[n] for n in names if bound.arguments.get(n) is not None}
-            places = self._place(given)
-            bound.arguments.update(_fill(places, self._whole))
+            indices = self._fetch(given)
+            bound.arguments.update(_fill(indices, self._whole))
             if update is not None:
-                self._calls.record(lambda: update(**_fill(places, self._whole)))
+                self._calls.record(lambda: update(**_fill(indices, self._whole)))
             return function(*bound.args, **bound.kwargs)
 
         # Keras checks whether there is a parameter `training`.
         watched.__signature__ = own  # type: ignore[attr-defined]
         return watched
 
-    def _place(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _fetch(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fetch the tensors that have not been fetched yet in this step.
 
-        Returns the positions of the whole tensors, in the structure of the arguments.
+        Returns the indices of the whole tensors, in the structure of the arguments.
         """
         new: list[Any] = []
 
         def number_of(tensor: Any) -> int:
             known = [*self._own, *new]
             for number, other in enumerate(known):
-                if other is tensor:
+                if other is tensor:  # `==` of tensors compares their elements
                     return number
             new.append(tensor)
             return len(known)
 
-        def place(leaf: Any) -> Any:
+        def index(leaf: Any) -> Any:
             if leaf is None:
                 return None
             tensor = tf.convert_to_tensor(leaf)
             mask = _read_mask(leaf)
-            return _Place(
+            return _Indices(
                 number_of(leaf if tensor is leaf else tensor),
                 None if mask is None else number_of(mask),
             )
 
-        places = {name: keras.tree.map_structure(place, value) for name, value in given.items()}
+        indices = {name: keras.tree.map_structure(index, value) for name, value in given.items()}
         if new:
             is_first = not self._own
             before, after, factor, orders = self._other_rows(new, is_first)
@@ -305,7 +269,7 @@ class GlobalBatch:
                 for one, tensor, other in zip(before, new, after, strict=True)
             ]
             self._whole += whole if orders is None else map(tf.gather, whole, orders)
-        return places
+        return indices
 
 
 def find_compiled_metrics(model: Any) -> list[Any]:
@@ -314,22 +278,22 @@ def find_compiled_metrics(model: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Indices of a whole tensor and of its mask."""
+class _Indices:
+    """Those of a whole tensor, and of its mask, in the lists of a step."""
 
     tensor: int
     mask: int | None
 
 
-def _fill(places: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
+def _fill(indices: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
     """Return the arguments with the whole tensors."""
 
-    def find(place: Any) -> Any:
-        if place is None or place.mask is None:
-            return None if place is None else whole[place.tensor]
-        return _Masked(whole[place.mask])(whole[place.tensor])
+    def find(one: Any) -> Any:
+        if one is None or one.mask is None:
+            return None if one is None else whole[one.tensor]
+        return _Masked(whole[one.mask])(whole[one.tensor])
 
-    return {name: keras.tree.map_structure(find, value) for name, value in places.items()}
+    return {name: keras.tree.map_structure(find, value) for name, value in indices.items()}
 
 
 class _ReadsMask(keras.layers.Layer):
@@ -357,7 +321,6 @@ class _Masked(keras.layers.Layer):
         return tf.identity(inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Return the given mask."""
         return self._given
 
 
@@ -405,8 +368,7 @@ def _pack(rows: int, arrays: Sequence[Array]) -> Array:
 
 def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
     rows = int(packed[:8].view(np.int64)[0])
-    at = 8
-    shapes = []
+    at, shapes = 8, []
     for _ in types:
         ndim = int(packed[at : at + 8].view(np.int64)[0])
         shapes.append(packed[at + 8 : at + 8 + 8 * ndim].view(np.int64))

@@ -1,4 +1,10 @@
-"""Metrics over the rows of all workers, from summed states rather than averages of averages."""
+"""Metrics over the rows of all workers, from summed states rather than averages of averages.
+
+At the end of an epoch, `combine_logs` sums the states. Metrics that have one value per step, such
+as losses of several outputs, need more: Keras averages these values over the steps, regardless of
+how many rows they have. So a worker's value is weighted by its share of the step's rows
+(`StepMeans`), and the values of all workers together count as one step.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +39,8 @@ def combine_logs(
 
     A logged value belongs to a metric if it equals that metric's value on all ranks; a custom step
     may log anything under any name. Ranks without rows, which may have no logs, contribute nothing.
-
-    Parameters
-    ----------
-    rows
-        Number of rows behind each rank's logs, of shape (world size,).
-    shared
-        Variables of metrics that are the same on all ranks.
+    ``rows`` has the number of rows behind each rank's logs, and ``shared`` the variables of metrics
+    that are the same on all ranks.
     """
     local = {name: to_plain(value) for name, value in model.get_metrics_result().items()}
     names = _find_metrics(logs, local, collective, rows)
@@ -94,10 +95,7 @@ def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> d
 def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
     """Return the names of custom metrics whose state has not been verified to be a sum.
 
-    Parameters
-    ----------
-    are_compiled_tried
-        True if the metrics passed to ``compile`` were checked.
+    ``are_compiled_tried`` is true if the metrics passed to ``compile`` were checked.
     """
     compiled = find_compiled_metrics(model)
     known = compiled if are_compiled_tried else []
@@ -140,13 +138,15 @@ class _UnmaskedCount(keras.losses.Loss):
 
 
 class ValidStepCounter:
-    """Counter of the valid steps in a batch, based on calls of a model's ``compute_loss``."""
+    """Counter of the valid steps in a batch, based on calls of a model's ``compute_loss``.
+
+    `loss` is the batch's mean loss, as a tensor of the step that is being traced.
+    """
 
     def __init__(self, model: Any) -> None:
         self._count = _UnmaskedCount(find_ignored_class(model))
         self._valid: Any = None
         self.loss: Any = 0.0
-        """The batch's mean loss, as a tensor of the step that is being traced."""
 
     def watch(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_loss`` of a model, so that the valid steps of a call are counted."""
@@ -205,13 +205,8 @@ def build_losses(view: ModelView, rows: Rows) -> None:
 class StepMeans:
     """Weights for means of one value per step, in steps traced while `weigh` is active.
 
-    Parameters
-    ----------
-    count_total
-        Returns the number of rows in the step's global batch, given this worker's; called once per
-        step, even by workers without rows.
-    add_up
-        Returns sums over the workers.
+    ``count_total`` returns the number of rows in the step's global batch, given this worker's; it
+    is called once per step, even by workers without rows. ``add_up`` returns sums over the workers.
     """
 
     def __init__(
@@ -221,19 +216,15 @@ class StepMeans:
         count_total: Callable[[int], float],
         add_up: Callable[[list[float]], Sequence[float]] | None = None,
     ) -> None:
-        self._model = model
-        self._calls = calls
-        self._count_total = count_total
+        self._model, self._calls, self._count_total = model, calls, count_total
         self._add_up = add_up or list
-        self.share: Any = None
-        """Share of the step that is being traced, while `weigh` lasts."""
+        self.share: Any = None  # of the step that is being traced, while `weigh` lasts
         self.is_always_asked = False
-        self.is_uneven = False
-        """True if Keras weights the total loss by rows other than those of the labels."""
+        self.is_uneven = False  # Keras weights the total loss by rows other than the labels'
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Replace the metrics' ``update_state`` while the context is active."""
+        """Replace the metrics' ``update_state`` within this context."""
         with ExitStack() as stack:
             means = find_step_means(self._model)
             stack.enter_context(override_each(means, "update_state", self._watch))
@@ -272,12 +263,7 @@ class StepMeans:
             total, weights = self._add_up([float(rows), float(own)])
             return np.float32(rows / total * weights if total else 0.0)
 
-        with self._calls.next():
-            weight = tf.numpy_function(compute, [self._calls.rows, own], tf.float32)
-        weight.set_shape([])
-        self._calls.end([weight])
-        self._calls.record(lambda: self.compute_weight(0))
-        return weight
+        return self._call(compute, [self._calls.rows, own], lambda: self.compute_weight(0))
 
     def compute_share(self) -> Any:
         """Return this worker's share of the rows in the current step; None if not needed."""
@@ -288,9 +274,15 @@ class StepMeans:
             total = self._count_total(int(rows))
             return np.float32(rows / total if total else 0.0)
 
+        return self._call(compute, [self._calls.rows], self.compute_share)
+
+    def _call(
+        self, compute: Callable[..., Any], given: Sequence[Any], replacement: Callable[[], object]
+    ) -> Any:
+        """Call the host for one number, in the order of the step's calls."""
         with self._calls.next():
-            share = tf.numpy_function(compute, [self._calls.rows], tf.float32)
-        share.set_shape([])
-        self._calls.end([share])
-        self._calls.record(self.compute_share)
-        return share
+            found = tf.numpy_function(compute, given, tf.float32)
+        found.set_shape([])
+        self._calls.end([found])
+        self._calls.record(replacement)
+        return found

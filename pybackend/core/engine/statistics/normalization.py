@@ -31,13 +31,8 @@ Array = npt.NDArray[Any]
 class GlobalStatistics:
     """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
-    This applies only to steps traced while `active` is in effect.
-
-    Parameters
-    ----------
-    weigh
-        Returns a scalar, the weight of this worker's gradients in the step being traced; known in
-        the backward pass.
+    This applies only to steps traced while `active` is in effect. ``weigh`` returns a scalar, the
+    weight of this worker's gradients in the step being traced; known in the backward pass.
     """
 
     def __init__(
@@ -47,21 +42,17 @@ class GlobalStatistics:
         calls: StepCalls,
         weigh: Callable[[], Any],
     ) -> None:
-        self._layers = layers
-        self._collective = collective
-        self._calls = calls
-        self._weigh = weigh
+        self._layers, self._collective, self._calls, self._weigh = layers, collective, calls, weigh
         self._is_active = False
+        # Original exception of a failed exchange: TensorFlow propagates only its text.
         self.error: BaseException | None = None
-        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
 
     def install(self) -> AbstractContextManager[None]:
-        """Replace the layers' ``call`` while the context is active."""
+        """Replace the layers' ``call`` within this context."""
         return override_each(self._layers, "call", self._watch)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which a training step is traced."""
         self._is_active = True
         try:
             yield
@@ -101,10 +92,8 @@ class GlobalStatistics:
         shape = [channels if number == axis else 1 for number in range(rank)]
         if mask is None:
             counted = values
-            count = ops.cast(tf.size(values) / channels, values.dtype) * ops.ones(
-                [channels], values.dtype
-            )
-            tiny = 0.0
+            ones = ops.ones([channels], values.dtype)
+            count, tiny = ops.cast(tf.size(values) / channels, values.dtype) * ones, 0.0
         else:
             is_counted = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(values))
             is_counted = ops.cast(is_counted, values.dtype)
@@ -129,7 +118,6 @@ class GlobalStatistics:
 
     def _sum(self, values: Any) -> Any:
         """Return the sum over the workers, with its gradient."""
-
         return tf.custom_gradient(lambda own: (self._add_up(own), self._share_out))(values)
 
     def _share_out(self, gradient: Any) -> Any:

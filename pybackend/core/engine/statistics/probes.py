@@ -54,8 +54,8 @@ _LEAST_TRIED = 8
 _LARGE_ROW_BYTES = 1 << 20
 _LARGE_MODEL = 10_000_000
 
+# Result of the check whether the state of the metrics of `compile` may be summed over workers.
 MetricsKind = Literal["sums", "not sums", "unknown"]
-"""Result of the check whether the state of the metrics of `compile` may be summed over workers."""
 
 # Positions at which the rows are cut into parts, as shares of them.
 _SHARES = (0.1, 0.35)
@@ -111,12 +111,8 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
     Counts and sums can be summed over workers. Maxima and correlations cannot, and neither can
     values that are computed from a whole batch and then averaged over batches. The metrics passed
     to ``compile`` are checked, with predictions that are changed at random. Afterwards the model's
-    state is restored, but its metrics have been built and reset.
-
-    Parameters
-    ----------
-    rows
-        ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
+    state is restored, but its metrics have been built and reset. ``rows`` is ``(x, y)`` or ``(x, y,
+    sample_weight)`` of at least two rows.
     """
     containers = find_compiled_metrics(model)
     if not containers:
@@ -135,13 +131,8 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
             lambda leaf: choose_move(leaf, count, generator)(leaf, slice(0, count)),
             model(take_part(x, slice(0, count)), training=False),
         )
-        return [
-            name
-            for container in containers
-            for name in _find_unsummable(
-                container, [y, y_pred, *([] if weight is None else [weight])], count
-            )
-        ]
+        given = [y, y_pred, *([] if weight is None else [weight])]
+        return [name for one in containers for name in _find_unsummable(one, given, count)]
 
 
 def _may_have_only_accuracy(model: Any) -> bool:
@@ -227,11 +218,7 @@ def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
 
     The check uses parts of several sizes, and predictions with random changes, because the
     predictions of an untrained model are too similar. Afterwards the model's state is restored.
-
-    Parameters
-    ----------
-    rows
-        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
+    ``rows`` is ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
     """
     model = view.model
     with keep_state(model), trace_loops(view), stand_in_noise():
@@ -251,13 +238,7 @@ def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
 
 
 def mixes_rows(view: ModelView, rows: Any) -> bool:
-    """Return whether a prediction depends on the other rows of its batch.
-
-    Parameters
-    ----------
-    rows
-        As in `is_mean_in_evaluation`.
-    """
+    """Return whether a prediction depends on the other rows of its batch; ``rows`` as above."""
     model = view.model
     with keep_state(model), trace_loops(view), stand_in_noise():
         try:
@@ -297,10 +278,8 @@ class _LossOfParts:
     """Loss computed on parts of the rows; predictions are changed unless ``amount`` is zero."""
 
     def __init__(self, model: Any, rows: Any) -> None:
-        self.count = count_rows(rows)
-        self.amount = 1.0
-        self._model = model
-        self._rows = rows
+        self.count, self.amount = count_rows(rows), 1.0
+        self._model, self._rows = model, rows
         self._moves: list[Callable[[Any, slice], Any]] | None = None
         # Layers that count their calls must treat each part alike.
         self._before = [(v, v.numpy()) for v in model.non_trainable_variables]
@@ -311,12 +290,11 @@ class _LossOfParts:
         rows = take_part(self._rows, part)
         x = keras.utils.unpack_x_y_sample_weight(rows)[0]
         y_pred = self._model(x, training=False)
+        leaves = keras.tree.flatten(y_pred)
         if self._moves is None:  # the first call is for all rows
             generator = np.random.default_rng(0)
-            leaves = keras.tree.flatten(y_pred)
             self._moves = [choose_move(leaf, self.count, generator) for leaf in leaves]
         if self.amount:
-            leaves = keras.tree.flatten(y_pred)
             moved = [move(leaf, part) for move, leaf in zip(self._moves, leaves, strict=True)]
             y_pred = keras.tree.pack_sequence_as(y_pred, moved)
         return float(compute_loss(self._model, rows, y_pred, training=False))
@@ -332,8 +310,8 @@ def choose_move(
         return lambda leaf, part: leaf
     values = keras.ops.convert_to_numpy(predictions).astype("float32")
     is_share = bool(values.min() >= 0 and values.max() <= 1)
-    is_distribution = is_share and len(shape) > 1 and shape[-1] > 1
-    is_distribution = is_distribution and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
+    has_classes = is_share and len(shape) > 1 and shape[-1] > 1
+    is_distribution = has_classes and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
     noise: Any
     if is_distribution:
         noise = generator.dirichlet(np.ones(shape[-1]), shape[:-1])
@@ -358,10 +336,8 @@ def cut_rows(count: int, shares: Sequence[float]) -> list[slice]:
 
 
 def take_part(rows: Any, part: slice) -> Any:
-    """Return some of the rows, as tensors."""
     return keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), rows)
 
 
 def count_rows(rows: Any) -> int:
-    """Return the number of rows."""
     return len(keras.tree.flatten(rows)[0])
