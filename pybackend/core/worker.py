@@ -229,7 +229,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
         return _train_elastically(worker)
     worker, order = worker.receive()
     if worker.job.is_asynchronous:
-        return _train_asynchronously(worker, order)
+        return _train_with_parameter_servers(worker, order)
     sources, sent = _read_own(worker, order)
     with worker.join(order, bool(sources)) as collective:
         if worker.job.needs_tensorflow_server:
@@ -287,13 +287,13 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _train_asynchronously(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
-    from pybackend.core.parameter_server.process import train_asynchronously
+def _train_with_parameter_servers(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
+    from pybackend.core.parameter_server.process import train_with_parameter_servers
 
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
     if rank == 0:
         worker.emit(Note(_OPEN_SERVERS))
-    trained = train_asynchronously(
+    trained = train_with_parameter_servers(
         job, rank, worker.folder, worker.server, order, worker.emit, end, worker.answers
     )
     return _report_training(worker, trained)

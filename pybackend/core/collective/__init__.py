@@ -1,4 +1,7 @@
-"""Sums, gathers and broadcasts over the workers of a job, behind one small interface."""
+"""Sums, gathers and broadcasts over the workers of a job, behind one small interface.
+
+Start with `mesh.py`.
+"""
 
 from __future__ import annotations
 

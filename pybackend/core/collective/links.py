@@ -1,4 +1,4 @@
-"""Connections to other ranks, and how long to wait for a slow one."""
+"""Connections to other ranks, how long to wait for a slow one, and one collective call over them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,14 @@ _SOCKET_BUFFER = 4 << 20
 
 
 class Link:
-    """Authenticated connection to another rank, used in both directions.
+    """Authenticated connection to another rank, used in both directions; it closes ``stream``.
 
-    Parameters
-    ----------
-    stream
-        Closed with this link.
-    rank, host
-        The other end.
-    timeout
-        Seconds after which a machine that does not answer counts as lost.
+    ``rank`` and ``host`` are the other end. A machine that does not answer for ``timeout`` seconds
+    counts as lost.
     """
 
     def __init__(self, stream: Stream, rank: int, host: str, timeout: float) -> None:
-        self.stream = stream
-        self.rank = rank
-        self.host = host
-        self.timeout = timeout
+        self.stream, self.rank, self.host, self.timeout = stream, rank, host, timeout
         stream.set_buffers(_SOCKET_BUFFER, _SOCKET_BUFFER)
         stream.probe(timeout)
 
@@ -88,7 +79,6 @@ class Link:
         return PeerLostError(self.rank, self.host, reason)
 
     def close(self) -> None:
-        """Close the connection."""
         self.stream.close()
 
 
@@ -103,18 +93,10 @@ _SETTLED_SECONDS = 2.0
 class Patience:
     """Limits on the wait for a peer that does not join a call, and reports about it.
 
-    Parameters
-    ----------
-    on_wait
-        Called twice a minute with the peer's rank, how many seconds this rank has waited, and
-        whether this is the second report of the minute. By then all ranks have sent the first one.
-    longest
-        Seconds after which a peer counts as lost although its machine answers.
-
-    Attributes
-    ----------
-    waited
-        Total seconds that this rank has waited.
+    ``on_wait`` is called twice a minute with the peer's rank, how many seconds this rank has
+    waited, and whether this is the second report of the minute. By then all ranks have sent the
+    first one. After ``longest`` seconds a peer counts as lost although its machine answers.
+    ``waited`` is the total of seconds that this rank has waited.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
@@ -127,12 +109,7 @@ class Patience:
     def check(self, peers: Sequence[Link], since: float) -> None:
         """Raise `PeerLostError` if a peer is lost; report a long wait.
 
-        Parameters
-        ----------
-        peers
-            Peers that this rank waits for.
-        since
-            Start of the wait, on the monotonic clock.
+        ``since`` is the start of the wait, on the monotonic clock.
         """
         waited = time.monotonic() - since
         for peer in peers:
@@ -172,7 +149,6 @@ class _Cursor:
         return [first[position:] if position else first]
 
     def advance(self, count: int) -> None:
-        """Move on by some bytes."""
         position = self._position + count
         while self.index < len(self.buffers) and position >= len(self.buffers[self.index]):
             position -= len(self.buffers[self.index])
@@ -181,23 +157,13 @@ class _Cursor:
 
 
 class Call:
-    """One collective call on one rank.
+    """One collective call on one rank, over its ``links``.
 
     Each peer's first message begins with a header. If it differs from this rank's header, the call
     fails before any data that follows is used. So workers that are out of step are detected without
-    an extra round trip.
-
-    Parameters
-    ----------
-    rank
-        This rank.
-    links
-        All links of this rank.
-    patience
-        How long it waits for the others.
-    number, kind, detail, dtype, size
-        Values that must be the same on all ranks: the call's number, the kind of collective, its
-        root or codec, the element type, and the number of bytes.
+    an extra round trip. The header has the values that must be the same on all ranks: the call's
+    ``number``, the ``kind`` of collective, its root or codec (``detail``), the element type, and
+    the number of bytes (``size``).
     """
 
     def __init__(
@@ -212,10 +178,7 @@ class Call:
         dtype: np.dtype[Any],
         size: int,
     ) -> None:
-        self._rank = rank
-        self._links = links
-        self._patience = patience
-        self._number = number
+        self._rank, self._links, self._patience, self._number = rank, links, patience, number
         self._received_from: set[int] = set()
         self._sent_to: set[int] = set()
         self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
@@ -230,28 +193,16 @@ class Call:
         ready: int | None = None,
         arrived: Callable[[int], None] | None = None,
     ) -> None:
-        """Send buffers over one link while filling others from another link (or the same).
+        """Send buffers over one link while filling others from another link, or the same one.
 
-        Parameters
-        ----------
-        out, outgoing
-            The link to send over, and the buffers in order; None sends nothing.
-        into, incoming
-            The link to receive from, and the memory to fill; None receives nothing. The same memory
-            may occur more than once: it is filled again only after ``arrived`` has handled the
-            previous buffer.
-        ready
-            How many outgoing buffers may be sent at once, by default all. Each completed incoming
-            buffer allows one more.
-        arrived
-            Called with the index of each incoming buffer when it is complete.
+        Without ``out`` nothing is sent, without ``into`` nothing is received. The same memory may
+        occur more than once in ``incoming``: it is filled again only after ``arrived`` has handled
+        the previous buffer. ``arrived`` is called with the index of each incoming buffer when it is
+        complete. ``ready`` is how many outgoing buffers may be sent at once, by default all; each
+        completed incoming buffer allows one more.
 
-        Raises
-        ------
-        PeerLostError
-            At once if a peer closes its connection, later if its machine does not answer.
-        ClusterError
-            The peer is in a different collective call.
+        Raises `PeerLostError` at once if a peer closes its connection, later if its machine does
+        not answer; and `ClusterError` if the peer is in a different collective call.
         """
         theirs = memoryview(bytearray(_HEADER.size))
         sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
@@ -262,11 +213,13 @@ class Call:
             moved = 0
             allowed = min(may_send, len(sending.buffers))
             if out and sending.index < allowed:
-                moved += (count := self._send(out, sending.window(allowed)))
+                self._sent_to.add(out.rank)
+                moved += (count := self._move(out.send, sending.window(allowed)))
                 sending.advance(count)
             before = receiving.index
             if into and before < len(receiving.buffers):
-                moved += (count := self._receive(into, receiving.window(len(receiving.buffers))))
+                window = receiving.window(len(receiving.buffers))
+                moved += (count := self._move(into.receive, window))
                 receiving.advance(count)
                 if before == 0 and count:
                     self._received_from.add(into.rank)
@@ -301,25 +254,13 @@ class Call:
                 arrived(index - 1)
         return stop - first
 
-    def _send(self, out: Link, window: list[memoryview]) -> int:
-        self._sent_to.add(out.rank)
+    def _move(self, move: Callable[[list[memoryview]], int], window: list[memoryview]) -> int:
         try:
-            return out.send(window)
-        except PeerLostError:
-            self._check_headers()
+            return move(window)
+        except PeerLostError:  # the peer may have left because the calls differ
+            for link in self._links:
+                self._check_header(link)
             raise
-
-    def _receive(self, into: Link, window: list[memoryview]) -> int:
-        try:
-            return into.receive(window)
-        except PeerLostError:
-            self._check_headers()
-            raise
-
-    def _check_headers(self) -> None:
-        """Check all headers after a loss: a peer may have left because the calls differ."""
-        for link in self._links:
-            self._check_header(link)
 
     def _wait(self, reading: Link | None, writing: Link | None, since: float) -> None:
         reads = [reading.stream] if reading else []

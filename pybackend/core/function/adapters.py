@@ -1,4 +1,8 @@
-"""Adapt scripts and functions that are not aware of workers, so that workers can run them."""
+"""Adapters for functions not written for these workers: scripts, and functions of Spark's tasks.
+
+A worker is not Spark's own Python process but a child of it, or runs without Spark. There,
+``BarrierTaskContext.get()`` returns an object that communicates with the other workers itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,23 +26,16 @@ from pybackend.core.job.context import WorkerContext
 from pybackend.core.words import show
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_MODULE = "pyspark.taskcontext"
 
 
 @dataclass(frozen=True)
 class RankZero:
-    """Call a function without a `WorkerContext`, and return its value on rank 0.
+    """Call a function without a `WorkerContext`, and return its value on rank 0, None elsewhere.
 
-    Attributes
-    ----------
-    fn
-        The function.
-    gpus
-        Total number of GPUs, divided among the workers as evenly as possible; None: each worker
-        uses all GPUs that it was given.
-    chosen
-        GPUs of a single worker.
-    is_mirrored
-        Whether the function is called in the scope of a ``MultiWorkerMirroredStrategy``.
+    ``gpus`` is the total number of GPUs, divided among the workers as evenly as possible; None:
+    each worker uses all GPUs that it was given. ``chosen`` has the GPUs of a single worker. If
+    ``is_mirrored``, the function is called in the scope of a ``MultiWorkerMirroredStrategy``.
     """
 
     fn: Callable[..., Any]
@@ -47,20 +44,19 @@ class RankZero:
     is_mirrored: bool = False
 
     def __call__(self, context: WorkerContext, /, *args: Any, **kwargs: Any) -> Any:
-        """Return the function's value on rank 0, None elsewhere."""
         if self.chosen is not None:
             os.environ[_GPUS] = ",".join(self.chosen)
         elif self.gpus is not None:
             os.environ[_GPUS] = ",".join(_share(self.gpus, context))
-        call = _call_mirrored if self.is_mirrored else _call
-        value = call(self.fn, args, kwargs)
+        with _mirrored() if self.is_mirrored else nullcontext():
+            value = self.fn(*args, **kwargs)
         return value if context.rank == 0 else None
 
 
 def _share(gpus: int, context: WorkerContext) -> list[str]:
     """Return this worker's share of the GPUs, from those that it was given."""
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
-    given = [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
+    given = _list_gpus()
     if wanted > len(given):
         raise ClusterError(
             f"worker {context.rank} needs {wanted} GPUs, but its task was assigned {len(given)}: "
@@ -69,26 +65,20 @@ def _share(gpus: int, context: WorkerContext) -> list[str]:
     return given[:wanted]
 
 
-def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
+def _list_gpus() -> list[str]:
+    return [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
 
 
-def _call_mirrored(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _mirrored() -> Any:
     tf: Any = importlib.import_module("tensorflow")
-    with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        return fn(*args, **kwargs)
+    return tf.distribute.MultiWorkerMirroredStrategy().scope()
 
 
 @dataclass(frozen=True)
 class Script:
     """Run a script like ``python script.py ...``; the workers' machines need no copy of it.
 
-    Attributes
-    ----------
-    path
-        Path of the script on the driver.
-    content
-        Content of the script.
+    ``path`` is that of the script on the driver.
     """
 
     path: str
@@ -121,10 +111,7 @@ class Script:
 def read_script(path: str | os.PathLike[str]) -> Script:
     """Read a script for the workers to run.
 
-    Raises
-    ------
-    InputError
-        It is not a Python file, or cannot be read or parsed.
+    Raises `InputError` if it is not a Python file, or cannot be read or parsed.
     """
     shown = os.path.abspath(os.fspath(path))
     if not shown.endswith(".py"):
@@ -139,9 +126,6 @@ def read_script(path: str | os.PathLike[str]) -> Script:
     except (SyntaxError, ValueError) as error:
         raise InputError(f"`fn`: the script {shown} is not Python: {error}") from error
     return Script(shown, content)
-
-
-_MODULE = "pyspark.taskcontext"
 
 
 @contextmanager
@@ -182,39 +166,36 @@ def _make(module: Any, context: WorkerContext) -> Any:
     """Return an instance of Spark's class whose methods describe the worker."""
 
     class WorkerTaskContext(module.BarrierTaskContext):
-        """Context of a barrier task, with the methods that a worker supports."""
+        """Context of a barrier task, with the methods that a worker supports.
+
+        A worker is not a Spark task: its IDs are its rank. It is started once, in one stage with
+        all others.
+        """
 
         def __new__(cls) -> Any:
             return object.__new__(cls)  # Spark's class holds one instance per process
 
         def allGather(self, message: str = "") -> list[str]:
-            """Return the messages of all workers, by rank."""
             if not isinstance(message, str):
                 raise TypeError(f"allGather() takes a string, not {type(message).__name__}")
             return context.gather("allGather", message)
 
         def barrier(self) -> None:
-            """Wait until all workers have called `barrier`."""
             context.barrier()
 
         def getTaskInfos(self) -> list[Any]:
-            """Return the address of each worker."""
             return [module.BarrierTaskInfo(address) for address in context.addresses]
 
         def partitionId(self) -> int:
-            """Return the rank."""
             return context.rank
 
         def taskAttemptId(self) -> int:
-            """Return the rank: a worker is not a Spark task."""
             return context.rank
 
         def attemptNumber(self) -> int:
-            """Return 0: a worker is started once."""
             return 0
 
         def stageId(self) -> int:
-            """Return 0: all workers are in one stage."""
             return 0
 
         def cpus(self) -> int:
@@ -222,13 +203,11 @@ def _make(module: Any, context: WorkerContext) -> Any:
             return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
 
         def resources(self) -> dict[str, Any]:
-            """Return the GPUs of this worker in Spark's format."""
-            gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+            gpus = _list_gpus()
             information = importlib.import_module("pyspark.resource").ResourceInformation
             return {"gpu": information("gpu", gpus)} if gpus and gpus != ["-1"] else {}
 
         def getLocalProperty(self, key: str) -> str | None:
-            """Raise `ClusterError`: the driver's local properties do not reach the workers."""
             raise ClusterError(
                 f"Spark's local property {show(key)} does not reach the workers: pass it as an "
                 "argument of the function"
@@ -241,13 +220,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Import hook that calls ``install`` after the module of Spark's contexts is imported."""
 
     def __init__(self, install: Any) -> None:
-        self._install = install
-        self._is_looking = False
+        self._install, self._is_looking = install, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's spec, with a loader that also calls ``install``."""
         if fullname != _MODULE or self._is_looking:
             return None
         self._is_looking = True  # for the other finders, which are asked now
@@ -262,15 +239,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 class _Loader(importlib.abc.Loader):
     def __init__(self, loader: Any, install: Any) -> None:
-        self._loader = loader
-        self._install = install
+        self._loader, self._install = loader, install
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module with its own loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with its own loader, then install the worker's context."""
         self._loader.exec_module(module)
         self._install(module)

@@ -14,7 +14,7 @@ import cloudpickle
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.function.adapters import standing_in
-from pybackend.core.function.sharing import GRACE_SECONDS, Peer, Root
+from pybackend.core.function.sharing import GRACE_SECONDS, ConnectingRank, ListeningRank
 from pybackend.core.function.values import encode_result
 from pybackend.core.job.context import Announce, Gather, WorkerContext
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, Job
@@ -41,18 +41,10 @@ _NO_FIT = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the worker process that the call uses.
+    """Functions of the worker process that the call uses, and its address, ``host``.
 
-    Attributes
-    ----------
-    host
-        The worker's address.
-    on_end
-        As in `Peer`, for a worker that is stopped after the others have returned.
-    announce
-        Sends a message to the driver.
-    note
-        Shows a message to the user.
+    ``on_end`` is as in `ConnectingRank`, for a worker that is stopped after the others have
+    returned. ``announce`` sends a message to the driver, and ``note`` shows one to the user.
     """
 
     host: str
@@ -66,22 +58,18 @@ def call_function(
 ) -> tuple[str, float]:
     """Call the function in the folder; return its value as text, and how many seconds it took.
 
-    Parameters
-    ----------
-    server
-        Socket on which this worker listens; this function closes it.
+    ``server`` is the socket on which this worker listens; this function closes it.
     """
     addresses = order.reserved
     config = config_of(job.roles, addresses, rank)
-    os.environ |= {"TF_CONFIG": config, **name_place(addresses, rank)}
+    os.environ |= {"TF_CONFIG": config, **name_rank(addresses, rank)}
     # The functions may start a joint call without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
     # Written by the launcher on this machine, pickled from the driver's own objects.
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
-        place = place_of(job.roles, rank)
-        known = (rank, job.workers, addresses, config, *place, gather)
+        known = (rank, job.workers, addresses, config, *place_of(job.roles, rank), gather)
         context = WorkerContext(*known, _open_rows(folder), hooks.announce)
         value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
@@ -100,13 +88,10 @@ def call_function(
     return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)
 
 
-def name_place(addresses: Sequence[str], rank: int) -> dict[str, str]:
+def name_rank(addresses: Sequence[str], rank: int) -> dict[str, str]:
     """Return the environment variables of a process's rank, as torchrun defines them.
 
-    Parameters
-    ----------
-    addresses
-        ``host:port`` of every worker, by rank.
+    ``addresses`` has ``host:port`` of every worker, by rank.
     """
     hosts = [split_address(address)[0] for address in addresses]
     return {
@@ -129,22 +114,16 @@ def take_part(
 ) -> T:
     """Make a call that shares values with the other workers' calls; also used for servers.
 
-    Parameters
-    ----------
-    server, on_end
-        As in `call_function` and `Hooks`.
-    patient
-        As in `Root.finish`.
-    tell
-        Called on rank 0 with the ranks that it stopped.
+    ``server`` and ``on_end`` are as in `call_function` and `Hooks`, ``patient`` as in
+    `ListeningRank.finish`. ``tell`` is called on rank 0 with the ranks that it stopped.
     """
     if job.workers == 1:
         server.close()
         return call(lambda _, text: [text])
     if rank == 0:
-        return _call_as_root(job, server, order, call, patient, tell)
+        return _call_and_listen(job, server, order, call, patient, tell)
     server.close()
-    return _call_as_peer(job, rank, order, call, on_end)
+    return _call_and_connect(job, rank, order, call, on_end)
 
 
 def _timed(
@@ -175,7 +154,7 @@ def _open_rows(folder: Path) -> Any:
     return StoredColumns(folder / ROWS)
 
 
-def _call_as_root(
+def _call_and_listen(
     job: Job,
     server: socket.socket,
     order: Order,
@@ -183,17 +162,17 @@ def _call_as_root(
     patient: Set[int],
     tell: Callable[[Set[int]], object],
 ) -> T:
-    root = Root(server, order.peers, order.token, job.timeout, job.encrypt)
+    own = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
     try:
-        result = call(root.gather)
+        result = call(own.gather)
         following = ranks_that_follow(job.roles, job.workers)
-        tell(root.finish(ranks_that_lead(job.roles, job.workers), following, patient))
+        tell(own.finish(ranks_that_lead(job.roles, job.workers), following, patient))
     finally:
-        root.leave()
+        own.leave()
     return result
 
 
-def _call_as_peer(
+def _call_and_connect(
     job: Job,
     rank: int,
     order: Order,
@@ -202,15 +181,15 @@ def _call_as_peer(
 ) -> T:
     following = ranks_that_follow(job.roles, job.workers)
     end = on_end if rank in following else _ignore
-    peer = Peer(order.peers, rank, order.token, job.timeout, job.encrypt, end)
+    own = ConnectingRank(order.peers, rank, order.token, job.timeout, job.encrypt, end)
     try:
         if rank in following:  # only a connected rank can be ended
-            peer.wait()
-        result = call(peer.gather)
+            own.wait()
+        result = call(own.gather)
     except BaseException:
-        peer.close()
+        own.close()
         raise
-    peer.finish()
+    own.finish()
     return result
 
 

@@ -1,4 +1,9 @@
-"""Rank 0's side of the joint operations of a function's workers; all others connect to it."""
+"""Values that the workers of a function share: all other ranks connect to rank 0.
+
+Rank 0 (`ListeningRank`) answers a call once all ranks have made it, and stops the servers once the
+others have returned. The other ranks (`ConnectingRank`) connect in the background: a function that
+shares no values needs no connection.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +13,34 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from pybackend.core.errors import ClusterError, PeerLostError, TfdistError
+from pybackend.core.job import messages
 from pybackend.core.job.codec import decode, encode_line
-from pybackend.core.job.messages import End, FromPeer, FromRoot, NotShared, Returned, Share, Shared
+from pybackend.core.job.messages import NotShared, Share, Shared
 from pybackend.core.net.dialing import dial
 from pybackend.core.net.greeting import RejectedError, greet_as_client
 from pybackend.core.net.rendezvous import Acceptor, split_address
 from pybackend.core.net.stream import Stream, wait_any
 
-PURPOSE = "function"
+_PURPOSE = "function"
 # Largest message, in bytes.
-LONGEST = 1 << 31
+_LONGEST = 1 << 31
 # Time for workers and evaluators to return after the leading ranks; servers never return.
 GRACE_SECONDS = 3.0
 # Time for the servers to confirm that they have ended.
 _END_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
 
 
-class Root:
-    """Collect the values that all ranks share, and stop the servers once the others have returned.
+class ListeningRank:
+    """Rank 0: collects the values that all ranks share.
 
-    Parameters
-    ----------
-    server
-        Socket on which rank 0 listens for as long as its process lives.
-    peers
-        ``host:port`` by rank.
-    token
-        The job's secret, which every rank must prove it knows.
-    timeout
-        Seconds after which a machine that does not answer, or a rank that never connected, counts
-        as lost.
-    encrypt
-        As in `greet_as_client`.
+    ``server`` listens for as long as the process lives, because ranks may start late; ``peers`` is
+    ``host:port`` by rank. Every rank must prove that it knows the job's secret, ``token``. A
+    machine that does not answer for ``timeout`` seconds, or a rank that never connected, counts as
+    lost. ``encrypt`` is as in `greet_as_client`.
     """
 
     def __init__(
@@ -65,15 +63,13 @@ class Root:
         self._farewell: NotShared | None = None
         self._turn = threading.Lock()
         self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
-        Acceptor(server, token, PURPOSE, self._welcome, encrypt=encrypt)
+        Acceptor(server, token, _PURPOSE, self._welcome, encrypt=encrypt)
 
     def gather(self, call: str, text: str) -> list[str]:
         """Return the texts of all ranks, by rank.
 
-        Raises
-        ------
-        PeerLostError, ClusterError
-            A rank was lost, has returned, or is in a different call.
+        Raises `PeerLostError` or `ClusterError` if a rank was lost, has returned, or is in a
+        different call.
         """
         with self._turn:
             with self._changed:
@@ -81,21 +77,15 @@ class Root:
                 self._settle()
             while True:
                 try:
-                    return read_answer(self._answers.get(timeout=1.0), self._hosts)
+                    return _read_answer(self._answers.get(timeout=1.0), self._hosts)
                 except queue.Empty:
                     self._find_absent()
 
     def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> Set[int]:
         """Record that rank 0's function returned, and stop ``following`` ranks after the others.
 
-        Returns the ranks that were stopped.
-
-        Parameters
-        ----------
-        leading, following
-            As in `pybackend.core.job.roles`.
-        patient
-            Following ranks that get `GRACE_SECONDS` to return on their own.
+        The ranks are as in `pybackend.core.job.roles`; those in ``patient`` get `GRACE_SECONDS` to
+        return on their own. Returns the ranks that were stopped.
         """
         with self._changed:
             self._returned.add(0)
@@ -112,7 +102,7 @@ class Root:
             self._wait(patient, GRACE_SECONDS)
             self._ended = following - self._returned
             for rank in self._ended:
-                self._send(rank, End())
+                self._send(rank, messages.End())
             self._wait(following, _END_SECONDS)
             return self._ended
 
@@ -120,6 +110,7 @@ class Root:
         """Notify all ranks, including later ones, that rank 0 shares no more values."""
         with self._changed:
             is_over = 0 in self._returned
+            # A server, which never returns, ends itself once it knows that rank 0 has failed.
             self._farewell = (
                 NotShared("worker 0 has returned") if is_over else NotShared("has failed", lost=0)
             )
@@ -142,7 +133,7 @@ class Root:
                 self._outboxes[rank] = Outbox(stream, self._timeout, partial(self._lose, rank))
                 self._changed.notify_all()
                 if rank in self._ended:
-                    self._send(rank, End())
+                    self._send(rank, messages.End())
                 elif self._farewell:
                     self._send(rank, self._farewell)
         if not is_awaited:
@@ -152,21 +143,15 @@ class Root:
         threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
 
     def _listen(self, rank: int, stream: Stream) -> None:
-        reason = "closed the connection"
-        try:
-            while line := stream.read_line(LONGEST):
-                message: FromPeer = decode(line, *get_args(FromPeer))
-                with self._changed:
-                    if isinstance(message, Share):
-                        self._waiting[rank] = message
-                    else:
-                        self._returned.add(rank)
-                    self._settle()
-        except TimeoutError:
-            reason = f"has not answered for {self._timeout:g} s"
-        except (OSError, ValueError) as error:
-            reason = f"closed the connection ({error})"
-        self._lose(rank, reason)
+        def use(message: messages.FromPeer) -> None:
+            with self._changed:
+                if isinstance(message, Share):
+                    self._waiting[rank] = message
+                else:
+                    self._returned.add(rank)
+                self._settle()
+
+        self._lose(rank, _read(stream, self._timeout, use, *get_args(messages.FromPeer)))
 
     def _lose(self, rank: int, reason: str) -> None:
         with self._changed:
@@ -187,13 +172,14 @@ class Root:
         absent = everyone - self._waiting.keys()
         answer: Shared | NotShared | None = None
         if not absent:
-            answer = self._compare([self._waiting[rank] for rank in sorted(everyone)])
+            answer = _compare([self._waiting[rank] for rank in sorted(everyone)])
         elif lost := sorted(absent & self._lost.keys()):
             answer = NotShared(self._lost[lost[0]], lost[0])
         elif returned := sorted(absent & self._returned):
             answer = NotShared(f"worker {returned[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
+            # Encoded once for all ranks: it may be large.
             line = encode_line(answer) if waiting.keys() & self._outboxes.keys() else b""
             for rank in waiting:
                 if outbox := self._outboxes.get(rank):
@@ -201,26 +187,162 @@ class Root:
                 else:
                     self._answers.put(answer)
 
-    def _compare(self, shares: Sequence[Share]) -> Shared | NotShared:
-        for rank, share in enumerate(shares):
-            if share.call != shares[0].call:
-                first = f"worker 0 calls {shares[0].call}()"
-                return NotShared(f"{first} while worker {rank} calls {share.call}()")
-        return Shared(tuple(share.text for share in shares))
-
-    def _send(self, rank: int, message: FromRoot) -> None:
+    def _send(self, rank: int, message: messages.FromRoot) -> None:
         if outbox := self._outboxes.get(rank):
             outbox.put(encode_line(message))
 
 
-def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
-    """Return the texts that all ranks shared.
+class ConnectingRank:
+    """Any other rank; the arguments are those of `ListeningRank`, and ``rank``.
 
-    Raises
-    ------
-    PeerLostError, ClusterError
-        A rank was lost, has returned, or is in a different call.
+    ``on_end`` is called from a thread, if this rank's function has not returned: with None if it
+    should end because all others have returned, or with the error if rank 0 was lost.
     """
+
+    def __init__(
+        self,
+        peers: Sequence[str],
+        rank: int,
+        token: str,
+        timeout: float,
+        encrypt: bool | None,
+        on_end: Callable[[Exception | None], object],
+    ) -> None:
+        self._peers, self._rank, self._token = peers, rank, token
+        self._hosts = [split_address(peer)[0] for peer in peers]
+        self._timeout, self._encrypt, self._on_end = timeout, encrypt, on_end
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._has_tried = threading.Event()
+        self._has_returned = self._is_closed = False
+        self._stream: Stream | None = None
+        self._outbox: Outbox | None = None
+        self._error: TfdistError | None = None
+        self._answers: queue.Queue[Shared | NotShared | TfdistError] = queue.Queue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until this rank is connected; raise its error if it cannot connect."""
+        self._has_tried.wait()
+        if self._stream is None:
+            assert self._error is not None
+            raise self._error
+
+    def gather(self, call: str, text: str) -> list[str]:
+        """Return the texts of all ranks, by rank; errors as in `ListeningRank.gather`."""
+        with self._turn:
+            self.wait()
+            self._send(Share(call, text))
+            answer = self._answers.get()
+            if isinstance(answer, TfdistError):
+                self._answers.put(answer)  # every later call fails with it, too
+                raise answer
+            return _read_answer(answer, self._hosts)
+
+    def finish(self) -> None:
+        """Notify rank 0 that this rank's function has returned."""
+        with self._lock:
+            self._has_returned = True
+        if self._outbox is not None:
+            self._send(messages.Returned())
+            self._outbox.finish()
+
+    def close(self) -> None:
+        """Close the connection; this rank counts as lost unless `finish` was called first."""
+        with self._lock:
+            self._has_returned = self._is_closed = True
+        if self._stream is not None and self._outbox is not None:
+            self._stream.close()
+            self._outbox.finish(0)
+
+    def _work(self) -> None:
+        try:
+            stream = self._connect()
+        except TfdistError as error:
+            self._fail(error)
+            return
+        with self._lock:
+            self._stream, has_returned = stream, self._has_returned
+            self._outbox = Outbox(stream, self._timeout, self._lose)
+        if self._is_closed:
+            stream.close()
+        elif has_returned:  # `finish` found no connection
+            self._send(messages.Returned())
+        self._has_tried.set()
+        self._lose(_read(stream, self._timeout, self._use, *get_args(messages.FromRoot)))
+
+    def _connect(self) -> Stream:
+        """Connect, and retry while rank 0 has too many unauthenticated connections."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            rest = max(0.01, deadline - time.monotonic())
+            stream = dial(self._peers, self._rank, 0, rest)
+            try:
+                greet_as_client(stream, self._token, self._rank, _PURPOSE, rest, self._encrypt)
+            except OSError as error:
+                stream.close()
+                if isinstance(error, RejectedError) or time.monotonic() > deadline:
+                    raise self._lost(f"rejected the connection of this worker ({error})") from error
+                time.sleep(_RETRY_SECONDS)
+            else:
+                stream.probe(self._timeout)
+                return stream
+
+    def _use(self, message: messages.FromRoot) -> None:
+        if isinstance(message, messages.End):
+            self._end(None)
+            self._send(messages.Returned())
+            return
+        self._answers.put(message)
+        if isinstance(message, NotShared) and message.lost == 0:
+            self._end(self._lost(message.reason))
+
+    def _lose(self, reason: str) -> None:
+        self._fail(self._lost(reason))
+
+    def _fail(self, error: TfdistError) -> None:
+        self._error = error
+        self._answers.put(error)
+        self._has_tried.set()
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        with self._lock:
+            is_over, self._has_returned = self._has_returned, True
+        if not is_over:
+            self._on_end(error)
+
+    def _lost(self, reason: str) -> PeerLostError:
+        return PeerLostError(0, self._hosts[0], reason)
+
+    def _send(self, message: messages.FromPeer) -> None:
+        assert self._outbox is not None
+        self._outbox.put(encode_line(message))
+
+
+def _read(
+    stream: Stream, timeout: float, use: Callable[[Any], object], *kinds: type[object]
+) -> str:
+    """Call ``use`` with each message until the connection ends; return why it ended."""
+    try:
+        while line := stream.read_line(_LONGEST):
+            use(decode(line, *kinds))
+    except TimeoutError:
+        return f"has not answered for {timeout:g} s"
+    except (OSError, ValueError) as error:
+        return f"closed the connection ({error})"
+    return "closed the connection"
+
+
+def _compare(shares: Sequence[Share]) -> Shared | NotShared:
+    for rank, share in enumerate(shares):
+        if share.call != shares[0].call:
+            first = f"worker 0 calls {shares[0].call}()"
+            return NotShared(f"{first} while worker {rank} calls {share.call}()")
+    return Shared(tuple(share.text for share in shares))
+
+
+def _read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
     if isinstance(answer, Shared):
         return list(answer.texts)
     if answer.lost is not None:
@@ -234,27 +356,18 @@ def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
 class Outbox:
     """Thread that sends lines over a connection; a failed connection is closed.
 
-    Parameters
-    ----------
-    stream
-        The connection.
-    timeout
-        Seconds without any answer after which the other machine counts as lost. There is no limit
-        for a process that merely does not read.
-    on_loss
-        Called from the thread with the reason for a loss, before the connection is closed.
+    A machine that does not answer at all for ``timeout`` seconds counts as lost. There is no limit
+    for a process that merely does not read. ``on_loss`` is called from the thread with the reason
+    for a loss, before the connection is closed.
     """
 
     def __init__(self, stream: Stream, timeout: float, on_loss: Callable[[str], object]) -> None:
-        self._stream = stream
-        self._timeout = timeout
-        self._on_loss = on_loss
+        self._stream, self._timeout, self._on_loss = stream, timeout, on_loss
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Queue a line."""
         self._lines.put(line)
 
     def finish(self, seconds: float | None = None) -> None:
@@ -281,161 +394,3 @@ def _send(stream: Stream, line: bytes, timeout: float) -> None:
         rest = rest[sent:]
         if not sent and not wait_any([], [stream], timeout) and stream.is_unanswered(timeout):
             raise TimeoutError
-
-
-_RETRY_SECONDS = 0.05
-
-
-class Peer:
-    """Connect in the background: a function that shares no values needs no connection.
-
-    Parameters
-    ----------
-    peers, token, timeout, encrypt
-        As in `Root`.
-    rank
-        This rank.
-    on_end
-        Called from a thread, if this rank's function has not returned: with None if it should end
-        because all others have returned, or with the error if rank 0 was lost.
-    """
-
-    def __init__(
-        self,
-        peers: Sequence[str],
-        rank: int,
-        token: str,
-        timeout: float,
-        encrypt: bool | None,
-        on_end: Callable[[Exception | None], object],
-    ) -> None:
-        self._peers = peers
-        self._hosts = [split_address(peer)[0] for peer in peers]
-        self._rank = rank
-        self._token = token
-        self._timeout = timeout
-        self._encrypt = encrypt
-        self._on_end = on_end
-        self._turn = threading.Lock()
-        self._lock = threading.Lock()
-        self._has_tried = threading.Event()
-        self._has_returned = False
-        self._is_closed = False
-        self._stream: Stream | None = None
-        self._outbox: Outbox | None = None
-        self._error: TfdistError | None = None
-        self._answers: queue.Queue[Shared | NotShared | TfdistError] = queue.Queue()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def wait(self) -> None:
-        """Wait until this rank is connected.
-
-        Raises
-        ------
-        PeerLostError, ClusterError
-            This rank cannot connect.
-        """
-        self._has_tried.wait()
-        if self._stream is None:
-            assert self._error is not None
-            raise self._error
-
-    def gather(self, call: str, text: str) -> list[str]:
-        """Return the texts of all ranks, by rank; errors as in `Root.gather`."""
-        with self._turn:
-            self.wait()
-            self._send(Share(call, text))
-            answer = self._answers.get()
-            if isinstance(answer, TfdistError):
-                self._answers.put(answer)  # every later call fails with it, too
-                raise answer
-            return read_answer(answer, self._hosts)
-
-    def finish(self) -> None:
-        """Notify rank 0 that this rank's function has returned."""
-        with self._lock:
-            self._has_returned = True
-        if self._outbox is not None:
-            self._send(Returned())
-            self._outbox.finish()
-
-    def close(self) -> None:
-        """Close the connection; this rank counts as lost unless `finish` was called first."""
-        with self._lock:
-            self._has_returned = self._is_closed = True
-        if self._stream is not None and self._outbox is not None:
-            self._stream.close()
-            self._outbox.finish(0)
-
-    def _work(self) -> None:
-        try:
-            stream = self._connect()
-        except TfdistError as error:
-            self._fail(error)
-            return
-        with self._lock:
-            self._stream, has_returned = stream, self._has_returned
-            self._outbox = Outbox(stream, self._timeout, self._lose_root)
-        if self._is_closed:
-            stream.close()
-        elif has_returned:
-            self._send(Returned())
-        self._has_tried.set()
-        self._listen(stream)
-
-    def _connect(self) -> Stream:
-        """Connect, and retry while rank 0 has too many unauthenticated connections."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            rest = max(0.01, deadline - time.monotonic())
-            stream = dial(self._peers, self._rank, 0, rest)
-            try:
-                greet_as_client(stream, self._token, self._rank, PURPOSE, rest, self._encrypt)
-            except OSError as error:
-                stream.close()
-                if isinstance(error, RejectedError) or time.monotonic() > deadline:
-                    raise self._lose(f"rejected the connection of this worker ({error})") from error
-                time.sleep(_RETRY_SECONDS)
-            else:
-                stream.probe(self._timeout)
-                return stream
-
-    def _listen(self, stream: Stream) -> None:
-        reason = "closed the connection"
-        try:
-            while line := stream.read_line(LONGEST):
-                message: FromRoot = decode(line, *get_args(FromRoot))
-                if isinstance(message, End):
-                    self._end(None)
-                    self._send(Returned())
-                else:
-                    self._answers.put(message)
-                    if isinstance(message, NotShared) and message.lost == 0:
-                        self._end(self._lose(message.reason))
-        except TimeoutError:
-            reason = f"has not answered for {self._timeout:g} s"
-        except (OSError, ValueError) as error:
-            reason = f"closed the connection ({error})"
-        self._fail(self._lose(reason))
-
-    def _fail(self, error: TfdistError) -> None:
-        self._error = error
-        self._answers.put(error)
-        self._has_tried.set()
-        self._end(error)
-
-    def _end(self, error: Exception | None) -> None:
-        with self._lock:
-            is_over, self._has_returned = self._has_returned, True
-        if not is_over:
-            self._on_end(error)
-
-    def _lose(self, reason: str) -> PeerLostError | ClusterError:
-        return PeerLostError(0, self._hosts[0], reason)
-
-    def _lose_root(self, reason: str) -> None:
-        self._fail(self._lose(reason))
-
-    def _send(self, message: FromPeer) -> None:
-        assert self._outbox is not None
-        self._outbox.put(encode_line(message))

@@ -1,4 +1,7 @@
-"""Encode a function's value: the types in `pybackend.core.job.values`, and Keras models."""
+"""Rows that a function gets, in a folder filled beforehand, and the value that it returns.
+
+A value may have the types in `pybackend.core.job.values`, or be a Keras model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chief in asynchronous training, from the files of its job to the trained model."""
+"""The chief in training with parameter servers, from the files of its job to the trained model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ from pybackend.core.parameter_server.blocks import (
     iterate_blocks,
     move_shares,
 )
-from pybackend.core.parameter_server.scheduled_steps import Steps
+from pybackend.core.parameter_server.scheduled_steps import ScheduledSteps
 from pybackend.core.words import call_of, setting, show
 
 Counts = Mapping[str, Sequence[int]]
-_INSTEAD = "omit `exchange`: synchronous training supports it"
 History = dict[str, list[Any]]
 
 
@@ -62,23 +61,12 @@ def train_as_chief(
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
-    Parameters
-    ----------
-    folder
-        This process's own folder, with its shard of the rows.
-    counts
-        Rows of every rank's shard, by data set.
-    peers
-        ``host:port`` of every rank; all servers are already running.
-    answers
-        Messages from observers of the training.
+    The current folder is this process's own, ``folder``, with its shard of the rows. ``counts`` has
+    the rows of every rank's shard, by data set, and ``peers`` the ``host:port`` of every rank; all
+    servers are already running. ``answers`` has messages from observers of the training.
 
-    Raises
-    ------
-    InputError
-        The model cannot be trained asynchronously.
-    PeerLostError
-        A parameter server was lost, or all workers were.
+    Raises `InputError` if parameter servers cannot train the model, and `PeerLostError` if one of
+    them, or all workers, were lost.
     """
     with _naming_lost(job, peers):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -97,42 +85,42 @@ def _train(
     rows = reshape_rows(written, model)
     inputs = build_variables(model, rows)
     view = ModelView(model)
-    check_asynchronous(view, job)
+    check_without_common_steps(view, job)
     _check_metrics(model, rows, job)
     steps_per_epoch = _count_steps(job, counts)
     plan = plan_saving(loaded, view.renewed(), inputs, job, emit)
-    keeping = Keeping(job, loaded, plan, inputs, counts, emit)
+    checkpoints = EpochCheckpoints(job, loaded, plan, inputs, counts, emit)
     with strategy.scope():
         shared = load_job_model(job, folder).model
         build_variables(shared, rows)
     _copy_state(model, shared)
     move_shares(job, counts)
-    steps = Steps(strategy, shared, model, rows, written.spec, job)
+    steps = ScheduledSteps(strategy, shared, model, rows, written.spec, job)
     validation = _validation(model, folder, job, counts)
     emit(Begun())
     emit(Phase("taking steps"))
     began = time.monotonic()
     with steps.exact_iterations():
-        for epoch in range(keeping.epoch, job.epochs):
+        for epoch in range(checkpoints.epoch, job.epochs):
             epoch_began = time.monotonic()
             logs = steps.run(steps_per_epoch)
             _copy_state(shared, model)
             if validation is not None and job.validates(epoch):
                 logs |= _validate(model, validation)
             for name, value in logs.items():
-                keeping.history.setdefault(name, []).append(value)
+                checkpoints.history.setdefault(name, []).append(value)
             emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
-            keeping.keep(epoch + 1)
+            checkpoints.write(epoch + 1)
             if job.is_observed and answers.wait_for_epoch(epoch + 1):
                 break
     seconds = time.monotonic() - began
     by_worker = steps.by_worker
     emit(Note(_describe_steps(job, by_worker)))
-    keeping.finish()
+    checkpoints.finish()
     with pointing_to(job.checkpoint):
         digest = write_model(loaded, plan, folder, job.model_uri, emit)
     return Training(
-        history=keeping.history,
+        history=checkpoints.history,
         rows=counts["train"][0],
         steps=sum(by_worker),
         by_worker=tuple(by_worker),
@@ -188,7 +176,6 @@ def _validate(model: Any, validation: Any) -> dict[str, Any]:
 
 
 def _describe_steps(job: TrainingJob, by_worker: Sequence[int]) -> str:
-    """Describe how many steps each worker took."""
     ranked = zip(ranks_of(job.roles, "worker"), by_worker, strict=True)
     parts = ", ".join(f"worker {n} took {steps}" for n, steps in ranked)
     return f"{sum(by_worker)} asynchronous steps: {parts}"
@@ -207,20 +194,17 @@ def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
         raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error
 
 
-def check_asynchronous(view: ModelView, job: TrainingJob) -> None:
-    """Reject a model that needs synchronized steps on all workers, before the first step.
+def check_without_common_steps(view: ModelView, job: TrainingJob) -> None:
+    """Raise `InputError` if a model needs synchronized steps on all workers, before the first step.
 
-    Raises
-    ------
-    InputError
-        Names the part of the model, and what to use instead.
+    The error names the part of the model, and what to use instead.
     """
     check_model(view, replace(job, workers=1))
     found = _find_obstacle(view)
     if found is not None:
         raise InputError(
             f"{setting(exchange=call_of('ParameterServer', ...))} cannot train {found}; or "
-            f"{_INSTEAD}"
+            "omit `exchange`: synchronous training supports it"
         )
 
 
@@ -263,13 +247,10 @@ def variables_of(model: Any) -> list[Any]:
     return [*model.weights, *list_other_variables(model), *model.optimizer.variables]
 
 
-class Keeping:
+class EpochCheckpoints:
     """Checkpoints, if requested, after each epoch of a training run, when all steps have ended.
 
-    Attributes
-    ----------
-    epoch, history
-        Start of training: completed epochs, and their metrics.
+    `epoch` and `history` are where training begins: the completed epochs, and their metrics.
     """
 
     def __init__(
@@ -300,7 +281,7 @@ class Keeping:
                 variable.assign(value)
             change_rate(self._model.optimizer, found.start.state)
 
-    def keep(self, epoch: int) -> None:
+    def write(self, epoch: int) -> None:
         """Write a checkpoint of the current model, after this number of epochs."""
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
@@ -314,6 +295,3 @@ class Keeping:
         """Wait for the checkpoint that is being written."""
         if self._checkpoints is not None:
             self._checkpoints.wait(self._timeout)
-
-
-# TensorFlow's servers: workers, which take steps, and parameter servers.

@@ -1,4 +1,4 @@
-"""One process in asynchronous training, for all roles."""
+"""One process in training with parameter servers, for all roles."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from pybackend.core.net.dialing import find_unreachable
 from pybackend.core.parameter_server.blocks import write_shares
 from pybackend.core.parameter_server.chief import train_as_chief
 
+# Operations wait for those of other servers, each in a thread.
+_LEAST_THREADS = 4
 
-def train_asynchronously(
+
+def train_with_parameter_servers(
     job: TrainingJob,
     rank: int,
     folder: Path,
@@ -42,15 +45,10 @@ def train_asynchronously(
 ) -> Training:
     """Take part in training; workers and parameter servers run until the chief has finished.
 
-    Parameters
-    ----------
-    server
-        The socket on which this process listens; this function closes it.
-    end
-        Called in a thread of a server when the chief has trained: with None and the values to
-        report, by name, or with the error if the chief was lost.
-    answers
-        Messages from observers of the training run to the chief.
+    This function closes ``server``, the socket on which this process listens. ``end`` is called in
+    a thread of a server when the chief has trained: with None and the values to report, by name, or
+    with the error if the chief was lost. ``answers`` has messages from observers of the training to
+    the chief.
     """
     emit(Phase("reading the data"))
     os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
@@ -95,12 +93,8 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
     return counts
 
 
-# Operations wait for those of other servers, each in a thread.
-_LEAST_THREADS = 4
-
-
 def _start_server() -> Any:
-    """Start TensorFlow's server of the role in TF_CONFIG."""
+    """Start TensorFlow's server of the role in TF_CONFIG: a worker, or a parameter server."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     return tf.distribute.Server(
         resolver.cluster_spec(),
@@ -112,5 +106,4 @@ def _start_server() -> Any:
 
 
 def _count_threads() -> int:
-    """Return the number of threads for parallel operations."""
     return max(_LEAST_THREADS, count_cores())

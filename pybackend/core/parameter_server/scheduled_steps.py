@@ -1,4 +1,4 @@
-"""Steps in asynchronous training: each is taken on its own; parameter servers hold variables."""
+"""Steps that the chief schedules and any worker takes; parameter servers hold the variables."""
 
 from __future__ import annotations
 
@@ -19,20 +19,13 @@ from pybackend.core.job.roles import ranks_of
 from pybackend.core.parameter_server.blocks import NUMBER, TRAIN, batch, draw, iterate_blocks
 
 
-class Steps:
+class ScheduledSteps:
     """The workers' steps; each worker uses batches of its own rows.
 
-    Parameters
-    ----------
-    model
-        The model, whose variables are on the parameter servers because it was built in the
-        strategy's scope.
-    own
-        The same model, with variables in this process.
-    rows
-        Some rows, in the shape that the model needs.
-    written
-        Types and shapes of the rows in the workers' files.
+    ``model`` has its variables on the parameter servers, because it was built in the strategy's
+    scope; ``own`` is the same model, with variables in this process. ``rows`` are some rows, in the
+    shape that the model needs, and ``written`` has the types and shapes of the rows in the workers'
+    files.
     """
 
     def __init__(
@@ -105,12 +98,8 @@ class SummedMetrics:
     the same time, one of the steps would be lost. Here, a step computes the increments from its
     rows, and adds them in one operation.
 
-    Parameters
-    ----------
-    model
-        Model whose compiled metrics can be summed, and are built; only `read` changes it.
-    make
-        Called with an initial value; returns a variable of the strategy.
+    The compiled metrics of ``model`` can be summed, and are built; only `read` changes it. ``make``
+    is called with an initial value and returns a variable of the strategy.
     """
 
     def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
