@@ -23,39 +23,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 
-from pybackend.core.errors import (
-    ClusterError,
-    Failure,
-    InputError,
-    PeerLostError,
-    RError,
-    SerializationError,
-    skip_frames,
-)
+from pybackend.core import errors
+from pybackend.core.errors import InputError, RError, SerializationError
+from pybackend.core.job import messages
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import FunctionJob, Job, ModelJob, TrainingJob
-from pybackend.core.job.messages import (
-    Announced,
-    Answer,
-    Answers,
-    Emit,
-    Event,
-    Failed,
-    FromLauncher,
-    Note,
-    Order,
-    Phase,
-    Phases,
-    Regroup,
-    Reported,
-    Waits,
-)
+from pybackend.core.job.messages import Answers, Emit, Note, Order, Phase
 from pybackend.core.job.notice import RESTARTS, PreemptedError
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.model.quiet import uncollected
@@ -91,10 +70,7 @@ def main(arguments: list[str]) -> int:
     lifeline = (_own_stdin(), folder, orders, asked, answers)
     threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
-    def write(event: Event) -> None:
-        events.write(encode(event) + "\n")
-
-    emit = Phases(write)
+    emit = messages.Phases(lambda event: events.write(encode(event) + "\n"))
     rank = int(os.environ["TFDIST_WORKER"])  # for life; `TFDIST_RANK` may change
     host = os.environ["TFDIST_HOST"]
     at_end = contextlib.ExitStack()
@@ -102,19 +78,8 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job.from_json((folder / JOB).read_text())
         speak(job.language)
-        worker: WorkerProcess[Any] = WorkerProcess(
-            job=job,
-            rank=rank,
-            host=host,
-            folder=folder,
-            server=server,
-            orders=orders,
-            asked=asked,
-            answers=answers,
-            emit=emit,
-            at_end=at_end,
-            conclude=conclude,
-        )
+        inbox = orders, asked, answers
+        worker = WorkerProcess(job, rank, host, folder, server, *inbox, emit, at_end, conclude)
         report = _work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
@@ -122,18 +87,16 @@ def main(arguments: list[str]) -> int:
     return 0 if report.ok else 1
 
 
+@dataclass
 class _Conclusion:
     """Publish the worker's first report, from any thread, and ignore later ones."""
 
-    def __init__(
-        self, folder: Path, events: IO[str], emit: Emit, at_end: contextlib.ExitStack
-    ) -> None:
-        self._folder = folder
-        self._events = events
-        self._emit = emit
-        self._at_end = at_end
-        self._lock = threading.Lock()
-        self._is_over = False
+    _folder: Path
+    _events: IO[str]
+    _emit: Emit
+    _at_end: contextlib.ExitStack
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_over: bool = False
 
     def __call__(self, report: WorkerReport) -> None:
         with self._lock:
@@ -144,14 +107,14 @@ class _Conclusion:
                 if report.ok:  # once the report exists, the launcher may end this process
                     self._at_end.close()
                 _publish(report, self._folder)
-                self._emit(Reported())
+                self._emit(messages.Reported())
                 self._events.close()
             except OSError as error:
                 # The disk is full, or the launcher exited. If this process ended here, the lifeline
                 # could not delete the folder.
                 with contextlib.suppress(OSError):
                     failure = _failure(report.rank, report.host, error)
-                    self._emit(Failed(report.failure or failure))
+                    self._emit(messages.Failed(report.failure or failure))
 
 
 @dataclass(frozen=True)
@@ -171,7 +134,6 @@ class WorkerProcess(Generic[Kind]):
     conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
 
     def report(self, **found: Any) -> WorkerReport:
-        """Return a report of this worker."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     def receive(self) -> tuple[WorkerProcess[Kind], Order]:
@@ -196,7 +158,7 @@ class WorkerProcess(Generic[Kind]):
                 order.token,
                 timeout,
                 connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
-                patience=Patience(on_wait=self._say_wait),
+                patience=Patience(on_wait=lambda *wait: self.emit(messages.Waits(*wait))),
                 encrypt=self.job.encrypt,
                 shares_memory=self.job.shares_memory,
             )
@@ -204,9 +166,6 @@ class WorkerProcess(Generic[Kind]):
             yield collective
         finally:
             collective.close()
-
-    def _say_wait(self, peer: int, seconds: float, is_second: bool) -> None:
-        self.emit(Waits(peer, seconds, is_second))
 
 
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
@@ -248,8 +207,6 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
             answers=worker.answers,
             sent=sent,
         )
-    if trained.discard is not None:
-        worker.at_end.callback(trained.discard)
     return _report_training(worker, trained)
 
 
@@ -282,8 +239,6 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     member, host, server = worker.rank, worker.host, worker.server
     membership = Membership(member, host, server, wait, worker.asked.is_set, join, worker.answers)
     trained = train_in_generations(worker.job, membership, worker.folder, worker.emit)
-    if trained.discard is not None:
-        worker.at_end.callback(trained.discard)
     return _report_training(worker, trained)
 
 
@@ -300,6 +255,8 @@ def _train_with_parameter_servers(worker: WorkerProcess[TrainingJob], order: Ord
 
 
 def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> WorkerReport:
+    if trained.discard is not None:
+        worker.at_end.callback(trained.discard)
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -331,13 +288,15 @@ def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     from pybackend.core.function.call import Hooks, call_function
     from pybackend.core.job.values import encode_value
 
-    def announce(name: str, text: str) -> None:
-        worker.emit(Announced(name, text))
-
     order = worker.orders.get()
     job, rank = worker.job, worker.rank
     end = partial(_end_server, worker, value=encode_value(None))
-    hooks = Hooks(worker.host, end, announce, lambda text: worker.emit(Note(text)))
+    hooks = Hooks(
+        worker.host,
+        end,
+        lambda name, text: worker.emit(messages.Announced(name, text)),
+        lambda text: worker.emit(Note(text)),
+    )
     value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
     return worker.report(seconds=seconds, value=value)
 
@@ -381,10 +340,10 @@ def _lifeline(
 ) -> None:
     """Forward the launcher's orders; when the pipe closes, clean up and kill the process group."""
     for line in pipe:
-        message = decode(line, *get_args(FromLauncher))
-        if isinstance(message, Regroup):
+        message = decode(line, *get_args(messages.FromLauncher))
+        if isinstance(message, messages.Regroup):
             asked.set()
-        elif isinstance(message, Answer):
+        elif isinstance(message, messages.Answer):
             answers.take(message)
         else:
             asked.clear()
@@ -396,11 +355,11 @@ def _lifeline(
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _failure(rank: int, host: str, error: BaseException) -> Failure:
+def _failure(rank: int, host: str, error: BaseException) -> errors.Failure:
     kind, message = _name(error), _message(error)
     if isinstance(error, PreemptedError):
         kind, message = error.describe(rank)
-    return Failure(
+    return errors.Failure(
         rank,
         host,
         exception_type=kind,
@@ -451,11 +410,11 @@ def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
     """Return the frames, starting with the first one outside this package; all if there is none."""
     # As in the frames: code that was compiled elsewhere has the paths of that machine.
     ours = os.path.dirname(_skip_ours.__code__.co_filename)
-    return skip_frames(frames, (ours, "<frozen")) or frames
+    return errors.skip_frames(frames, (ours, "<frozen")) or frames
 
 
 def _advice(error: BaseException) -> str:
-    if isinstance(error, PeerLostError):
+    if isinstance(error, errors.PeerLostError):
         return "check the log of the lost worker, and the network between the two hosts"
     if isinstance(error, PreemptedError):
         return RESTARTS
@@ -475,7 +434,7 @@ def _advice(error: BaseException) -> str:
     # TensorFlow's error, for the memory of a GPU or of the machine.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"
-    if isinstance(error, ClusterError):
+    if isinstance(error, errors.ClusterError):
         return "see the message"
     folder = os.environ.get("TMPDIR", "/")
     if not os.path.isdir(folder):  # most errors name a file that was in it, or not even that

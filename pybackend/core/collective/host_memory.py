@@ -1,8 +1,14 @@
-"""Memory that the ranks of a host share; sums go through it instead of sockets.
+"""Sums through the memory of each host, and between hosts over connections.
 
 The memory is a Linux memfd, which has no name: nothing is left of it when the last rank ends, even
 by SIGKILL, and the limit on /dev/shm in containers does not apply. The other ranks open it through
 the first rank's folder in /proc, which only works for the same user on the same host.
+
+If several hosts have several ranks, the ranks of a host reduce in memory, each one part of the
+buffer. Then each rank sums its part with the ranks that have the same part on other hosts, and the
+ranks of a host copy the parts from memory. So each of H hosts sends 2 (H - 1) / H of the buffer,
+over as many connections as there are parts. A ring over all N ranks sends 2 (N - 1) / N of it from
+host to host, over one connection, or several times that if the ranks of a host are not neighbors.
 """
 
 from __future__ import annotations
@@ -39,13 +45,8 @@ class SharedMemory:
 
     While some ranks still read one slot, the others already write to their other one. Two ranks
     compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
-
-    Parameters
-    ----------
-    memory
-        Mapped by all ranks.
-    rank, world_size
-        Position of this rank on the host, and the number of ranks there.
+    ``rank`` is this rank's position on the host, and ``world_size`` the number of ranks there. Each
+    method gets ``meet``, which returns once all ranks have called it.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
@@ -55,13 +56,7 @@ class SharedMemory:
         self._rank = rank
 
     def all_reduce(self, meet: Callable[[], None], buffer: Array) -> None:
-        """Sum in place, in the order of the ranks.
-
-        Parameters
-        ----------
-        meet
-            Returns once all ranks have called it.
-        """
+        """Sum in place, in the order of the ranks."""
         for start, slots in self._take_slots(buffer):
             part = buffer[start : start + len(slots[0])]
             slots[self._rank][:] = part
@@ -74,23 +69,14 @@ class SharedMemory:
     def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> slice:
         """Sum this rank's part of a buffer in place, in the order of the ranks.
 
-        Parameters
-        ----------
-        meet
-            As in `all_reduce`.
-        parts
-            Number of parts; each of the first ranks sums one.
-
-        Returns
-        -------
-        slice
-            This rank's part, empty if it has none.
+        Each of the first ranks sums one of the ``parts``. Returns this rank's part, empty if it has
+        none.
         """
         step = self._slots.shape[2] // buffer.itemsize // parts
         for spans in _split_parts(len(buffer), parts, step):
             slots = self._take_turn(buffer.dtype)
-            for place, span in enumerate(spans):
-                slots[self._rank][place * step :][: span.stop - span.start] = buffer[span]
+            for number, span in enumerate(spans):
+                slots[self._rank][number * step :][: span.stop - span.start] = buffer[span]
             meet()
             if self._rank < parts:
                 total = buffer[spans[self._rank]]
@@ -119,13 +105,7 @@ class SharedMemory:
         return [slot[:usable].view(dtype) for slot in slots]
 
     def reduce_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
-        """Sum this rank's part in place, in the order of the ranks; the rest is unchanged.
-
-        Parameters
-        ----------
-        parts
-            The elements of each rank.
-        """
+        """Sum this rank's part in place, in the order of the ranks; the rest is unchanged."""
         for start, slots in self._take_slots(buffer):
             chunk = buffer[start : start + len(slots[0])]
             slots[self._rank][:] = chunk
@@ -195,15 +175,7 @@ def _overlap(part: slice, start: int, size: int) -> slice:
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
     """Allocate memory on a host's first rank; the others must open it before ``until`` is closed.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks on the host.
-
-    Returns
-    -------
-    tuple
-        What `open_memory` needs, and the memory; `NO_OFFER` and None if the system has none.
+    Returns what `open_memory` needs, and the memory; `NO_OFFER` and None if the system has none.
     """
     if not hasattr(os, "memfd_create") or not _size_of_slot(world_size):
         return NO_OFFER, None
@@ -248,17 +220,12 @@ def _size_of_slot(world_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostLayout:
     """The ranks with which one rank sums, in the order of the terms.
 
-    Attributes
-    ----------
-    local
-        The ranks of its host.
-    across
-        One rank per host, which sum the same part of a buffer; empty if it sums no part.
-    hosts, parts
-        Number of hosts, and of parts of a buffer; the same on all ranks.
+    `local` has the ranks of its host, and `across` one rank per host, which sum the same part of a
+    buffer; empty if it sums no part. The number of `hosts`, and of `parts` of a buffer, are the
+    same on all ranks.
     """
 
     local: tuple[int, ...]
@@ -268,49 +235,41 @@ class Layout:
 
     def find_neighbours(self, rank: int) -> set[int]:
         """Find the ranks to which a rank needs connections."""
-        groups = [group for group in (self.local, self.across) if len(group) > 1]
+        rings = [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
         return {
-            group[place]
-            for group in groups
-            for place in find_neighbours(group.index(rank), len(group))
+            ranks[position]
+            for ranks in rings
+            for position in find_neighbours(ranks.index(rank), len(ranks))
         }
 
 
-def find_layout(hosts: Sequence[str], rank: int) -> Layout | None:
+def find_layout(hosts: Sequence[str], rank: int) -> HostLayout | None:
     """Find the ranks with which a rank sums, from the host of each rank.
 
-    Returns
-    -------
-    Layout or None
-        None if a host has only one rank, or less than half as many as another host: few ranks
-        would sum all parts there.
+    None if a host has only one rank, or less than half as many as another host: few ranks would sum
+    all parts there.
     """
     by_host: dict[str, list[int]] = {}
     for other, host in enumerate(hosts):
         by_host.setdefault(host, []).append(other)
-    groups = list(by_host.values())
-    parts, most = min(map(len, groups)), max(map(len, groups))
+    sizes = list(map(len, by_host.values()))
+    parts, most = min(sizes), max(sizes)
     if parts == 1 or parts * 2 < most:
         return None
     local = by_host[hosts[rank]]
-    place = local.index(rank)
-    across = tuple(group[place] for group in groups) if place < parts else ()
-    return Layout(tuple(local), across, len(groups), parts)
+    position = local.index(rank)
+    across = tuple(ranks[position] for ranks in by_host.values()) if position < parts else ()
+    return HostLayout(tuple(local), across, len(sizes), parts)
 
 
 class HostSum:
     """Sum over all ranks, of which those of a host share memory.
 
-    Parameters
-    ----------
-    memory
-        Mapped by all ranks of this host.
-    links
-        Links to the ranks that ``layout`` needs.
+    ``links`` has the links to the ranks that ``layout`` needs.
     """
 
     def __init__(
-        self, memory: mmap.mmap, layout: Layout, rank: int, links: Mapping[int, Link]
+        self, memory: mmap.mmap, layout: HostLayout, rank: int, links: Mapping[int, Link]
     ) -> None:
         self.layout = layout
         self._memory = SharedMemory(memory, layout.local.index(rank), len(layout.local))
@@ -340,14 +299,9 @@ class HostSum:
         """Sum a 1-D buffer in place.
 
         The ranks of a host are added in their order, and then the hosts, by an algorithm that
-        depends only on the number of bytes and hosts.
-
-        Parameters
-        ----------
-        scratch_of
-            Returns memory of a number of bytes.
-        codec
-            Compression of what is sent between hosts; with one host, there is nothing to compress.
+        depends only on the number of bytes and hosts. ``scratch_of`` returns memory of a number of
+        bytes. ``codec`` compresses what is sent between hosts; with one host, there is nothing to
+        compress.
         """
         meet = partial(self._meet, call)
         if self.layout.hosts == 1:
@@ -376,10 +330,9 @@ class _Subgroup:
 
     @classmethod
     def of(cls, ranks: Sequence[int], rank: int, links: Mapping[int, Link]) -> _Subgroup:
-        """Select the links to ranks of the subgroup."""
         position = ranks.index(rank)
-        places = find_neighbours(position, len(ranks))
-        return cls(position, len(ranks), {place: links[ranks[place]] for place in places})
+        near = find_neighbours(position, len(ranks))
+        return cls(position, len(ranks), {other: links[ranks[other]] for other in near})
 
     def double(self, call: Call, buffer: Array, scratch: Array) -> None:
         """Sum in place by recursive doubling; ``scratch`` has as many bytes as the buffer."""
@@ -387,6 +340,5 @@ class _Subgroup:
 
     @property
     def ring(self) -> Ring:
-        """Return the ring of these ranks."""
         before, after = (self.position - 1) % self.size, (self.position + 1) % self.size
         return Ring(self.position, self.size, self.links[before], self.links[after])

@@ -1,4 +1,4 @@
-"""Connections to other ranks, how long to wait for a slow one, and one collective call over them."""
+"""Connections to other ranks, how long to wait for a slow one, and one call over several."""
 
 from __future__ import annotations
 

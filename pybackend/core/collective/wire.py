@@ -17,8 +17,10 @@ from pybackend.core.errors import InputError
 
 Array = npt.NDArray[Any]
 
+# Bytes that are sent, received and added at a time: few enough to stay in a core's cache.
 CHUNK = 1 << 18
-"""Bytes that are sent, received and added at a time: few enough to stay in a core's cache."""
+# Largest number of elements converted at a time: intermediate results stay in a core's cache.
+BLOCK = 1 << 15
 
 
 def view_bytes(array: Array) -> memoryview:
@@ -29,10 +31,6 @@ def view_bytes(array: Array) -> memoryview:
 def split_chunks(raw: memoryview) -> list[memoryview]:
     """Cut a buffer into pieces of `CHUNK` bytes, the last possibly shorter; none if it is empty."""
     return [raw[start : start + CHUNK] for start in range(0, len(raw), CHUNK)]
-
-
-BLOCK = 1 << 15
-"""Largest number of elements converted at a time: intermediate results stay in a core's cache."""
 
 
 class HalfFormat(Protocol):
@@ -114,11 +112,9 @@ class Bf16:
         self.largest = np.uint32(0x7F7F0000).view(np.float32)
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round float32 values to bfloat16."""
         np.copyto(half, values, casting="unsafe")
 
     def decode(self, half: Array, out: Array) -> None:
-        """Widen to float32, exactly."""
         np.copyto(out, half)
 
 
@@ -134,11 +130,8 @@ class Compression:
     values too large for the format are clipped and the rest goes to the residual; infinities and
     NaNs pass unchanged and leave no residual.
 
-    Parameters
-    ----------
-    kind
-        ``"fp16"`` (IEEE half precision: 11 bits of significand, up to 65504) or ``"bf16"``
-        (8 bits, the range of float32; needs ``ml_dtypes``).
+    "fp16" is IEEE half precision (11 bits of significand, up to 65504). "bf16" has 8 bits and the
+    range of float32; it needs ``ml_dtypes``.
     """
 
     def __init__(self, kind: Kind) -> None:
@@ -167,7 +160,6 @@ class Compression:
         return {length: residual.copy() for length, residual in self._residuals.items()}
 
     def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
-        """Continue with the residuals that `read_residuals` returned."""
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:

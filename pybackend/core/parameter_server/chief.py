@@ -37,13 +37,7 @@ from pybackend.core.model.inputs import reshape_rows
 from pybackend.core.model.load import LoadedModel, load_job_model
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.net.rendezvous import split_address
-from pybackend.core.parameter_server.blocks import (
-    VALIDATION,
-    batch,
-    count_shares,
-    iterate_blocks,
-    move_shares,
-)
+from pybackend.core.parameter_server import blocks
 from pybackend.core.parameter_server.scheduled_steps import ScheduledSteps
 from pybackend.core.words import call_of, setting, show
 
@@ -94,7 +88,7 @@ def _train(
         shared = load_job_model(job, folder).model
         build_variables(shared, rows)
     _copy_state(model, shared)
-    move_shares(job, counts)
+    blocks.move_shares(job, counts)
     steps = ScheduledSteps(strategy, shared, model, rows, written.spec, job)
     validation = _validation(model, folder, job, counts)
     emit(Begun())
@@ -152,7 +146,7 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
 
 def _count_steps(job: TrainingJob, counts: Counts) -> int:
     """Return the total number of batches over all workers that have rows."""
-    shares = count_shares(job, counts["train"])
+    shares = blocks.count_shares(job, counts["train"])
     if 0 in shares:
         rank = ranks_of(job.roles, "worker")[shares.index(0)]
         raise InputError(f"worker {rank} gets no rows of `data`: use fewer workers")
@@ -164,9 +158,9 @@ def _validation(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> A
     if "validation" not in counts:
         return None
     written = StoredRows(folder / "validation")
-    rows = iterate_blocks(VALIDATION, written.spec, reshape_rows(written, model).spec)
+    rows = blocks.iterate_blocks(blocks.VALIDATION, written.spec, reshape_rows(written, model).spec)
     count = sum(counts["validation"])
-    return batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
+    return blocks.batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
 
 
 def _validate(model: Any, validation: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pybackend.core.engine.statistics.global_batch import find_compiled_metrics
 from pybackend.core.engine.statistics.metrics import to_plain
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.roles import ranks_of
-from pybackend.core.parameter_server.blocks import NUMBER, TRAIN, batch, draw, iterate_blocks
+from pybackend.core.parameter_server import blocks
 
 
 class ScheduledSteps:
@@ -39,11 +39,11 @@ class ScheduledSteps:
 
         def make_batches() -> Any:
             seed = job.seed if job.shuffle else None
-            found = iterate_blocks(TRAIN, written, rows.spec, seed)
+            found = blocks.iterate_blocks(blocks.TRAIN, written, rows.spec, seed)
             if seed is not None:
-                found = draw(found, rows.row_bytes, seed)
-            number = tf.strings.to_number(tf.io.read_file(NUMBER), tf.int64)
-            batches = batch(found.repeat(), job)
+                found = blocks.draw(found, rows.row_bytes, seed)
+            number = tf.strings.to_number(tf.io.read_file(blocks.NUMBER), tf.int64)
+            batches = blocks.batch(found.repeat(), job)
             return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(number).repeat(), batches))
 
         # Traced once, here; it runs on every worker.

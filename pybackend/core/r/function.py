@@ -77,23 +77,11 @@ class RFunction:
     def __call__(self, *arguments: Any) -> Any:
         """Run the function in R.
 
-        Parameters
-        ----------
-        arguments
-            Plain data, numpy arrays or Python objects, converted as reticulate does;
-            a `WorkerContext` becomes a named list.
-
-        Returns
-        -------
-        Any
-            The function's value, as reticulate converts it; a Keras model is the same object. R's
-            missing values do not exist in Python and raise an error, except in doubles, where they
-            become NaN.
-
-        Raises
-        ------
-        RError
-            R's own error with its call stack, or an error that names what is missing to run R here.
+        The arguments are plain data, numpy arrays or Python objects, converted as reticulate does;
+        a `WorkerContext` becomes a named list. So is the value; a Keras model is the same object.
+        R's missing values do not exist in Python and raise an error, except in doubles, where they
+        become NaN. Raises `RError`: R's own error with its call stack, or an error that names what
+        is missing to run R here.
         """
         global exchange
         # An R function may call Python, which may call R again.
