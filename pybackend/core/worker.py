@@ -59,7 +59,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job in the folder, and write a report of its success or failure."""
     folder = Path(arguments[0])
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
@@ -459,7 +458,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:
-    """Write the report atomically: a launcher never reads a part of it."""
+    # Renamed, because a launcher must never read a part of it.
     partial = folder / f"{REPORT}.partial"
     partial.write_text(encode(report))
     partial.replace(folder / REPORT)

@@ -34,7 +34,7 @@ from pybackend.core.collective.wire import (
 
 
 def count_pairs(world_size: int) -> int:
-    """Count the pairs of ranks to fold so that a power of two remains."""
+    # The ranks that are folded, so that a power of two remains.
     return world_size - (1 << (world_size.bit_length() - 1))
 
 
@@ -79,8 +79,6 @@ def all_reduce(
 
 @dataclass(frozen=True)
 class Ring:
-    """Rank on the ring, with links to the ranks before and after it."""
-
     rank: int
     world_size: int
     before: Link
@@ -201,7 +199,6 @@ def _split(start: int, stop: int, step: int) -> list[slice]:
 def _adding(
     buffer: Array, segments: Sequence[Sequence[slice]], scratch: Array
 ) -> Callable[[int], None]:
-    """Return a function that adds what has arrived in the first round to the buffer."""
     summed = list(chain(*segments[1:]))
     received = scratch.view(buffer.dtype)
 
@@ -280,10 +277,9 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
 
 
 def _time_fastest(work: Callable[[], object], rounds: int) -> float:
-    """Return the time of the fastest of several runs, in seconds: noise only slows runs down."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return min(seconds)  # noise only slows runs down

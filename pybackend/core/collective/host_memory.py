@@ -66,30 +66,27 @@ class SharedMemory:
             else:
                 self._sum_by_parts(meet, slots, part)
 
-    def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> slice:
+    def reduce_scatter(
+        self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]
+    ) -> None:
         """Sum this rank's part of a buffer in place, in the order of the ranks.
 
-        Each of the first ranks sums one of the ``parts``. Returns this rank's part, empty if it has
-        none.
+        The rest is unchanged. Without a part, a rank only contributes terms.
         """
-        step = self._slots.shape[2] // buffer.itemsize // parts
-        for spans in _split_parts(len(buffer), parts, step):
+        step = self._slots.shape[2] // buffer.itemsize // len(parts)
+        for spans in _advance(parts, step):
             slots = self._take_turn(buffer.dtype)
             for number, span in enumerate(spans):
                 slots[self._rank][number * step :][: span.stop - span.start] = buffer[span]
             meet()
-            if self._rank < parts:
+            if self._rank < len(parts):
                 total = buffer[spans[self._rank]]
-                rows = [slot[self._rank * step :][: len(total)] for slot in slots]
-                _sum_rows(rows, total)
-        return _find_part(len(buffer), parts, self._rank)
+                _sum_rows([slot[self._rank * step :][: len(total)] for slot in slots], total)
 
-    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: int) -> None:
-        """Copy each part of a buffer from the rank that sums it."""
-        step = self._slots.shape[2] // buffer.itemsize
-        for spans in _split_parts(len(buffer), parts, step):
+    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        for spans in _advance(parts, self._slots.shape[2] // buffer.itemsize):
             slots = self._take_turn(buffer.dtype)
-            if self._rank < parts:
+            if self._rank < len(parts):
                 own = buffer[spans[self._rank]]
                 slots[self._rank][: len(own)] = own
             meet()
@@ -98,32 +95,10 @@ class SharedMemory:
                     buffer[span] = slots[rank][: span.stop - span.start]
 
     def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
-        """Return the next slot of each rank as an array."""
         slots = self._slots[self._turn]
         self._turn = 1 - self._turn
         usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
         return [slot[:usable].view(dtype) for slot in slots]
-
-    def reduce_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
-        """Sum this rank's part in place, in the order of the ranks; the rest is unchanged."""
-        for start, slots in self._take_slots(buffer):
-            chunk = buffer[start : start + len(slots[0])]
-            slots[self._rank][:] = chunk
-            meet()
-            own = _overlap(parts[self._rank], start, len(chunk))
-            _sum_rows([slot[own] for slot in slots], chunk[own])
-
-    def gather_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
-        """Fill the parts of all other ranks with the data of these ranks."""
-        for start, slots in self._take_slots(buffer):
-            chunk = buffer[start : start + len(slots[0])]
-            spans = [_overlap(part, start, len(chunk)) for part in parts]
-            own = spans[self._rank]
-            slots[self._rank][own] = chunk[own]
-            meet()
-            for rank, span in enumerate(spans):
-                if rank != self._rank:
-                    chunk[span] = slots[rank][span]
 
     def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
         """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
@@ -133,7 +108,7 @@ class SharedMemory:
 
     def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
         """Let each rank sum one part of a buffer, which the others then copy."""
-        spans = [_find_part(len(part), len(slots), rank) for rank in range(len(slots))]
+        spans = _cut_evenly(len(part), len(slots))
         own = spans[self._rank]
         total = part[own]
         _sum_rows([slot[own] for slot in slots], total)
@@ -150,26 +125,18 @@ def _sum_rows(rows: list[Array], total: Array) -> None:
         np.add(total, row, out=total)
 
 
-def _find_part(length: int, parts: int, rank: int) -> slice:
-    """Find one of several equal parts of a buffer, empty after the last one."""
-    return slice(length * min(rank, parts) // parts, length * min(rank + 1, parts) // parts)
+def _cut_evenly(length: int, parts: int) -> list[slice]:
+    return [slice(length * n // parts, length * (n + 1) // parts) for n in range(parts)]
 
 
-def _split_parts(length: int, parts: int, step: int) -> Iterator[list[slice]]:
+def _advance(parts: Sequence[slice], step: int) -> Iterator[list[slice]]:
     """Yield the next ``step`` elements of each part, at least once; some may be empty."""
-    whole = [_find_part(length, parts, rank) for rank in range(parts)]
-    longest = max(part.stop - part.start for part in whole)
+    longest = max(part.stop - part.start for part in parts)
     for at in range(0, longest or 1, step):
         yield [
             slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
-            for part in whole
+            for part in parts
         ]
-
-
-def _overlap(part: slice, start: int, size: int) -> slice:
-    """Return where a part of the buffer lies in a chunk of it; an empty slice if it does not."""
-    first, last = (min(max(end - start, 0), size) for end in (part.start, part.stop))
-    return slice(first, last)
 
 
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
@@ -234,7 +201,6 @@ class HostLayout:
     parts: int
 
     def find_neighbours(self, rank: int) -> set[int]:
-        """Find the ranks to which a rank needs connections."""
         rings = [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
         return {
             ranks[position]
@@ -279,11 +245,11 @@ class HostSum:
 
     def reduce_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
         """Sum this rank's part of a 1-D buffer in place; only for ranks of one host."""
-        self._memory.reduce_parts(partial(self._meet, call), buffer, parts)
+        self._memory.reduce_scatter(partial(self._meet, call), buffer, parts)
 
     def gather_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
         """Fill the parts of the other ranks; only for ranks of one host."""
-        self._memory.gather_parts(partial(self._meet, call), buffer, parts)
+        self._memory.all_gather(partial(self._meet, call), buffer, parts)
 
     def _meet(self, call: Call) -> None:
         nothing = np.empty(0, np.uint8)
@@ -307,17 +273,20 @@ class HostSum:
         if self.layout.hosts == 1:
             self._memory.all_reduce(meet, buffer)
             return
-        span = self._memory.reduce_scatter(meet, buffer, self.layout.parts)
-        part = buffer[span]
-        if self._across and codec:
-            residual = codec.residual(len(buffer))[span]
-            self._across.ring.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
-        # All parts share the network, so each is as slow as the whole buffer.
-        elif self._across and TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
-            self._across.ring.all_reduce(call, part, scratch_of(CHUNK))
-        elif self._across:
-            self._across.double(call, part, scratch_of(part.nbytes))
-        self._memory.all_gather(meet, buffer, self.layout.parts)
+        parts = _cut_evenly(len(buffer), self.layout.parts)
+        self._memory.reduce_scatter(meet, buffer, parts)
+        if self._across:
+            span = parts[self._local.position]
+            part, ring = buffer[span], self._across.ring
+            if codec:
+                residual = codec.residual(len(buffer))[span]
+                ring.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
+            # All parts share the network, so each is as slow as the whole buffer.
+            elif TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
+                ring.all_reduce(call, part, scratch_of(CHUNK))
+            else:
+                self._across.double(call, part, scratch_of(part.nbytes))
+        self._memory.all_gather(meet, buffer, parts)
 
 
 @dataclass(frozen=True)

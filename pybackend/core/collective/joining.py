@@ -83,8 +83,6 @@ def connects_to(rank: int, other: int, world_size: int) -> bool:
 
 
 class _Joining:
-    """Connections of one rank while they are being established."""
-
     def __init__(
         self,
         server: socket.socket,
@@ -110,7 +108,6 @@ class _Joining:
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
     def wait(self) -> dict[int, Stream]:
-        """Wait for all connections; return them by rank."""
         while self._made.keys() != self._wanted:
             try:
                 other, result = self._results.get(timeout=_CHECK_SECONDS)

@@ -39,7 +39,6 @@ class Link:
             raise self._explain(error) from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Receive what has arrived; return the number of bytes, possibly 0."""
         try:
             return self.stream.receive_some(window)
         except OSError as error:
@@ -75,7 +74,6 @@ class Link:
         return self.make_error(f"has not answered for {self.timeout:g} s")
 
     def make_error(self, reason: str) -> PeerLostError:
-        """Create the error that names the other end."""
         return PeerLostError(self.rank, self.host, reason)
 
     def close(self) -> None:
@@ -133,8 +131,6 @@ _LOOK_SECONDS = 0.25
 
 
 class _Cursor:
-    """Position in a sequence of buffers that are sent or filled one after another."""
-
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self.buffers = buffers
         self.index = 0

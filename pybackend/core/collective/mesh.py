@@ -218,7 +218,6 @@ class Mesh:
         self._double(call, mine)
 
     def close(self) -> None:
-        """Close all connections, and release shared memory."""
         self.shared = None
         for link in self.links.values():
             link.close()

@@ -29,13 +29,10 @@ def view_bytes(array: Array) -> memoryview:
 
 
 def split_chunks(raw: memoryview) -> list[memoryview]:
-    """Cut a buffer into pieces of `CHUNK` bytes, the last possibly shorter; none if it is empty."""
     return [raw[start : start + CHUNK] for start in range(0, len(raw), CHUNK)]
 
 
 class HalfFormat(Protocol):
-    """Format of 16 bits."""
-
     dtype: np.dtype[Any]
     largest: np.float32
 
@@ -146,7 +143,6 @@ class Compression:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an encoded element."""
         return self._format.dtype.itemsize
 
     def residual(self, length: int) -> Array:
@@ -156,14 +152,12 @@ class Compression:
         return self._residuals[length]
 
     def read_residuals(self) -> dict[int, Array]:
-        """Return a copy of the residuals, by buffer length."""
         return {length: residual.copy() for length, residual in self._residuals.items()}
 
     def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:
-        """Return memory for encoding buffers of a given length."""
         if length not in self._wires:
             self._wires[length] = np.empty(length, self._format.dtype)
         return self._wires[length]

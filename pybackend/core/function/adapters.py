@@ -54,7 +54,6 @@ class RankZero:
 
 
 def _share(gpus: int, context: WorkerContext) -> list[str]:
-    """Return this worker's share of the GPUs, from those that it was given."""
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
     given = _list_gpus()
     if wanted > len(given):
@@ -97,7 +96,6 @@ class Script:
                 raise SystemExit(f"{os.path.basename(path)} exited with {how}") from None
 
     def _find(self) -> str:
-        """Return the path of the same script on this machine, or of a new copy."""
         try:
             if Path(self.path).read_bytes() == self.content:
                 return self.path
@@ -163,8 +161,6 @@ def _installed(module: Any, context: WorkerContext) -> Iterator[None]:
 
 
 def _make(module: Any, context: WorkerContext) -> Any:
-    """Return an instance of Spark's class whose methods describe the worker."""
-
     class WorkerTaskContext(module.BarrierTaskContext):
         """Context of a barrier task, with the methods that a worker supports.
 
@@ -199,7 +195,6 @@ def _make(module: Any, context: WorkerContext) -> Any:
             return 0
 
         def cpus(self) -> int:
-            """Return the cores that this worker may use."""
             return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
 
         def resources(self) -> dict[str, Any]:

@@ -16,16 +16,10 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.function.adapters import standing_in
 from pybackend.core.function.sharing import GRACE_SECONDS, ConnectingRank, ListeningRank
 from pybackend.core.function.values import encode_result
+from pybackend.core.job import roles
 from pybackend.core.job.context import Announce, Gather, WorkerContext
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, Job
 from pybackend.core.job.messages import Order
-from pybackend.core.job.roles import (
-    config_of,
-    place_of,
-    ranks_of,
-    ranks_that_follow,
-    ranks_that_lead,
-)
 from pybackend.core.net.rendezvous import split_address
 from pybackend.core.net.secret import derive_token
 from pybackend.core.words import show
@@ -61,7 +55,7 @@ def call_function(
     ``server`` is the socket on which this worker listens; this function closes it.
     """
     addresses = order.reserved
-    config = config_of(job.roles, addresses, rank)
+    config = roles.config_of(job.roles, addresses, rank)
     os.environ |= {"TF_CONFIG": config, **name_rank(addresses, rank)}
     # The functions may start a joint call without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
@@ -69,16 +63,16 @@ def call_function(
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
-        known = (rank, job.workers, addresses, config, *place_of(job.roles, rank), gather)
+        known = (rank, job.workers, addresses, config, *roles.place_of(job.roles, rank), gather)
         context = WorkerContext(*known, _open_rows(folder), hooks.announce)
         value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
-    following = ranks_that_follow(job.roles, job.workers)
-    patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
+    following = roles.ranks_that_follow(job.roles, job.workers)
+    patient = {other for other in following if roles.place_of(job.roles, other)[0] != "ps"}
 
     def tell(ended: Set[int]) -> None:
-        for other in ended & set(ranks_of(job.roles, "evaluator")):
+        for other in ended & set(roles.ranks_of(job.roles, "evaluator")):
             hooks.note(
                 f"worker {other}, the evaluator, was stopped {GRACE_SECONDS:g} s after the others "
                 f"returned, so its value is {show(None)}: to let it finish, make the chief wait "
@@ -117,13 +111,32 @@ def take_part(
     ``server`` and ``on_end`` are as in `call_function` and `Hooks`, ``patient`` as in
     `ListeningRank.finish`. ``tell`` is called on rank 0 with the ranks that it stopped.
     """
-    if job.workers == 1:
-        server.close()
-        return call(lambda _, text: [text])
-    if rank == 0:
-        return _call_and_listen(job, server, order, call, patient, tell)
+    own: ListeningRank | ConnectingRank
+    following = roles.ranks_that_follow(job.roles, job.workers)
+    if job.workers > 1 and rank == 0:
+        own = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
+        try:
+            result = call(own.gather)
+            leading = roles.ranks_that_lead(job.roles, job.workers)
+            tell(own.finish(leading, following, patient))
+        finally:
+            own.leave()
+        return result
     server.close()
-    return _call_and_connect(job, rank, order, call, on_end)
+    if job.workers == 1:
+        return call(lambda _, text: [text])
+    # A function that does not run a server returns on its own.
+    end = on_end if rank in following else lambda error: None
+    own = ConnectingRank(order.peers, rank, order.token, job.timeout, job.encrypt, end)
+    try:
+        if rank in following:  # only a connected rank can be ended
+            own.wait()
+        result = call(own.gather)
+    except BaseException:
+        own.close()
+        raise
+    own.finish()
+    return result
 
 
 def _timed(
@@ -146,52 +159,8 @@ def _timed(
 
 
 def _open_rows(folder: Path) -> Any:
-    """Return the function's rows; None if the call has no data."""
     if not (folder / ROWS).is_dir():
         return None
     from pybackend.core.function.values import StoredColumns  # numpy and pyarrow
 
     return StoredColumns(folder / ROWS)
-
-
-def _call_and_listen(
-    job: Job,
-    server: socket.socket,
-    order: Order,
-    call: Callable[[Gather], T],
-    patient: Set[int],
-    tell: Callable[[Set[int]], object],
-) -> T:
-    own = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
-    try:
-        result = call(own.gather)
-        following = ranks_that_follow(job.roles, job.workers)
-        tell(own.finish(ranks_that_lead(job.roles, job.workers), following, patient))
-    finally:
-        own.leave()
-    return result
-
-
-def _call_and_connect(
-    job: Job,
-    rank: int,
-    order: Order,
-    call: Callable[[Gather], T],
-    on_end: Callable[[Exception | None], object],
-) -> T:
-    following = ranks_that_follow(job.roles, job.workers)
-    end = on_end if rank in following else _ignore
-    own = ConnectingRank(order.peers, rank, order.token, job.timeout, job.encrypt, end)
-    try:
-        if rank in following:  # only a connected rank can be ended
-            own.wait()
-        result = call(own.gather)
-    except BaseException:
-        own.close()
-        raise
-    own.finish()
-    return result
-
-
-def _ignore(_: Any) -> None:
-    """Do nothing: a function that does not run a server returns on its own."""

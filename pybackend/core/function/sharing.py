@@ -123,7 +123,6 @@ class ListeningRank:
             outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
     def _wait(self, ranks: Set[int], seconds: float | None) -> None:
-        """Wait until these ranks have returned or are lost."""
         self._changed.wait_for(lambda: ranks <= self._returned | self._lost.keys(), seconds)
 
     def _welcome(self, stream: Stream, rank: int) -> None:
@@ -160,7 +159,6 @@ class ListeningRank:
             self._settle()
 
     def _find_absent(self) -> None:
-        """Mark ranks that did not connect in time as lost."""
         if time.monotonic() - self._began > self._timeout:
             for rank in set(range(1, len(self._hosts))) - self._outboxes.keys():
                 self._lose(rank, f"did not connect within {self._timeout:g} s")

@@ -61,8 +61,6 @@ _KINDS = (
 
 
 class StoredColumns:
-    """Rows in a folder, in order of arrival."""
-
     def __init__(self, folder: Path) -> None:
         self._rows = StoredRows(folder)
 
@@ -75,7 +73,6 @@ class StoredColumns:
 
 
 def _to_text(column: Any) -> Any:
-    """Return a column of text as strings, one per row; other columns unchanged."""
     if column.dtype.kind != "O":
         return column
     texts = np.empty(len(column), object)

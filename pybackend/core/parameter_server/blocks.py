@@ -80,7 +80,6 @@ def draw(rows: Any, row_bytes: int, seed: int) -> Any:
 
 
 def batch(rows: Any, job: TrainingJob) -> Any:
-    """Return batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
     return rows.batch(job.batch_size).map(nest).prefetch(2)
 
 
@@ -91,13 +90,11 @@ NUMBER = "blocks/number"
 
 
 def _device_of(job: TrainingJob, rank: int) -> str:
-    """Return TensorFlow's name for a rank's processor."""
     role, index = place_of(job.roles, rank)
     return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
 
 
 def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
-    """Write this rank's rows as blocks, with a folder for each worker."""
     rows = StoredRows(folder / "train")
     order = np.arange(len(rows))
     if job.shuffle:
@@ -144,5 +141,4 @@ def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
 
 
 def _folder_for(job: TrainingJob, rank: int, number: int) -> str:
-    """Return the folder in which a rank writes the rows of a worker."""
     return TRAIN if place_of(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"

@@ -49,28 +49,18 @@ def train_as_chief(
     job: TrainingJob,
     folder: Path,
     counts: Counts,
-    peers: Sequence[str],
     emit: Emit,
     answers: Answers,
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
-    The current folder is this process's own, ``folder``, with its shard of the rows. ``counts`` has
-    the rows of every rank's shard, by data set, and ``peers`` the ``host:port`` of every rank; all
-    servers are already running. ``answers`` has messages from observers of the training.
-
-    Raises `InputError` if parameter servers cannot train the model, and `PeerLostError` if one of
-    them, or all workers, were lost.
+    All servers are already running. The current folder is this process's own, ``folder``, with its
+    shard of the rows. ``counts`` has the rows of every rank's shard, by data set, and ``answers``
+    messages from observers of the training. Raises `InputError` if parameter servers cannot train
+    the model.
     """
-    with _naming_lost(job, peers):
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        return _train(strategy, job, folder, counts, emit, answers)
-
-
-def _train(
-    strategy: Any, job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
-) -> Training:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
     emit(Phase("loading the model"))
     # In this process, to check the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
@@ -128,7 +118,6 @@ def _train(
 
 
 def _copy_state(source: Any, target: Any) -> None:
-    """Copy the weights and the optimizer's state from one model to another."""
     for one, other in zip(variables_of(source), variables_of(target), strict=True):
         other.assign(one.numpy())
 
@@ -154,7 +143,6 @@ def _count_steps(job: TrainingJob, counts: Counts) -> int:
 
 
 def _validation(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
-    """Return the validation batches, or None without validation data."""
     if "validation" not in counts:
         return None
     written = StoredRows(folder / "validation")
@@ -176,8 +164,8 @@ def _describe_steps(job: TrainingJob, by_worker: Sequence[int]) -> str:
 
 
 @contextmanager
-def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
-    """Raise an error that names the lost server if TensorFlow reports that one was lost."""
+def naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
+    """Raise `PeerLostError` for the server if TensorFlow reports that one was lost."""
     try:
         yield
     except tf.errors.UnavailableError as error:
@@ -276,7 +264,6 @@ class EpochCheckpoints:
             change_rate(self._model.optimizer, found.start.state)
 
     def write(self, epoch: int) -> None:
-        """Write a checkpoint of the current model, after this number of epochs."""
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
             return
@@ -286,6 +273,5 @@ class EpochCheckpoints:
         found.writer.submit(replace(found.manifest, epoch=epoch), state)
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written."""
         if self._checkpoints is not None:
             self._checkpoints.wait(self._timeout)

@@ -27,7 +27,7 @@ from pybackend.core.job.roles import config_of
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.net.dialing import find_unreachable
 from pybackend.core.parameter_server.blocks import write_shares
-from pybackend.core.parameter_server.chief import train_as_chief
+from pybackend.core.parameter_server.chief import naming_lost, train_as_chief
 
 # Operations wait for those of other servers, each in a thread.
 _LEAST_THREADS = 4
@@ -73,7 +73,8 @@ def train_with_parameter_servers(
         if rank:
             threading.Event().wait()  # for as long as the chief needs it
         tf.config.threading.set_inter_op_parallelism_threads(_count_threads())
-        return train_as_chief(job, folder, counts, order.peers, emit, answers)
+        with naming_lost(job, order.peers):
+            return train_as_chief(job, folder, counts, emit, answers)
 
     def on_end(error: Exception | None) -> None:
         end(error, seconds=time.monotonic() - began, **done)

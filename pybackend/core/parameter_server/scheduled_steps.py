@@ -72,7 +72,6 @@ class ScheduledSteps:
 
     @property
     def by_worker(self) -> list[int]:
-        """Number of steps that each worker has taken."""
         return [int(number) for number in self._by_worker.numpy()]
 
     def _take(self, number: Any, data: Any) -> None:
@@ -125,7 +124,6 @@ class SummedMetrics:
                 total.assign_add(tf.cast(value, total.dtype))
 
     def read(self) -> dict[str, Any]:
-        """Return the metrics since the last call, by name, and reset them."""
         metrics = {"loss": float(self._loss.numpy() / max(1.0, self._rows.numpy()))}
         for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
             for variable, total, value in zip(container.variables, sums, begin, strict=True):

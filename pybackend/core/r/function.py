@@ -125,7 +125,6 @@ def _context_for_r(context: WorkerContext) -> dict[str, Any]:
 
 
 def _feed_r(context: WorkerContext, batch_size: Any) -> Iterator[dict[str, Any]]:
-    """Yield the batches of `WorkerContext.feed`, in types for R."""
     for batch in context.feed(batch_size):
         yield {name: _column_for_r(name, column) for name, column in batch.items()}
 
@@ -153,7 +152,6 @@ def _draw_seed() -> int:
 
 
 def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
-    """Embed R in this Python process with rpy2; return the function that calls R."""
     # The API mode needs a build for the installed R, and warns if that is missing.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
     # reticulate inside this R must use this Python process.

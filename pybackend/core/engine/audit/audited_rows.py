@@ -41,11 +41,9 @@ class GlobalRows:
 
     @property
     def counts(self) -> Array:
-        """Number of rows of each worker."""
         return np.array([len(part) for part in self.parts])
 
     def turned(self) -> GlobalRows:
-        """Return the same rows in another order."""
         order = np.random.default_rng(0).permutation(sum(self.counts))
         batch = keras.tree.map_structure(lambda column: column[order], self.batch)
         return GlobalRows(batch, [np.argsort(order)[part] for part in self.parts])
@@ -99,8 +97,6 @@ _MIXES = [
 
 
 class Ledger:
-    """Sums of one worker in one epoch of ``steps`` steps."""
-
     def __init__(self, steps: int) -> None:
         self.sums = np.zeros(steps, np.uint64)
 
@@ -113,7 +109,7 @@ class Ledger:
         self.sums[step : step + len(edges) - 1] += _add_up(step, rows, edges)
 
     def subtract(self, expected: Iterable[tuple[int, Index, Index]]) -> Sums:
-        """Return how the sums of all steps differ from those of other rows, as `note` takes them.
+        """Return how the sums differ from those of other rows, given as `note` takes them.
 
         Over the workers, the differences of a step add up to 0, modulo 2^64, if these are all of
         its rows.
@@ -135,7 +131,6 @@ def find_wrong(differences: Sums, collective: Collective) -> list[int]:
 
 
 def _add_up(step: int, rows: Index, edges: Index) -> Sums:
-    """Return the sum of the rows' hashes in each step, modulo 2^64."""
     steps = np.repeat(np.arange(step, step + len(edges) - 1, dtype=np.uint64), np.diff(edges))
     # Of the first row in the first step, the hash would be 0.
     hashes = (rows.astype(np.uint64) + np.uint64(1)) * _ROWS + steps * _STEPS

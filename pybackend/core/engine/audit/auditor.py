@@ -216,7 +216,7 @@ class Auditor:
         self.waited += self._collective.waited - waited
 
     def _count_accumulated(self) -> int:
-        """Return the number of steps whose gradients the optimizer has not applied yet."""
+        # Steps whose gradients the optimizer has not applied yet.
         each = count_accumulated_steps(self._model.optimizer)
         return self._exchange.count_calls() % each if each > 1 else 0
 
@@ -245,7 +245,6 @@ class Auditor:
         return is_random or self._exchange.is_compressed or self._has_gpus or self._is_mixed
 
     def _read_traced(self) -> Any:
-        """Return the Python values of a model that a traced step has read."""
         return find_trained(self._model), self._settings.read()
 
     def _is_outdated(self) -> bool:
@@ -421,7 +420,6 @@ class Auditor:
     def _pack(
         self, window: Window, found: Values, exchanged: Sequence[Exchanged]
     ) -> dict[str, Any]:
-        """Return what rank 0 needs from this worker."""
         before, state = window.before, self._state
         metrics = state.list_metrics(self._exchange.shared_variables)
         changes = {
@@ -448,7 +446,6 @@ class Auditor:
         return needed > self._find_room()
 
     def _find_room(self) -> float:
-        """Return how many bytes of memory an audit may use."""
         used = measure_memory(os.getpid())
         limit = np.inf if self._limit is None else max(0.0, self._limit - used)
         return _SHARE_OF_MEMORY * min(read_free_memory(), limit)
@@ -460,7 +457,6 @@ class Auditor:
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
     def _list_left_out(self) -> list[str]:
-        """Return what is not compared in any step, in words."""
         others = [] if self._step.has_parts else self._exchange.variables_of_others
         normalizing = self._state.view.unsynchronized
         left_out = {

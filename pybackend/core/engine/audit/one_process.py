@@ -45,7 +45,6 @@ class StepState:
         return self.variables
 
     def name_variables(self) -> dict[int, str]:
-        """Return the names of the variables for messages."""
         model = self._model
         names = {
             id(as_tensorflow(value)): f"{part.name}.{name}"
@@ -60,7 +59,6 @@ class StepState:
         return names | {id(v.value): str(v.path) for v in model.variables}
 
     def read(self, which: Sequence[int] | None = None) -> Values:
-        """Return copies of the values of all variables, or of some."""
         found = self.variables
         chosen = found if which is None else [key for key in which if key in found]
         return {key: np.asarray(found[key].numpy()) for key in chosen}
@@ -77,15 +75,13 @@ class StepState:
         return [id(v.value) for v in find_statistics(self._model)]
 
     def list_generators(self) -> list[int]:
-        """Return the states of random generators."""
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        """Return the total size in bytes of all variables found so far."""
         return _count_bytes((self.variables or self.find()).values())
 
     def count_trained_bytes(self) -> int:
-        """Return the total size in bytes of the trained weights, and so of their gradients."""
+        """Return the size of the trained weights, and so of their gradients."""
         return _count_bytes(map(as_tensorflow, self._model.trainable_variables))
 
     def read_small(self) -> Values:
@@ -187,7 +183,6 @@ class OneProcess:
 
 @contextmanager
 def _multiplying_exactly() -> Iterator[None]:
-    """Make GPUs use full float32 precision instead of TF32."""
     settings = tf.config.experimental
     before = settings.tensor_float_32_execution_enabled()
     settings.enable_tensor_float_32_execution(False)
@@ -283,7 +278,6 @@ class OwnSettings:
         return [key for key, value in self.read().items() if saved.get(key, value) != value]
 
     def name(self, changed: Sequence[tuple[int, str]]) -> str | None:
-        """Return the name of the first of some attributes, or None."""
         return next((f"{type(self._parts[n]).__name__}.{name}" for n, name in changed), None)
 
 
@@ -292,7 +286,6 @@ def _count_bytes(variables: Iterable[Any]) -> int:
 
 
 def as_tensorflow(variable: Any) -> Any:
-    """Return the TensorFlow variable behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

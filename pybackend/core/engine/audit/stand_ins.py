@@ -189,7 +189,7 @@ def trace_loops(
 
 @contextmanager
 def running_functions(eagerly: bool) -> Iterator[None]:
-    """Run each ``tf.function`` as Python, or as its traced graph, within this context."""
+    """Run each ``tf.function`` as Python, or as its traced graph."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:

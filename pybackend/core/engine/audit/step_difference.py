@@ -56,7 +56,6 @@ class Measure(NamedTuple):
         return self.relate(self.found, self.expected)
 
     def relate(self, one: Array, other: Array) -> float:
-        """Return the difference of two values relative to the scale."""
         distance = measure_distance(one, other)
         return distance / self.scale if self.scale else (np.inf if distance else 0.0)
 
@@ -84,7 +83,6 @@ Again = Callable[[Literal["same", "float64", "order"]], "Values | None"]
 
 
 def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
-    """Compare values with the expected ones of a step in one process."""
     sizes = {key: one.size for key, one in measures.items()}
     whole = _norm_of_gradients(measures)
     # "Not at most", because NaN is neither larger nor smaller.
@@ -152,7 +150,6 @@ def _norm_of_gradients(measures: Mapping[Key, Measure]) -> float:
 
 
 def measure_gradient(found: Array, expected: Array) -> Measure:
-    """Return the measure of a gradient: relative to its own size."""
     scale = _norm(_finite(expected, expected)[0])
     return Measure(found, expected, scale, find_tolerance(expected), True)
 
@@ -175,14 +172,12 @@ def measure_variable(
 
 
 def find_tolerance(values: Array) -> float:
-    """Return the relative tolerance of a value's type."""
     if not is_number(values) or values.dtype.itemsize >= 4:
         return _RELATIVE
     return _HALVES * (2.0**-8 if values.dtype.name == "bfloat16" else 2.0**-11)
 
 
 def _finite(one: Array, other: Array) -> tuple[Array, Array]:
-    """Return two arrays with zeros wherever one of them is not finite."""
     if np.isfinite(one).all() and np.isfinite(other).all():
         return one, other
     keep = np.isfinite(one) & np.isfinite(other)
@@ -220,7 +215,6 @@ def _pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 
 def is_number(values: Array) -> bool:
-    """Return whether an array has floating-point numbers."""
     return values.dtype.kind == "f" or values.dtype.name == "bfloat16"
 
 

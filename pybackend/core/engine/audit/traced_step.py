@@ -168,7 +168,6 @@ class TracedStep:
 
     @contextmanager
     def _in_own_type(self) -> Iterator[None]:
-        """Compute in the layers' types, as the step that trained."""
         own = self.process.type
         self.process.type = None
         try:
@@ -228,7 +227,6 @@ def _project_slices(slices: Sequence[Array]) -> list[tuple[float, float]]:
 
 
 def _project(values: Array) -> tuple[float, float]:
-    """Return the sum of some numbers with random signs, and their norm."""
     flat, total, square = values.reshape(-1), 0.0, 0.0
     for first in range(0, len(flat), len(_SIGNS)):
         part = flat[first : first + len(_SIGNS)].astype(np.float64)

@@ -129,7 +129,6 @@ class Judge:
         return {**values, **{key: pair[1] for key, pair in pairs.items()}}
 
     def _find_trained(self) -> set[int]:
-        """Return the variables that optimizers compute from gradients."""
         model, view = self._model, self._view
         return {id(v.value) for v in [*model.trainable_variables, *view.optimizer_variables]}
 

@@ -171,7 +171,6 @@ class GlobalBatch:
 
     @property
     def variables(self) -> list[Any]:
-        """Variables of the metrics that are computed from the rows of all workers."""
         return [variable for metric in self._metrics for variable in metric.variables]
 
     @property
@@ -180,7 +179,6 @@ class GlobalBatch:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Intercept the model's computations within this context."""
         with ExitStack() as stack:
             if self._over.loss:
                 compute_loss = self._model.compute_loss
@@ -195,7 +193,6 @@ class GlobalBatch:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which a step is traced, from its beginning."""
         self._is_active = True
         self._own, self._whole = [], []
         try:
@@ -286,8 +283,6 @@ class _Indices:
 
 
 def _fill(indices: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments with the whole tensors."""
-
     def find(one: Any) -> Any:
         if one is None or one.mask is None:
             return None if one is None else whole[one.tensor]

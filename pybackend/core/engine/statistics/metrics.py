@@ -170,7 +170,6 @@ class ValidStepCounter:
         return watched
 
     def weight(self, rows: Any) -> Any:
-        """Return the weight of this worker's gradients in the step that is being traced."""
         rows = tf.cast(rows, tf.float32)
         if self._valid is None:  # a custom train_step that computes its loss itself
             return rows
@@ -224,7 +223,6 @@ class StepMeans:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Replace the metrics' ``update_state`` within this context."""
         with ExitStack() as stack:
             means = find_step_means(self._model)
             stack.enter_context(override_each(means, "update_state", self._watch))
@@ -279,7 +277,6 @@ class StepMeans:
     def _call(
         self, compute: Callable[..., Any], given: Sequence[Any], replacement: Callable[[], object]
     ) -> Any:
-        """Call the host for one number, in the order of the step's calls."""
         with self._calls.next():
             found = tf.numpy_function(compute, given, tf.float32)
         found.set_shape([])

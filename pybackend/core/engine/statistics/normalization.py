@@ -48,7 +48,6 @@ class GlobalStatistics:
         self.error: BaseException | None = None
 
     def install(self) -> AbstractContextManager[None]:
-        """Replace the layers' ``call`` within this context."""
         return override_each(self._layers, "call", self._watch)
 
     @contextmanager
@@ -117,12 +116,9 @@ class GlobalStatistics:
         _move_statistics(layer, sums[:channels] / total, variance)
 
     def _sum(self, values: Any) -> Any:
-        """Return the sum over the workers, with its gradient."""
         return tf.custom_gradient(lambda own: (self._add_up(own), self._share_out))(values)
 
     def _share_out(self, gradient: Any) -> Any:
-        """Return the gradient of a sum on each worker."""
-
         def share(own: Any) -> Any:
             weight = tf.cast(self._weigh(), own.dtype)
             return self._add_up(own * weight) / weight, _refuse_second

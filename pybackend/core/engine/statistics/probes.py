@@ -82,7 +82,6 @@ def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:
-    """Return a mask of the rows in which all numbers are finite."""
     parts = [
         np.isfinite(column.reshape(len(column), -1)).all(axis=1)
         for column in columns.values()
@@ -92,7 +91,6 @@ def _are_finite(columns: Mapping[str, Any]) -> Any:
 
 
 def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
-    """Check the metrics on every worker's rows; all workers get the same result."""
     if job.workers == 1 or isinstance(job.exchange, LocalSteps):
         return "unknown"
     try:
