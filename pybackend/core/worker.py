@@ -196,16 +196,8 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
             worker.emit(Note(_OPEN_SERVERS))
             start_runtime(order.reserved, worker.rank, worker.job.timeout)
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
-        trained = train(
-            worker.job,
-            collective,
-            counts,
-            worker.folder,
-            worker.emit,
-            stream=sources.stream,
-            answers=worker.answers,
-            sent=sent,
-        )
+        given = worker.job, collective, counts, worker.folder, worker.emit
+        trained = train(*given, stream=sources.stream, answers=worker.answers, sent=sent)
     return _report_training(worker, trained)
 
 

@@ -20,18 +20,7 @@ from pybackend.core.job.values import decode_state, encode_state
 
 Array = npt.NDArray[Any]
 
-__all__ = [
-    "LONGEST_SECONDS",
-    "Alone",
-    "Collective",
-    "Compression",
-    "CostModel",
-    "Mesh",
-    "Patience",
-    "all_sum",
-    "broadcast_bytes",
-    "join_mesh",
-]
+__all__ = ["LONGEST_SECONDS", "Compression", "CostModel", "Mesh", "Patience", "join_mesh"]
 
 
 class Collective(Protocol):

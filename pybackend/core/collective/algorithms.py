@@ -162,10 +162,6 @@ class Ring:
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
         call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
 
-    def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
-        """Pass the root's bytes on from rank to rank, up to the one before the root."""
-        self.pass_on(call, raw, root, (root - 1) % self.world_size)
-
     def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
         """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
         size = self.world_size

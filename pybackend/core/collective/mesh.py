@@ -209,7 +209,7 @@ class Mesh:
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.broadcast(call, raw, root)
+            self._ring.pass_on(call, raw, root, (root - 1) % self.world_size)
             return
         # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
@@ -224,7 +224,11 @@ class Mesh:
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""
-        self.cost_model = measure(self._sum_by_doubling, self.world_size)
+
+        def double(buffer: Array) -> None:
+            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+
+        self.cost_model = measure(double, self.world_size)
 
     def _can_share(self, is_coded: bool) -> bool:
         """Return whether to use memory; compression is for data that is sent to other hosts."""
@@ -266,9 +270,6 @@ class Mesh:
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
-
-    def _sum_by_doubling(self, buffer: Array) -> None:
-        self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
     @property
     def _is_one_host(self) -> bool:

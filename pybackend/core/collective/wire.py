@@ -8,7 +8,7 @@ gradient compression schemes" (2019).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,6 @@ def split_chunks(raw: memoryview) -> list[memoryview]:
     return [raw[start : start + CHUNK] for start in range(0, len(raw), CHUNK)]
 
 
-class HalfFormat(Protocol):
-    dtype: np.dtype[Any]
-    largest: np.float32
-
-    def encode(self, values: Array, half: Array) -> None:
-        """Round finite float32 values of at most ``largest`` to nearest, ties to even."""
-
-    def decode(self, half: Array, out: Array) -> None:
-        """Widen to float32, exactly."""
-
-
 class Fp16:
     """IEEE half precision: 11 bits of significand, up to 65504.
 
@@ -59,7 +48,7 @@ class Fp16:
         self._sign = np.empty(BLOCK, np.uint16)
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round float32 values to half precision.
+        """Round finite float32 values of at most ``largest`` to nearest, ties to even.
 
         Adding 2^(e + 13) to a number of exponent e leaves its significand, rounded to 11 bits, in
         the lowest bits of the sum; with e = -14 at least, that holds for subnormal results too.
@@ -135,7 +124,7 @@ class Compression:
         if kind not in ("fp16", "bf16"):
             raise InputError(f'compression must be "fp16" or "bf16", not {kind!r}')
         self.kind: Kind = kind
-        self._format: HalfFormat = Fp16() if kind == "fp16" else Bf16()
+        self._format: Fp16 | Bf16 = Fp16() if kind == "fp16" else Bf16()
         self._residuals: dict[int, Array] = {}
         self._wires: dict[int, Array] = {}
         self._wide = np.empty(BLOCK, np.float32)

@@ -111,9 +111,8 @@ class ListeningRank:
         with self._changed:
             is_over = 0 in self._returned
             # A server, which never returns, ends itself once it knows that rank 0 has failed.
-            self._farewell = (
-                NotShared("worker 0 has returned") if is_over else NotShared("has failed", lost=0)
-            )
+            reason, lost = ("worker 0 has returned", None) if is_over else ("has failed", 0)
+            self._farewell = NotShared(reason, lost)
             for rank in self._outboxes:
                 self._send(rank, self._farewell)
             outboxes = list(self._outboxes.values())

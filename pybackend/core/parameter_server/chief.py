@@ -210,17 +210,10 @@ def _find_obstacle(view: ModelView) -> str | None:
         )
     if model.run_eagerly:
         return f"with {setting(run_eagerly=True)}: its workers run graphs"
-    for layer in view.layers:
-        if getattr(layer, "stateful", False):
-            return (
-                f"layer {show(layer.name)} with {setting(stateful=True)}: use "
-                f"{setting(stateful=False)}"
-            )
-    for layer in view.synchronized:
-        return (
-            f"layer {show(layer.name)} with {setting(synchronized=True)}: use "
-            f"{setting(synchronized=False)}"
-        )
+    stateful = [(one, "stateful") for one in view.layers if getattr(one, "stateful", False)]
+    for layer, name in [*stateful, *((one, "synchronized") for one in view.synchronized)]:
+        instead = setting(**{name: False})
+        return f"layer {show(layer.name)} with {setting(**{name: True})}: use {instead}"
     return None
 
 

@@ -95,13 +95,10 @@ class Auditor:
         view, feed, job = replica.view, replica.feed, replica.job
         self.report = report
         self.noise = Noise()  # records random draws for as long as the training lasts
-        self._model = view.model
-        self._collective = replica.collective
-        self._feed = feed
-        self._exchange = exchange
+        self._model, self._collective, self._feed = view.model, replica.collective, feed
+        self._exchange, self._clock, self._emit = exchange, clock, replica.emit
         self._only_warns = isinstance(job.exchange, Exchange) and job.exchange.audit == "warn"
         self._limit = job.resources.bytes
-        self._emit = replica.emit
         self._state = StepState(view, others)
         self._process = OneProcess(self._state, class_weight)
         self._is_mixed, self._is_half = view.has_mixed_layers, view.has_half_layers
@@ -117,16 +114,12 @@ class Auditor:
         # First step that this worker group took in the epoch, and the step after its last one.
         self._taken = (0, 0)
         self._traced: Any = None
-        self._clock = clock
         self._own_memory, self._copies = 0.0, 1
         self._has_gpus = self._has_said_fixed = False
         self.waited = 0.0  # seconds in which this worker waited while others audited
-        self.beginning = keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._begin_epoch, on_train_batch_begin=self._begin
-        )
-        self.ending = keras.callbacks.LambdaCallback(
-            on_train_batch_end=self._end, on_epoch_end=self._end_epoch
-        )
+        call = keras.callbacks.LambdaCallback
+        self.beginning = call(on_epoch_begin=self._begin_epoch, on_train_batch_begin=self._begin)
+        self.ending = call(on_train_batch_end=self._end, on_epoch_end=self._end_epoch)
 
     def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
         """Choose the steps of an epoch that are audited in any case, and the first that may be."""
@@ -432,10 +425,8 @@ class Auditor:
             for name, keys in (("metrics", metrics), ("statistics", state.list_statistics()))
         }
         rows = [pack_rows(*self._feed.read_step(step)) for step in window.steps]
-        parts = [
-            {"needed": one.needed, "means": one.means[: len(one.needed)]}
-            for one in (exchanged if self._exchange.shards is not None else [])
-        ]
+        sharded = exchanged if self._exchange.shards is not None else []
+        parts = [{"needed": x.needed, "means": x.means[: len(x.needed)]} for x in sharded]
         return {"rows": rows, "parts": parts, **changes}
 
     def _lacks_memory(self, window: Window) -> bool:

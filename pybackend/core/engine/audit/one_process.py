@@ -233,11 +233,8 @@ def _by_parts(
                 "a normalization layer is called with rows other than those of the batch"
             )
         # Time steps of a row may have been concatenated.
-        positions = [
-            (part[:, None] * times + np.arange(times)).reshape(-1)
-            for part in rows.parts
-            if len(part)
-        ]
+        parts = [part for part in rows.parts if len(part)]
+        positions = [(part[:, None] * times + np.arange(times)).reshape(-1) for part in parts]
         masks = [None if mask is None else tf.gather(mask, own) for own in positions]
         outputs = [
             call(tf.gather(inputs, own), training=True, mask=one)
@@ -347,10 +344,8 @@ class WatchedGradients:
             pair = _as_arrays(value, own)
             before = self.pairs.get(key)
             self.pairs[key] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
-        return [
-            gradient if mean is None else mean
-            for mean, gradient in zip(means, gradients, strict=True)
-        ]
+        pairs = zip(means, gradients, strict=True)
+        return [gradient if mean is None else mean for mean, gradient in pairs]
 
 
 def _as_arrays(mean: Any, gradient: Any) -> tuple[Array, Array]:

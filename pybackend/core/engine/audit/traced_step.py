@@ -7,8 +7,7 @@ has changed since it was traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from pybackend.core.engine.audit.step_difference import find_tolerance, is_anoth
 from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, describe_error
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.overrides import override
 from pybackend.core.engine.replica import Replica
 
 Array = npt.NDArray[Any]
@@ -90,7 +90,8 @@ class TracedStep:
             return {}  # a step without rows exchanges
         failed = ""
         try:
-            with self._in_own_type():
+            # In the layers' types, as the step that trained.
+            with override(self.process, "type", None):
                 found = self._repeat_alone(window, after, _AGAIN_IN_HALF if is_rough else _AGAIN)
         except Exception as error:  # e.g. an operation without a kernel for half precision
             found, failed = "failed", describe_error(error)
@@ -117,9 +118,7 @@ class TracedStep:
         """
         _, again, failed = self.repeat(window)
         self.state.write(after)
-        own, now = (
-            [part for each in one for part in each.own] for one in (window.exchanged, again)
-        )
+        own, now = ([part for each in x for part in each.own] for x in (window.exchanged, again))
         is_other = failed is None and is_another(own, now)
         if not is_true_anywhere(self.replica.collective, is_other):
             return verdict
@@ -165,15 +164,6 @@ class TracedStep:
             self.state.write(changed)
             batch = nest(self.replica.feed.read_step(step)[0])
             self.process.take(self.replica.model.train_step, batch)
-
-    @contextmanager
-    def _in_own_type(self) -> Iterator[None]:
-        own = self.process.type
-        self.process.type = None
-        try:
-            yield
-        finally:
-            self.process.type = own
 
 
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 16)

@@ -22,6 +22,7 @@ from pybackend.core.engine.audit.step_difference import (
     measure_variable,
 )
 from pybackend.core.engine.exchange import GradientExchange
+from pybackend.core.engine.overrides import override
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show, term
 
@@ -98,13 +99,8 @@ class Judge:
         if not self._has_learned(found) and not self._has_learned(expected):
             return {"has_learned": False}
         rows = int(sum(each.counts.sum() for each in self._steps))
-        verdict = {
-            "steps": len(self._steps),
-            "rows": rows,
-            "weights": results[0].largest,
-            "metrics": results[1].largest,
-            "zeros": results[0].zeros,
-        }
+        verdict = {"steps": len(self._steps), "rows": rows, "zeros": results[0].zeros}
+        verdict |= {"weights": results[0].largest, "metrics": results[1].largest}
         if self._has_overflowed(expected):
             return {"skipped": _ABOUT_OVERFLOW}
         if any(result.differing for result in results):
@@ -116,16 +112,14 @@ class Judge:
     def _compute_again(self, how: str) -> Values | None:
         """Return variables and gradients of the one process, as `compare` asks for them."""
         steps = [one.turned() for one in self._steps] if how == "order" else self._steps
-        own = self._process.type
-        self._process.type = "float64" if how == "float64" else own
+        kind = "float64" if how == "float64" else self._process.type
         try:
-            values, pairs = self._compute(steps)
+            with override(self._process, "type", kind):
+                values, pairs = self._compute(steps)
         except Exception:
             if how != "float64":
                 raise
             return None  # e.g. a layer with constants in float32
-        finally:
-            self._process.type = own
         return {**values, **{key: pair[1] for key, pair in pairs.items()}}
 
     def _find_trained(self) -> set[int]:
@@ -181,11 +175,8 @@ class Judge:
         before = self._before
         slots = [v for v in self._view.optimizer_variables if len(v.shape)]
         keys = [id(v.value) for v in [*self._model.trainable_variables, *slots]]
-        return any(
-            bool(np.any(np.isfinite(after[key]) & (after[key] != before[key])))
-            for key in keys
-            if key in before and key in after
-        )
+        known = [key for key in keys if key in before and key in after]
+        return any(np.any(np.isfinite(after[k]) & (after[k] != before[k])) for k in known)
 
     def _has_overflowed(self, expected: Values) -> bool:
         """Return whether the loss scales differ, because one of the two skipped the step."""

@@ -122,11 +122,8 @@ class GatheredRows:
         try:
             packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
             received = self._collective.all_gather(packed)
-            everyone = {
-                rank: _unpack(part, [array.dtype for array in own])
-                for rank, part in enumerate(received)
-                if len(part)
-            }
+            types = [array.dtype for array in own]
+            everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
             _check_shapes([arrays for _, arrays in everyone.values()], list(everyone))
             rank = self._collective.rank
             before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
@@ -247,10 +244,7 @@ class GlobalBatch:
                 return None
             tensor = tf.convert_to_tensor(leaf)
             mask = _read_mask(leaf)
-            return _Indices(
-                number_of(leaf if tensor is leaf else tensor),
-                None if mask is None else number_of(mask),
-            )
+            return _Indices(number_of(tensor), None if mask is None else number_of(mask))
 
         indices = {name: keras.tree.map_structure(index, value) for name, value in given.items()}
         if new:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from pybackend.core.collective import Collective, all_sum, broadcast_value
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, make_zero_row
 from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.overrides import override, override_each
 from pybackend.core.engine.statistics.global_batch import find_compiled_metrics
 from pybackend.core.errors import InputError
 from pybackend.core.model.compare import compute_loss, keep_state
@@ -231,14 +231,9 @@ class StepMeans:
                 stack.enter_context(override_each(total, "update_state", self._count))
             yield
 
-    @contextmanager
-    def weigh(self, share: Any) -> Iterator[None]:
+    def weigh(self, share: Any) -> AbstractContextManager[None]:
         """Context in which a step is traced, with this worker's share of the step's rows."""
-        self.share = share
-        try:
-            yield
-        finally:
-            self.share = None
+        return override(self, "share", share)
 
     def _watch(self, mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(values: Any, sample_weight: Any = None) -> Any:

@@ -9,8 +9,8 @@ n_w.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from keras import ops
 
 from pybackend.core.collective import Collective
 from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.overrides import override_each
+from pybackend.core.engine.overrides import override, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting
 
@@ -50,13 +50,8 @@ class GlobalStatistics:
     def install(self) -> AbstractContextManager[None]:
         return override_each(self._layers, "call", self._watch)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        self._is_active = True
-        try:
-            yield
-        finally:
-            self._is_active = False
+    def active(self) -> AbstractContextManager[None]:
+        return override(self, "_is_active", True)
 
     def _watch(self, layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(inputs: Any, training: Any = None, mask: Any = None) -> Any:

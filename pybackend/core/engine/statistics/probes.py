@@ -82,11 +82,8 @@ def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:
-    parts = [
-        np.isfinite(column.reshape(len(column), -1)).all(axis=1)
-        for column in columns.values()
-        if column.dtype.kind == "f"
-    ]
+    floats = [column for column in columns.values() if column.dtype.kind == "f"]
+    parts = [np.isfinite(column.reshape(len(column), -1)).all(axis=1) for column in floats]
     return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])
 
 
@@ -98,9 +95,7 @@ def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) 
     except Exception:  # metrics that reject such rows; the training will report real errors
         outcome = [1, 0]
     failed, unsummable = all_sum(collective, outcome)
-    if failed:
-        return "unknown"
-    return "not sums" if unsummable else "sums"
+    return "unknown" if failed else "not sums" if unsummable else "sums"
 
 
 def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
