@@ -283,7 +283,6 @@ def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     job, rank = worker.job, worker.rank
     end = partial(_end_server, worker, value=encode_value(None))
     hooks = Hooks(
-        worker.host,
         end,
         lambda name, text: worker.emit(messages.Announced(name, text)),
         lambda text: worker.emit(Note(text)),

@@ -764,7 +764,7 @@ def test_rows_in_another_order_stay_those_of_their_workers() -> None:
     rows = np.arange(14.0).reshape(7, 2)
     packed = [pack_rows({"x": rows[part]}, 0) for part in (slice(0, None, 2), slice(1, None, 2))]
     found = unpack_rows(packed, is_sharded=True)
-    turned = found.turned()
+    turned = found.reordered()
     assert not np.array_equal(turned.batch, rows)
     for rank, part in enumerate(turned.parts):
         np.testing.assert_array_equal(turned.batch[part], rows[rank::2])

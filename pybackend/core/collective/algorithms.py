@@ -215,16 +215,11 @@ _LARGE_ROUNDS = 3
 
 @dataclass(frozen=True)
 class CostModel:
-    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks.
+    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks."""
 
-    `latency_seconds` is alpha, for an exchange of tiny messages between two ranks;
-    `seconds_per_byte` is beta, for an exchange between two ranks that sends as much as it receives;
-    `add_seconds_per_byte` is gamma, for adding one buffer to another.
-    """
-
-    latency_seconds: float
-    seconds_per_byte: float
-    add_seconds_per_byte: float
+    latency_seconds: float  # alpha: for an exchange of tiny messages between two ranks
+    seconds_per_byte: float  # beta: for an exchange that sends as much as it receives
+    add_seconds_per_byte: float  # gamma: for adding one buffer to another
 
     def predict_ring(self, nbytes: float, world_size: int) -> float:
         """Predict reduce-scatter and all-gather: many rounds, each sending 1 / N of the buffer."""

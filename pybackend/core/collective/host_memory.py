@@ -188,16 +188,11 @@ def _size_of_slot(world_size: int) -> int:
 
 @dataclass(frozen=True)
 class HostLayout:
-    """The ranks with which one rank sums, in the order of the terms.
+    """The ranks with which one rank sums, in the order of the terms."""
 
-    `local` has the ranks of its host, and `across` one rank per host, which sum the same part of a
-    buffer; empty if it sums no part. The number of `hosts`, and of `parts` of a buffer, are the
-    same on all ranks.
-    """
-
-    local: tuple[int, ...]
-    across: tuple[int, ...]
-    hosts: int
+    local: tuple[int, ...]  # the ranks of its host
+    across: tuple[int, ...]  # one per host, which sum the same part; empty if it sums none
+    hosts: int  # this number, and that of the parts of a buffer, are the same on all ranks
     parts: int
 
     def find_neighbours(self, rank: int) -> set[int]:

@@ -93,22 +93,18 @@ class Patience:
 
     ``on_wait`` is called twice a minute with the peer's rank, how many seconds this rank has
     waited, and whether this is the second report of the minute. By then all ranks have sent the
-    first one. After ``longest`` seconds a peer counts as lost although its machine answers.
-    ``waited`` is the total of seconds that this rank has waited.
+    first one.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
-    longest: float = LONGEST_SECONDS
-    waited: float = 0.0
+    longest: float = LONGEST_SECONDS  # then a peer counts as lost although its machine answers
+    waited: float = 0.0  # total seconds that this rank has waited
     _next: float = _FIRST_WORD_SECONDS
     _since: float = 0.0
     _is_second: bool = False
 
     def check(self, peers: Sequence[Link], since: float) -> None:
-        """Raise `PeerLostError` if a peer is lost; report a long wait.
-
-        ``since`` is the start of the wait, on the monotonic clock.
-        """
+        """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``."""
         waited = time.monotonic() - since
         for peer in peers:
             if waited >= peer.timeout:
@@ -191,11 +187,10 @@ class Call:
     ) -> None:
         """Send buffers over one link while filling others from another link, or the same one.
 
-        Without ``out`` nothing is sent, without ``into`` nothing is received. The same memory may
-        occur more than once in ``incoming``: it is filled again only after ``arrived`` has handled
-        the previous buffer. ``arrived`` is called with the index of each incoming buffer when it is
-        complete. ``ready`` is how many outgoing buffers may be sent at once, by default all; each
-        completed incoming buffer allows one more.
+        The same memory may occur more than once in ``incoming``: it is filled again only after
+        ``arrived``, which gets the index of each complete buffer, has handled the previous one.
+        ``ready`` is how many outgoing buffers may be sent at once, by default all; each completed
+        incoming buffer allows one more.
 
         Raises `PeerLostError` at once if a peer closes its connection, later if its machine does
         not answer; and `ClusterError` if the peer is in a different collective call.

@@ -31,17 +31,14 @@ _MODULE = "pyspark.taskcontext"
 
 @dataclass(frozen=True)
 class RankZero:
-    """Call a function without a `WorkerContext`, and return its value on rank 0, None elsewhere.
-
-    ``gpus`` is the total number of GPUs, divided among the workers as evenly as possible; None:
-    each worker uses all GPUs that it was given. ``chosen`` has the GPUs of a single worker. If
-    ``is_mirrored``, the function is called in the scope of a ``MultiWorkerMirroredStrategy``.
-    """
+    """Call a function without a `WorkerContext`, and return its value on rank 0, None elsewhere."""
 
     fn: Callable[..., Any]
+    # Total number of GPUs, divided among the workers as evenly as possible; None: each worker uses
+    # all that it was given.
     gpus: int | None = None
-    chosen: tuple[str, ...] | None = None
-    is_mirrored: bool = False
+    chosen: tuple[str, ...] | None = None  # the GPUs of a single worker
+    is_mirrored: bool = False  # call in the scope of a `MultiWorkerMirroredStrategy`
 
     def __call__(self, context: WorkerContext, /, *args: Any, **kwargs: Any) -> Any:
         if self.chosen is not None:

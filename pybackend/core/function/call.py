@@ -35,16 +35,12 @@ _NO_FIT = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the worker process that the call uses, and its address, ``host``.
+    """Functions of the worker process that the call uses."""
 
-    ``on_end`` is as in `ConnectingRank`, for a worker that is stopped after the others have
-    returned. ``announce`` sends a message to the driver, and ``note`` shows one to the user.
-    """
-
-    host: str
+    # As in `ConnectingRank`, for a worker that is stopped after the others have returned.
     on_end: Callable[[Exception | None], object]
-    announce: Announce
-    note: Callable[[str], object]
+    announce: Announce  # sends a message to the driver
+    note: Callable[[str], object]  # shows a message to the user
 
 
 def call_function(

@@ -23,9 +23,8 @@ class ScheduledSteps:
     """The workers' steps; each worker uses batches of its own rows.
 
     ``model`` has its variables on the parameter servers, because it was built in the strategy's
-    scope; ``own`` is the same model, with variables in this process. ``rows`` are some rows, in the
-    shape that the model needs, and ``written`` has the types and shapes of the rows in the workers'
-    files.
+    scope, and ``own`` in this process. ``rows`` are some rows, in the shape that the model needs;
+    ``written`` is the spec of the rows in the workers' files.
     """
 
     def __init__(
@@ -91,14 +90,11 @@ def _make_variable(value: Any) -> Any:
 
 
 class SummedMetrics:
-    """Sums of the loss and metrics over rows, in variables of the strategy.
+    """Sums of the loss and metrics over rows, in variables of the strategy, which ``make`` creates.
 
     A Keras metric reads its variables, then writes the new values: if several workers took steps at
     the same time, one of the steps would be lost. Here, a step computes the increments from its
-    rows, and adds them in one operation.
-
-    The compiled metrics of ``model`` can be summed, and are built; only `read` changes it. ``make``
-    is called with an initial value and returns a variable of the strategy.
+    rows, and adds them in one operation. Only `read` changes the metrics of ``model``.
     """
 
     def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
@@ -112,7 +108,6 @@ class SummedMetrics:
         self._rows = make(tf.zeros((), tf.float64))
 
     def add(self, loss: Any, count: Any, data: Sequence[Any], y_pred: Any) -> None:
-        """Add a batch: its mean loss, row count, and ``(x, y)`` or ``(x, y, sample_weight)``."""
         rows = tf.cast(count, tf.float64)
         self._loss.assign_add(tf.cast(loss, tf.float64) * rows)
         self._rows.assign_add(rows)

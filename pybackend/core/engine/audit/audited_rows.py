@@ -31,19 +31,16 @@ class UnequalRows(Exception):
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """Rows of all workers at one step: ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays.
+    """Rows of all workers at one step."""
 
-    ``parts`` has the positions of each worker's rows in the batch, by rank.
-    """
-
-    batch: Any
-    parts: list[Array]
+    batch: Any  # `x`, `(x, y)` or `(x, y, sample_weight)` of arrays
+    parts: list[Array]  # positions of each worker's rows in the batch, by rank
 
     @property
     def counts(self) -> Array:
         return np.array([len(part) for part in self.parts])
 
-    def turned(self) -> GlobalRows:
+    def reordered(self) -> GlobalRows:
         order = np.random.default_rng(0).permutation(sum(self.counts))
         batch = keras.tree.map_structure(lambda column: column[order], self.batch)
         return GlobalRows(batch, [np.argsort(order)[part] for part in self.parts])
@@ -55,19 +52,15 @@ class GlobalRows:
 
 
 def pack_rows(columns: Mapping[str, Any], first: int) -> dict[str, Any]:
-    """Pack one worker's rows of a step.
-
-    ``first`` is the position of the first one among the worker's own rows, in the order in which it
-    uses them.
-    """
+    """Pack one worker's rows of a step, the first of which is its own row number ``first``."""
     return {"first": first, "columns": {name: np.asarray(one) for name, one in columns.items()}}
 
 
 def unpack_rows(everyone: Sequence[Mapping[str, Any]], is_sharded: bool) -> GlobalRows:
-    """Unpack the rows from `pack_rows` of each rank into one batch.
+    """Unpack the rows from `pack_rows` of each rank into one batch, or raise `UnequalRows`.
 
     If ``is_sharded``, consecutive rows of the batch belong to consecutive ranks; else the rows are
-    listed rank by rank. Raises `UnequalRows` if the rows of the workers differ in shape.
+    listed rank by rank.
     """
     columns = [part["columns"] for part in everyone]
     counts = [len(next(iter(one.values()))) for one in columns]

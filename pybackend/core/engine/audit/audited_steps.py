@@ -20,16 +20,12 @@ _EARLY_SHARE = 0.1
 
 
 class AuditPlan:
-    """Steps of one epoch after another.
-
-    ``steps`` is the number of steps that may be audited, ``musts`` has those that are audited in
-    any case, and ``spent`` the seconds of all audits.
-    """
+    """Steps of one epoch after another."""
 
     def __init__(self) -> None:
-        self.musts: set[int] = set()
-        self.spent = 0.0
-        self.steps = 0
+        self.musts: set[int] = set()  # steps of this epoch to audit in any case
+        self.spent = 0.0  # seconds of all audits
+        self.steps = 0  # number of steps of this epoch that may be audited
         self._share = _SHARE
         self._due: int | None = None
         # The last audited step of the epoch, and how long the last audit took.
@@ -85,20 +81,14 @@ class AuditPlan:
 
 @dataclass
 class Window:
-    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
+    """Steps compared as one: those whose gradients the optimizer adds up, or a single step."""
 
-    ``before`` has the values before the first step, ``memory`` the size of the process at that
-    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
-    before each step, ``digest`` a checksum of the variables that callbacks must not change in
-    between, and ``exchanged`` the gradients; without them, weights are compared instead.
-    """
-
-    before: Values
-    memory: float
-    known: set[int]
+    before: Values  # the values before the first step
+    memory: float  # size of the process at that time
+    known: set[int]  # variables that existed at that time
     steps: list[int] = field(default_factory=list)
-    changed: list[Values] = field(default_factory=list)
-    numbers: Values = field(default_factory=dict)
-    digest: int = 0
-    reason: str | None = None
-    exchanged: list[Exchanged] = field(default_factory=list)
+    changed: list[Values] = field(default_factory=list)  # by callbacks, before each step
+    numbers: Values = field(default_factory=dict)  # scalars after the last step
+    digest: int = 0  # of the variables that callbacks must not change in between
+    reason: str | None = None  # why the steps cannot be compared
+    exchanged: list[Exchanged] = field(default_factory=list)  # if empty, weights are compared

@@ -286,19 +286,11 @@ def as_tensorflow(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-Array = npt.NDArray[Any]
-
-
 class WatchedGradients:
     """Compares the gradients of steps with those that were exchanged, which the optimizers apply.
 
-    ``exchanged`` has the exchanges of these steps; without any, the optimizers apply the gradients
-    of the steps. If ``is_own``, the steps have this worker's rows, and its own gradients are
-    compared.
-
-    `pairs` has what was exchanged and what the steps computed, by the step, the number of the
-    exchange in the step, and the variable's path. Gradients that are exchanged as one sum are
-    summed.
+    Without ``exchanged``, they apply the gradients of the steps. If ``is_own``, the steps have this
+    worker's rows, and its own gradients are compared.
     """
 
     def __init__(
@@ -313,6 +305,8 @@ class WatchedGradients:
         self._remaining = iter(exchanged)
         self._each = max(1, len(exchanged) // steps)
         self._count = 0
+        # What was exchanged and what the steps computed, by the step, the number of the exchange in
+        # the step, and the variable's path. Gradients that are exchanged as one sum are summed.
         self.pairs: dict[Any, tuple[Array, Array]] = {}
 
     def install(self) -> AbstractContextManager[None]:

@@ -93,18 +93,13 @@ _STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
 
 @dataclass
 class Noise:
-    """Record of the random numbers that a training run's steps draw, while `watch` is active.
-
-    That includes what is drawn while a step is traced. ``has_seeds``: a Keras generator returned
-    seeds for them. ``is_stateless``: some were drawn with an explicit seed. ``is_unseeded``: some
-    came from TensorFlow's global generator, so they cannot be drawn again. ``states`` has the
-    identities of the state variables of the generators that drew them.
-    """
+    """Record of the random numbers that steps draw while `watch` is active, even while traced."""
 
     is_drawn: bool = False
-    has_seeds: bool = False
-    is_stateless: bool = False
-    is_unseeded: bool = False
+    has_seeds: bool = False  # a Keras generator returned seeds for them
+    is_stateless: bool = False  # some were drawn with an explicit seed
+    is_unseeded: bool = False  # some came from the global generator: they cannot be drawn again
+    # Identities of the state variables of the generators that drew them.
     states: set[int] = field(default_factory=set)
 
     @contextmanager

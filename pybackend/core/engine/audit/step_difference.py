@@ -62,19 +62,14 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison.
-
-    ``largest`` is the largest relative difference among everything that is equal, except ``zeros``:
-    the largest difference among gradients that consist of rounding errors, relative to the whole
-    gradient. ``differing`` has what differs, with its relative difference, the largest first;
-    ``undecided`` has what is ill-conditioned, in the same form. ``is_repeatable`` is false if one
-    process does not get the same result twice, so nothing can be concluded.
-    """
-
+    # Largest relative difference among everything that is equal, except `zeros`.
     largest: float = 0.0
+    # The same among gradients that consist of rounding errors, relative to the whole gradient.
     zeros: float = 0.0
+    # What differs, and what is ill-conditioned, with its difference, the largest first.
     differing: list[tuple[Key, float]] = field(default_factory=list)
     undecided: list[tuple[Key, float]] = field(default_factory=list)
+    # If one process does not get the same result twice, nothing can be concluded.
     is_repeatable: bool = True
 
 
@@ -136,7 +131,7 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
         sorted(((key, sizes[key]) for key in keys), key=lambda one: -one[1])
         for keys in (differing, undecided)
     ]
-    return Comparison(largest, zeros, *ranked)
+    return Comparison(largest, zeros, ranked[0], ranked[1])
 
 
 def _measure_turns(measures: Mapping[Key, Measure], turned: Values) -> float:

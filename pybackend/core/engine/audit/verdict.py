@@ -111,7 +111,7 @@ class Judge:
 
     def _compute_again(self, how: str) -> Values | None:
         """Return variables and gradients of the one process, as `compare` asks for them."""
-        steps = [one.turned() for one in self._steps] if how == "order" else self._steps
+        steps = [one.reordered() for one in self._steps] if how == "order" else self._steps
         kind = "float64" if how == "float64" else self._process.type
         try:
             with override(self._process, "type", kind):

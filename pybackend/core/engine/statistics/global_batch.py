@@ -61,7 +61,7 @@ class GatheredRows:
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
     ``find_order`` returns, for a step, the order of the batch among the rows listed by rank; None
-    if the rows are already in that order. ``step`` is the next step of the epoch.
+    if the rows are already in that order.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GatheredRows:
         find_order: Callable[[int], Array] | None = None,
     ) -> None:
         self._collective, self._calls, self._find_order = collective, calls, find_order
-        self.step = 0
+        self.step = 0  # the next one of the epoch
         # Error of a fetch: TensorFlow only passes on its text.
         self.error: BaseException | None = None
 
