@@ -5,13 +5,18 @@ A `Window` is what is recorded of the chosen ones.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from pybackend.core.engine.audit.one_process import Values
+import numpy.typing as npt
+
 from pybackend.core.engine.host import Exchanged
 
+Values = dict[int, npt.NDArray[Any]]  # of variables, by the identity of the variable
+OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
 # Share of a training run's time that audits may take, and seconds that they may take in any case.
 _SHARE = 0.02
 _FREE = 0.25
@@ -92,3 +97,14 @@ class Window:
     digest: int = 0  # of the variables that callbacks must not change in between
     reason: str | None = None  # why the steps cannot be compared
     exchanged: list[Exchanged] = field(default_factory=list)  # if empty, weights are compared
+
+
+def describe_error(error: Exception) -> str:
+    """Return the text of an error, without the lines that TensorFlow and Keras add."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras
+        said = lines[1]
+    else:  # the traceback of a function that was traced comes first
+        said = lines[-1] if lines[0].startswith("in user code") else lines[0]
+    return f"{type(error).__name__}: {said}"

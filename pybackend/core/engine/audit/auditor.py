@@ -25,12 +25,18 @@ import numpy as np
 
 from pybackend.core.collective import all_sum, broadcast_value, gather_values, is_true_anywhere
 from pybackend.core.engine.audit.audited_rows import UnequalRows, pack_rows
-from pybackend.core.engine.audit.audited_steps import AuditPlan, Window
+from pybackend.core.engine.audit.audited_steps import (
+    OWN_FAULT,
+    AuditPlan,
+    Values,
+    Window,
+    describe_error,
+)
 from pybackend.core.engine.audit.merges import Merges
-from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState, Values
+from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState
 from pybackend.core.engine.audit.stand_ins import POSITIONS, Noise, stand_in_noise
 from pybackend.core.engine.audit.traced_step import TracedStep
-from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, Judge, describe_error
+from pybackend.core.engine.audit.verdict import Judge
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.pipeline_feed import PipelineFeed
@@ -254,7 +260,7 @@ class Auditor:
         steps = self._feed.find_misread(*self._taken, self._collective)
         if steps:
             error = _ABOUT_ROWS.format(counted(len(steps), "step"), epoch + 1, steps[0] + 1)
-            self._obey({"error": f"{error}. {ABOUT_OWN_FAULT}"})
+            self._obey({"error": f"{error}. {OWN_FAULT}"})
 
     def _audit(self, window: Window, logs: Any) -> None:
         self._state.find()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import broadcast_value, gather_values
-from pybackend.core.engine.audit.one_process import StepState, Values
-from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT
+from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values
+from pybackend.core.engine.audit.one_process import StepState
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import EpochSync
@@ -62,7 +62,7 @@ class Merges:
             return {}
         listed = ", ".join(map(show, wrong))
         error = f"in {where}, the workers' values of {listed} were merged wrongly"
-        return {"error": f"{error}. {ABOUT_OWN_FAULT}"}
+        return {"error": f"{error}. {OWN_FAULT}"}
 
     def _find_wrong(
         self, ranks: Sequence[Any], metrics: Sequence[int], merged: Mapping[str, Any]

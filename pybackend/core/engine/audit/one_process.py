@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.engine.audit.audited_rows import GlobalRows, UnequalRows
+from pybackend.core.engine.audit.audited_steps import Values
 from pybackend.core.engine.audit.stand_ins import POSITIONS, running_functions, trace_loops
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
@@ -25,7 +26,6 @@ from pybackend.core.model.view import ModelView, is_mixed
 Array = npt.NDArray[Any]
 # Number of elements of variables that are compared between epochs.
 _SMALL = 64
-Values = dict[int, Array]  # of variables, by the identity of the variable
 
 
 class StepState:

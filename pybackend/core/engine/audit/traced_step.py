@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from pybackend.core.collective import Collective, all_sum, is_true_anywhere
 from pybackend.core.data.arrays import nest
-from pybackend.core.engine.audit.audited_steps import Window
-from pybackend.core.engine.audit.one_process import OneProcess, StepState, Values, WatchedGradients
+from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
+from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
 from pybackend.core.engine.audit.stand_ins import Noise
 from pybackend.core.engine.audit.step_difference import find_tolerance, is_another
-from pybackend.core.engine.audit.verdict import ABOUT_OWN_FAULT, describe_error
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.overrides import override
@@ -83,7 +82,7 @@ class TracedStep:
             rounding = _OF_COMPRESSED if self.exchange.is_compressed else _OF_SUMS
             wrong = check_sums(window.exchanged, self.replica.collective, rounding)
             if is_true_anywhere(self.replica.collective, bool(wrong)):
-                return {"error": f"in {where}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
+                return {"error": f"in {where}, {_ABOUT_SUM}. {OWN_FAULT}"}
         if is_true_anywhere(self.replica.collective, self.draws_others):
             return {}
         if not all(all(self.replica.feed.rows_at(step)) for step in window.steps):
@@ -106,7 +105,7 @@ class TracedStep:
             why = _ABOUT_DRAWS * self.noise.is_drawn + _ABOUT_HALF * is_rough
             return {"skipped": _ABOUT_TRACED + why}
         if kinds[1]:
-            return {"error": f"in {where}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
+            return {"error": f"in {where}, {_ABOUT_UPDATE}. {OWN_FAULT}"}
         return {}
 
     def confirm(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -11,8 +10,8 @@ import keras
 import numpy as np
 
 from pybackend.core.engine.audit.audited_rows import GlobalRows, unpack_rows
-from pybackend.core.engine.audit.audited_steps import Window
-from pybackend.core.engine.audit.one_process import OneProcess, StepState, Values, WatchedGradients
+from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
+from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
 from pybackend.core.engine.audit.step_difference import (
     Comparison,
     Measure,
@@ -31,7 +30,6 @@ _ABOUT_OWN_NUMBERS = (
     "a step has a different result each time, because it draws its own random numbers"
 )
 _ABOUT_OVERFLOW = "gradients in half precision overflowed, which is expected occasionally"
-ABOUT_OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
 
 
 class Judge:
@@ -189,7 +187,7 @@ class Judge:
 
     def _describe(self, results: Sequence[Comparison], where: str, rows: int) -> str:
         differing = [one for result in results for one in result.differing]
-        advice = ABOUT_OWN_FAULT if self._is_own_fault() else self._advise(results)
+        advice = OWN_FAULT if self._is_own_fault() else self._advise(results)
         return (
             f"{where} was repeated in one process on the same {rows} rows, and the result differs: "
             f"{self._list(differing)}. {advice}"
@@ -268,14 +266,3 @@ class Judge:
             "all workers. The argument of `add_loss` must be a mean over rows, and a layer must "
             "compute each row separately"
         )
-
-
-def describe_error(error: Exception) -> str:
-    """Return the text of an error, without the lines that TensorFlow and Keras add."""
-    text = re.sub(r"\x1b\[\d*m", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras
-        said = lines[1]
-    else:  # the traceback of a function that was traced comes first
-        said = lines[-1] if lines[0].startswith("in user code") else lines[0]
-    return f"{type(error).__name__}: {said}"
