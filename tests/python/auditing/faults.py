@@ -18,12 +18,13 @@ from auditing.models import MODELS, OPTIMIZERS, OUT, dense, plain, stack
 from auditing.subject import Change, Fault, Subject
 
 from pybackend.core.data.sharding import Visits
-from pybackend.core.engine import host, metrics, sync
+from pybackend.core.engine import host, sync
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.feed import Feed
 from pybackend.core.engine.flat import TAIL, FlatExchange
 from pybackend.core.engine.lifecycle import Lifecycle
 from pybackend.core.engine.shards import ShardedUpdate
+from pybackend.core.engine.statistics import metrics
 from pybackend.core.engine.sync import EpochSync
 from pybackend.core.job.options import Exchange
 
