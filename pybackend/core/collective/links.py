@@ -127,6 +127,8 @@ _LOOK_SECONDS = 0.25
 
 
 class _Cursor:
+    """Position in a sequence of buffers that are sent or filled one after another."""
+
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self.buffers = buffers
         self.index = 0

@@ -147,6 +147,7 @@ class Compression:
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:
+        """Return memory for encoding buffers of a given length."""
         if length not in self._wires:
             self._wires[length] = np.empty(length, self._format.dtype)
         return self._wires[length]

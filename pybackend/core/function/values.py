@@ -61,6 +61,8 @@ _KINDS = (
 
 
 class StoredColumns:
+    """Rows in a folder, in order of arrival."""
+
     def __init__(self, folder: Path) -> None:
         self._rows = StoredRows(folder)
 

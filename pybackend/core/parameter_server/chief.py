@@ -257,6 +257,7 @@ class EpochCheckpoints:
             change_rate(self._model.optimizer, found.start.state)
 
     def write(self, epoch: int) -> None:
+        """Write a checkpoint of the current model, after this number of epochs."""
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
             return

@@ -108,6 +108,7 @@ class SummedMetrics:
         self._rows = make(tf.zeros((), tf.float64))
 
     def add(self, loss: Any, count: Any, data: Sequence[Any], y_pred: Any) -> None:
+        """Add a batch with this mean loss and number of rows."""
         rows = tf.cast(count, tf.float64)
         self._loss.assign_add(tf.cast(loss, tf.float64) * rows)
         self._rows.assign_add(rows)
@@ -119,6 +120,7 @@ class SummedMetrics:
                 total.assign_add(tf.cast(value, total.dtype))
 
     def read(self) -> dict[str, Any]:
+        """Return the metrics since the last call, by name, and reset them."""
         metrics = {"loss": float(self._loss.numpy() / max(1.0, self._rows.numpy()))}
         for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
             for variable, total, value in zip(container.variables, sums, begin, strict=True):

@@ -419,6 +419,7 @@ class Auditor:
     def _pack(
         self, window: Window, found: Values, exchanged: Sequence[Exchanged]
     ) -> dict[str, Any]:
+        """Return what rank 0 needs from this worker."""
         before, state = window.before, self._state
         metrics = state.list_metrics(self._exchange.shared_variables)
         changes = {
@@ -454,6 +455,7 @@ class Auditor:
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
     def _list_left_out(self) -> list[str]:
+        """Return what is not compared in any step, in words."""
         others = [] if self._step.has_parts else self._exchange.variables_of_others
         normalizing = self._state.view.unsynchronized
         left_out = {

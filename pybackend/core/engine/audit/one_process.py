@@ -59,6 +59,7 @@ class StepState:
         return names | {id(v.value): str(v.path) for v in model.variables}
 
     def read(self, which: Sequence[int] | None = None) -> Values:
+        """Return copies of the values of all variables, or of some."""
         found = self.variables
         chosen = found if which is None else [key for key in which if key in found]
         return {key: np.asarray(found[key].numpy()) for key in chosen}

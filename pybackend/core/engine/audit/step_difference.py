@@ -173,6 +173,7 @@ def find_tolerance(values: Array) -> float:
 
 
 def _finite(one: Array, other: Array) -> tuple[Array, Array]:
+    """Return two arrays with zeros wherever one of them is not finite."""
     if np.isfinite(one).all() and np.isfinite(other).all():
         return one, other
     keep = np.isfinite(one) & np.isfinite(other)

@@ -36,6 +36,7 @@ _ABOUT_DRAWS = (
 )
 _ABOUT_HALF = "; in half precision, rounding alone may do that"
 _ABOUT_FAILED = "a worker cannot repeat the step that trained: it fails outside of a graph"
+_ABOUT_REPEATED = "it has to be repeated, but fails outside of a graph ({})"
 _ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
 _ABOUT_UPDATE = "the optimizer has not made of the gradients what it makes of them again"
 # Relative errors of the exchange's sums: of half precision, and of float32.
@@ -134,9 +135,7 @@ class TracedStep:
             with self.exchange.repeating(len(window.steps)):
                 self._take(window)
         except Exception as error:  # operations that need a graph fail on all workers
-            reason = (
-                f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
-            )
+            reason = _ABOUT_REPEATED.format(describe_error(error))
         if is_true_anywhere(self.replica.collective, reason is not None):
             reason = reason or "it has to be repeated, but fails on another worker"
         return self.state.read(), self.exchange.take_exchanges(), reason
@@ -216,6 +215,7 @@ def _project_slices(slices: Sequence[Array]) -> list[tuple[float, float]]:
 
 
 def _project(values: Array) -> tuple[float, float]:
+    """Return the sum of some numbers with random signs, and their norm."""
     flat, total, square = values.reshape(-1), 0.0, 0.0
     for first in range(0, len(flat), len(_SIGNS)):
         part = flat[first : first + len(_SIGNS)].astype(np.float64)

@@ -114,6 +114,8 @@ class GlobalStatistics:
         return tf.custom_gradient(lambda own: (self._add_up(own), self._share_out))(values)
 
     def _share_out(self, gradient: Any) -> Any:
+        """Return the gradient of a sum, which is a sum over the workers, too."""
+
         def share(own: Any) -> Any:
             weight = tf.cast(self._weigh(), own.dtype)
             return self._add_up(own * weight) / weight, _refuse_second

@@ -88,6 +88,7 @@ def _are_finite(columns: Mapping[str, Any]) -> Any:
 
 
 def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
+    """Check the metrics on every worker's rows; the result is the same on all workers."""
     if job.workers == 1 or isinstance(job.exchange, LocalSteps):
         return "unknown"
     try:
