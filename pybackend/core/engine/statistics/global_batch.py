@@ -57,6 +57,7 @@ def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
         )
 
 
+@dataclass(eq=False)
 class GatheredRows:
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
@@ -64,16 +65,12 @@ class GatheredRows:
     if the rows are already in that order.
     """
 
-    def __init__(
-        self,
-        collective: Collective,
-        calls: StepCalls,
-        find_order: Callable[[int], Array] | None = None,
-    ) -> None:
-        self._collective, self._calls, self._find_order = collective, calls, find_order
-        self.step = 0  # the next one of the epoch
-        # Error of a fetch: TensorFlow only passes on its text.
-        self.error: BaseException | None = None
+    collective: Collective
+    calls: StepCalls
+    find_order: Callable[[int], Array] | None = None
+    step: int = 0  # the next one of the epoch
+    # Error of a fetch: TensorFlow only passes on its text.
+    error: BaseException | None = None
 
     def __call__(
         self, own: Sequence[Any], is_first: bool
@@ -87,12 +84,12 @@ class GatheredRows:
             _check_has_rows(tensor)
         count = len(own)
         types = [tensor.dtype for tensor in own]
-        orders = 0 if self._find_order is None else count
-        with self._calls.next():
-            rows = tf.convert_to_tensor(self._calls.rows)
+        orders = 0 if self.find_order is None else count
+        with self.calls.next():
+            rows = tf.convert_to_tensor(self.calls.rows)
             kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
             found = tf.numpy_function(partial(self._fetch, is_first), [rows, *own], kinds)
-        self._calls.end(found[-1:])
+        self.calls.end(found[-1:])
         for number, tensor in enumerate(found[: 2 * count]):
             tensor.set_shape([None, *own[number % count].shape[1:]])
         ordered = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
@@ -110,9 +107,9 @@ class GatheredRows:
             orders = parts[2 * count :] or [slice(None)] * count
             return [rows[order] for rows, order in zip(whole, orders, strict=True)]
 
-        with self._calls.next():
+        with self.calls.next():
             whole = tf.numpy_function(fetch, [], [spec.dtype for spec in specs])
-        self._calls.end(whole)
+        self.calls.end(whole)
         for tensor, spec in zip(whole, specs, strict=True):
             tensor.set_shape(spec.shape)
         return list(whole)
@@ -121,11 +118,11 @@ class GatheredRows:
         self.step += is_first
         try:
             packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
-            received = self._collective.all_gather(packed)
+            received = self.collective.all_gather(packed)
             types = [array.dtype for array in own]
             everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
             _check_shapes([arrays for _, arrays in everyone.values()], list(everyone))
-            rank = self._collective.rank
+            rank = self.collective.rank
             before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
             after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
             if not everyone:
@@ -144,9 +141,9 @@ class GatheredRows:
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
         """Return the order of the batch for arrays of these lengths, if they have all its rows."""
-        if self._find_order is None:
+        if self.find_order is None:
             return []
-        found = self._find_order(self.step - 1)
+        found = self.find_order(self.step - 1)
         return [found if len(found) == length else np.arange(length) for length in lengths]
 
 

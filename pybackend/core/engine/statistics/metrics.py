@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -201,6 +202,7 @@ def build_losses(view: ModelView, rows: Rows) -> None:
     model.reset_metrics()
 
 
+@dataclass(eq=False)
 class StepMeans:
     """Weights for means of one value per step, in steps traced while `weigh` is active.
 
@@ -208,26 +210,21 @@ class StepMeans:
     is called once per step, even by workers without rows. ``add_up`` returns sums over the workers.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        calls: StepCalls,
-        count_total: Callable[[int], float],
-        add_up: Callable[[list[float]], Sequence[float]] | None = None,
-    ) -> None:
-        self._model, self._calls, self._count_total = model, calls, count_total
-        self._add_up = add_up or list
-        self.share: Any = None  # of the step that is being traced, while `weigh` lasts
-        self.is_always_asked = False
-        self.is_uneven = False  # Keras weights the total loss by rows other than the labels'
+    model: Any
+    calls: StepCalls
+    count_total: Callable[[int], float]
+    add_up: Callable[[list[float]], Sequence[float]] = list
+    share: Any = None  # of the step that is being traced, while `weigh` lasts
+    is_always_asked: bool = False
+    is_uneven: bool = False  # Keras weights the total loss by rows other than the labels'
 
     @contextmanager
     def install(self) -> Iterator[None]:
         with ExitStack() as stack:
-            means = find_step_means(self._model)
+            means = find_step_means(self.model)
             stack.enter_context(override_each(means, "update_state", self._watch))
             if self.is_uneven:
-                total = [mean for mean in self._model.metrics if mean.name == "loss"]
+                total = [mean for mean in self.model.metrics if mean.name == "loss"]
                 stack.enter_context(override_each(total, "update_state", self._count))
             yield
 
@@ -253,28 +250,28 @@ class StepMeans:
         """Return this worker's part of the total loss weight, based on its share of the rows."""
 
         def compute(rows: Any, own: Any) -> Any:
-            total, weights = self._add_up([float(rows), float(own)])
+            total, weights = self.add_up([float(rows), float(own)])
             return np.float32(rows / total * weights if total else 0.0)
 
-        return self._call(compute, [self._calls.rows, own], lambda: self.compute_weight(0))
+        return self._call(compute, [self.calls.rows, own], lambda: self.compute_weight(0))
 
     def compute_share(self) -> Any:
         """Return this worker's share of the rows in the current step; None if not needed."""
-        if not self.is_always_asked and not find_step_means(self._model):
+        if not self.is_always_asked and not find_step_means(self.model):
             return None
 
         def compute(rows: Any) -> Any:
-            total = self._count_total(int(rows))
+            total = self.count_total(int(rows))
             return np.float32(rows / total if total else 0.0)
 
-        return self._call(compute, [self._calls.rows], self.compute_share)
+        return self._call(compute, [self.calls.rows], self.compute_share)
 
     def _call(
         self, compute: Callable[..., Any], given: Sequence[Any], replacement: Callable[[], object]
     ) -> Any:
-        with self._calls.next():
+        with self.calls.next():
             found = tf.numpy_function(compute, given, tf.float32)
         found.set_shape([])
-        self._calls.end([found])
-        self._calls.record(replacement)
+        self.calls.end([found])
+        self.calls.record(replacement)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ from pybackend.core.words import setting
 Array = npt.NDArray[Any]
 
 
+@dataclass(eq=False)
 class GlobalStatistics:
     """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
@@ -35,27 +37,23 @@ class GlobalStatistics:
     weight of this worker's gradients in the step being traced; known in the backward pass.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Any],
-        collective: Collective,
-        calls: StepCalls,
-        weigh: Callable[[], Any],
-    ) -> None:
-        self._layers, self._collective, self._calls, self._weigh = layers, collective, calls, weigh
-        self._is_active = False
-        # Original exception of a failed exchange: TensorFlow propagates only its text.
-        self.error: BaseException | None = None
+    layers: Sequence[Any]
+    collective: Collective
+    calls: StepCalls
+    weigh: Callable[[], Any]
+    is_active: bool = False
+    # Original exception of a failed exchange: TensorFlow propagates only its text.
+    error: BaseException | None = None
 
     def install(self) -> AbstractContextManager[None]:
-        return override_each(self._layers, "call", self._watch)
+        return override_each(self.layers, "call", self._watch)
 
     def active(self) -> AbstractContextManager[None]:
-        return override(self, "_is_active", True)
+        return override(self, "is_active", True)
 
     def _watch(self, layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            if not (self._is_active and training and layer.trainable):
+            if not (self.is_active and training and layer.trainable):
                 return call(inputs, training=training, mask=mask)
             return self._normalize(layer, inputs, mask)
 
@@ -94,7 +92,7 @@ class GlobalStatistics:
             counted = values * is_counted
             count = ops.sum(is_counted, others)
             tiny = keras.config.epsilon()  # as in Keras
-        self._calls.record(lambda: self._join(layer, channels, values.dtype, tiny))
+        self.calls.record(lambda: self._join(layer, channels, values.dtype, tiny))
         count = ops.cast(count, values.dtype)
         sums = self._sum(ops.concatenate([ops.sum(counted, others), ops.stop_gradient(count)]))
         total = ops.stop_gradient(sums[channels:]) + tiny
@@ -117,25 +115,25 @@ class GlobalStatistics:
         """Return the gradient of a sum, which is a sum over the workers, too."""
 
         def share(own: Any) -> Any:
-            weight = tf.cast(self._weigh(), own.dtype)
+            weight = tf.cast(self.weigh(), own.dtype)
             return self._add_up(own * weight) / weight, _refuse_second
 
-        self._calls.record(lambda: self._add_up(tf.zeros_like(gradient)))
+        self.calls.record(lambda: self._add_up(tf.zeros_like(gradient)))
         return tf.custom_gradient(share)(gradient)
 
     def _add_up(self, values: Any) -> Any:
         def reduce(own: Array) -> Array:
             try:
                 total = np.array(own)
-                self._collective.all_reduce(total)
+                self.collective.all_reduce(total)
                 return total
             except BaseException as error:
                 self.error = self.error or error
                 raise
 
-        with self._calls.next():
+        with self.calls.next():
             total = tf.numpy_function(reduce, [values], values.dtype)
-        self._calls.end([total])
+        self.calls.end([total])
         total.set_shape(values.shape)
         return total
 
