@@ -9,17 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from pybackend.core.engine.audit import step_difference as difference
 from pybackend.core.engine.audit.audited_rows import GlobalRows, unpack_rows
 from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
 from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
-from pybackend.core.engine.audit.step_difference import (
-    Comparison,
-    Measure,
-    compare,
-    is_another,
-    measure_gradient,
-    measure_variable,
-)
 from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.overrides import override
 from pybackend.core.model.view import has_own
@@ -86,12 +79,13 @@ class Judge:
             return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))
         trained = self._find_trained() if self._exchanged else set()
-        own: dict[Any, Measure] = {key: measure_gradient(*two) for key, two in gradients.items()}
-        kinds: list[dict[Any, Measure]] = [own, {}]
+        kinds: list[dict[Any, difference.Measure]] = [{}, {}]
+        for name, pair in gradients.items():
+            kinds[0][name] = difference.measure_gradient(*pair)
         for key in self._list_compared():
-            one = measure_variable(before[key], found[key], expected[key], key in trained)
-            kinds[key in metrics][key] = one
-        results = [compare(kind, cache(self._compute_again)) for kind in kinds]
+            values = before[key], found[key], expected[key]
+            kinds[key in metrics][key] = difference.measure_variable(*values, key in trained)
+        results = [difference.compare(kind, cache(self._compute_again)) for kind in kinds]
         if not all(result.is_repeatable for result in results):
             return {"skipped": _ABOUT_OWN_NUMBERS}
         if not self._has_learned(found) and not self._has_learned(expected):
@@ -185,7 +179,7 @@ class Judge:
         known = [key for key in numbers if key in self._before]
         return any(not np.array_equal(self._found[key], expected[key]) for key in known)
 
-    def _describe(self, results: Sequence[Comparison], where: str, rows: int) -> str:
+    def _describe(self, results: Sequence[difference.Comparison], where: str, rows: int) -> str:
         differing = [one for result in results for one in result.differing]
         advice = OWN_FAULT if self._is_own_fault() else self._advise(results)
         return (
@@ -222,9 +216,9 @@ class Judge:
                     share = own.astype(np.float64) * count / rows.counts.sum()
                     found[key], sums[key] = mean, sums.get(key, 0.0) + share
         keys = [key for key in found if found[key].shape == np.shape(sums[key])]
-        return is_another([found[key] for key in keys], [sums[key] for key in keys])
+        return difference.is_another([found[key] for key in keys], [sums[key] for key in keys])
 
-    def _advise(self, results: Sequence[Comparison]) -> str:
+    def _advise(self, results: Sequence[difference.Comparison]) -> str:
         differing = {key for key, _ in results[0].differing}
         if differing and differing <= set(self._state.list_statistics()):
             return (
