@@ -46,11 +46,7 @@ History = dict[str, list[Any]]
 
 
 def train_as_chief(
-    job: TrainingJob,
-    folder: Path,
-    counts: Counts,
-    emit: Emit,
-    answers: Answers,
+    job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
@@ -74,6 +70,7 @@ def train_as_chief(
     steps_per_epoch = _count_steps(job, counts)
     plan = plan_saving(loaded, view.renewed(), inputs, job, emit)
     checkpoints = EpochCheckpoints(job, loaded, plan, inputs, counts, emit)
+    # Loaded again, because variables live where a model was built: here on parameter servers.
     with strategy.scope():
         shared = load_job_model(job, folder).model
         build_variables(shared, rows)
@@ -261,7 +258,7 @@ class EpochCheckpoints:
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
             return
-        found.writer.check()
+        found.writer.check()  # a thread writes: failures of earlier checkpoints are raised here
         arrays = [np.array(variable.numpy()) for variable in variables_of(self._model)]
         state = encode_state({"variables": arrays, "history": self.history})
         found.writer.submit(replace(found.manifest, epoch=epoch), state)

@@ -41,6 +41,7 @@ class ScheduledSteps:
             found = blocks.iterate_blocks(blocks.TRAIN, written, rows.spec, seed)
             if seed is not None:
                 found = blocks.draw(found, rows.row_bytes, seed)
+            # Only its folder tells a server which worker it is: all servers run the same graph.
             number = tf.strings.to_number(tf.io.read_file(blocks.NUMBER), tf.int64)
             batches = blocks.batch(found.repeat(), job)
             return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(number).repeat(), batches))
