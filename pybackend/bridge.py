@@ -18,9 +18,8 @@ from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
 from pybackend.core.api.detached_job import DetachedJob, jobs
 from pybackend.core.api.display import Tell, relayed_to
 from pybackend.core.api.in_process import evaluate_here, predict_here
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.result_file import read_result, write_result
-from pybackend.core.api.returned_model import read_model_file
+from pybackend.core.api.result_files import read_model_file, read_result, write_result
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import check_writable
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import (

@@ -356,7 +356,7 @@ def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
 
 
 def _bench_scale(options: argparse.Namespace) -> int:
-    from pybackend.core.api.figure_file import check_figure
+    from pybackend.core.api.rendering import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.core.api.data_checks import check_takes
-from pybackend.core.api.run import check_function, run_function
+from pybackend.core.api.call_data import check_takes
+from pybackend.core.api.function_run import check_function, run_function
 from pybackend.core.errors import InputError
 from pybackend.core.function.adapters import RankZero, Script
 from pybackend.core.job.arguments import check_flag, check_whole_number

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.core.api.run import barrier_run
+from pybackend.core.api.function_run import barrier_run
 from pybackend.core.errors import ClusterError, WorkerFailedError
 from pybackend.core.job.arguments import counted
 from pybackend.core.launchers import ask_executors, check_slots, count_slots, launcher_for

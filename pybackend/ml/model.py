@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.core.api.model import is_keras_model
-from pybackend.core.api.predict import predict_spark
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.scoring import predict_spark
+from pybackend.core.api.sent_objects import is_keras_model
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.job.model_options import ModelOptions
 from pybackend.core.model.serialization import model_from_bytes

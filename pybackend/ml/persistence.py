@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
 from pybackend.core.job.call_options import CLASSES
@@ -48,7 +48,7 @@ def encode(
     model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
 ) -> bytes:
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
-    from pybackend.core.api.model import add_custom_objects
+    from pybackend.core.api.sent_objects import add_custom_objects
     from pybackend.core.model.transfer import encode_file
     from pybackend.core.model.view import ModelView
 
@@ -96,7 +96,7 @@ class EstimatorWriter(_Writer):
         InputError
             The model is a function, or callbacks are set: neither can be read in safe mode.
         """
-        from pybackend.core.api.model import is_keras_model
+        from pybackend.core.api.sent_objects import is_keras_model
 
         stage = self.instance
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model

@@ -13,7 +13,7 @@ from typing import Any
 
 import pybackend
 from pybackend.core.api.markup import PAGE
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import write_whole
 from pybackend.core.errors import Failure, InputError, WorkerFailedError
 from pybackend.core.figures import show_time

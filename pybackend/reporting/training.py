@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.core.api.charts import Bar, Box, Line, draw_bars, draw_boxes, draw_lines
-from pybackend.core.api.markup import PAGE, Cell
+from pybackend.core.api.markup import PAGE, Bar, Box, Cell, Line, draw_bars, draw_boxes, draw_lines
 from pybackend.core.figures import show_number, show_seconds, show_time, show_value
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.report import PARTS

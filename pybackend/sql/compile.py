@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pybackend.core.api.model_columns import check_levels, check_type, predictions_of
-from pybackend.core.api.predict import check_model
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.scoring import check_model
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import Features, PredictionType

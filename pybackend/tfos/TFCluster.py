@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.core.api.progress import printer
+from pybackend.core.api.display import printer
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import check_seconds, check_whole_number
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job

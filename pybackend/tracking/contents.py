@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.core.api.plan import describe_plan
+from pybackend.core.api.observer import list_numbers
+from pybackend.core.api.planning import describe_plan
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.tracking import list_numbers
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import write_whole
 from pybackend.core.errors import ClusterError, InputError, TfdistError, WorkerFailedError
 from pybackend.core.words import install, show, term

@@ -15,7 +15,7 @@ from typing import Any
 
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import EventFolder
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.tensorboard import FOLDER, check_folder, check_installed, is_uri

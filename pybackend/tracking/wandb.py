@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import Tracked, Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.words import listed, show
 from pybackend.tracking.contents import (

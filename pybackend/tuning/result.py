@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pybackend.core.api.markup import NOTEBOOK
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_loss
 from pybackend.core.job.arguments import counted

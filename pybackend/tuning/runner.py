@@ -15,8 +15,8 @@ from typing import Any
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.observer import Observer, Observers
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.train import complete_training
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import complete_training
 from pybackend.core.errors import InputError, TfdistError, printable
 from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
 from pybackend.core.launchers import Launcher, StopRequestedError, check_stop, stopped_by

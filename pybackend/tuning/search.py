@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pybackend.core.api.call_data import check_rows, count_known, read_training_data
 from pybackend.core.api.calls import TrainingCall
-from pybackend.core.api.data_checks import check_rows
-from pybackend.core.api.datasets import read_training_data
-from pybackend.core.api.display import choose_lines
+from pybackend.core.api.display import choose_lines, epoch_line, say
 from pybackend.core.api.observer import EventFolder, Tracker, list_callbacks
-from pybackend.core.api.planned_rows import count_known
 from pybackend.core.api.prepared_training import prepare_training
-from pybackend.core.api.progress import epoch_line, say
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,8 @@ import numpy as np
 from conftest import full, largest_difference, record_outcome
 
 import pybackend
-from pybackend.core.api.model import (
-    add_custom_objects,
-    encode_model,
-    find_source,
-)
-from pybackend.core.api.settings import read_keras_defaults
+from pybackend.core.api.calls import read_keras_defaults
+from pybackend.core.api.sent_objects import add_custom_objects, encode_model, find_source
 from pybackend.core.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.sharding import cut_shards, replay_batches

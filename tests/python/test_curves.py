@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.core.api.charts import find_ticks
-from pybackend.core.api.curves import Curve, check_smoothing, find_panels
+from pybackend.core.api.markup import find_ticks
+from pybackend.core.api.rendering import Curve, check_smoothing, find_panels
 from pybackend.core.errors import InputError
 
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
-from pybackend.core.api import progress
 from pybackend.core.data import datasets
 from pybackend.core.data.arrays import count_rows, nest, shard
 from pybackend.core.data.datasets import is_dataset, read_batches

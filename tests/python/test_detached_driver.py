@@ -20,7 +20,7 @@ from conftest import wait_for
 
 import pybackend
 from pybackend import ClusterError
-from pybackend.core.api import detached_driver, result_file
+from pybackend.core.api import detached_driver
 from pybackend.core.api.job_copy import copied, new_copy
 from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.core.job.job import TrainingJob

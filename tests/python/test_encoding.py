@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pybackend.core.api.call_data import narrow_columns
 from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
-from pybackend.core.api.datasets import narrow_columns
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.frames import FrameRows

@@ -13,7 +13,7 @@ import pytest
 from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
-from pybackend.core.api.sent_files import note_files
+from pybackend.core.api.training_run import note_files
 from pybackend.core.engine.state import offset_seeds
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.options import Exchange, LocalSteps

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 
-from pybackend.core.api.datasets import narrow_columns
+from pybackend.core.api.call_data import narrow_columns
 from pybackend.core.data.arrays import flatten_data
 from pybackend.core.data.columns import ColumnSpec, check_column_spec
 from pybackend.core.data.frames import FrameRows, holds_frame, is_frame

@@ -12,10 +12,9 @@ import pytest
 
 import pybackend
 from pybackend import InputError
-from pybackend.core.api import heartbeat
-from pybackend.core.api.heartbeat import time_of_disk
 from pybackend.core.api.job_copy import JobCopy, new_copy
 from pybackend.core.api.job_folder import JobFolder, new_folder
+from pybackend.core.api.job_record import time_of_disk
 from pybackend.core.job.job import TrainingJob
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.core.api.mnist import mnist
 from pybackend.core.data import mnist as module
 from pybackend.core.errors import InputError
+from pybackend.mnist_example import mnist
 
 SUBSET = Path(module.__file__).with_name("mnist_subset.npz")
 

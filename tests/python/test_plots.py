@@ -11,7 +11,7 @@ import pytest
 from matplotlib import pyplot
 
 import pybackend
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 
 
@@ -71,7 +71,7 @@ def test_many_metrics_fill_rows_of_three() -> None:
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     # A new Python without site-packages: the package is really absent.
     program = (
-        "from pybackend.core.api.result import TrainResult\n"
+        "from pybackend.core.api.train_result import TrainResult\n"
         "from pybackend.core.errors import InputError\n"
         "try:\n    TrainResult(b'', 'h5', '', {'loss': [1.0]}, [], 1.0, 0, 1).plot()\n"
         "except InputError as error:\n    print(error)\n"

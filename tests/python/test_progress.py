@@ -22,16 +22,18 @@ from conftest import wait_for
 from rich.console import Console
 
 import pybackend
-from pybackend.core.api import progress
 from pybackend.core.api.display import (
     Lines,
     Live,
     Speed,
     choose_lines,
+    describe_start,
+    epoch_line,
+    printer,
     relayed_to,
 )
 from pybackend.core.api.observer import Observers
-from pybackend.core.api.progress import describe_start, epoch_line, following, printer
+from pybackend.core.api.request import following
 from pybackend.core.errors import Moment
 from pybackend.core.figures import show_seconds
 from pybackend.core.job.codec import encode
@@ -330,7 +332,7 @@ def test_durations_of_all_lengths() -> None:
 def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
     program = """if True:
         from pybackend.core.api.observer import Observers
-        from pybackend.core.api.progress import following
+        from pybackend.core.api.display import following
         from pybackend.core.job.job import TrainingJob
         from pybackend.core.job.messages import EpochEnded, StepEnded
         from pybackend.core.launchers.local import LocalLauncher

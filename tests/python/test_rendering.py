@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.job.report import Generation, WorkerReport
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pybackend import ClusterError, Recovery, WorkerFailedError
-from pybackend.core.api import restarts
 from pybackend.core.errors import Failure
 from pybackend.core.job.job import TrainingJob
 

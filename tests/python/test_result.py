@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import Failure, InputError, root_cause_first
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.report import StepTimes, WorkerReport

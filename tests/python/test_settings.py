@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pybackend import InputError, barrier_train
-from pybackend.core.api.settings import describe_optimizer
+from pybackend.core.api.prepared_training import describe_optimizer
 
 DATA = (np.ones((8, 2), "float32"), np.ones(8, "float32"))
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from conftest import build_dense
 
 from pybackend import InputError, barrier_train
-from pybackend.core.api.shared_state import check_shared_state
+from pybackend.core.api.sent_objects import check_shared_state
 
 X, Y = np.ones((8, 8), "float32"), np.arange(8) % 3
 Lambda = keras.callbacks.LambdaCallback

@@ -17,8 +17,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.core.api.datasets import narrow_columns, note_index
-from pybackend.core.api.score import barrier_evaluate
+from pybackend.core.api.call_data import narrow_columns, note_index
+from pybackend.core.api.scoring import barrier_evaluate
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.rows import StoredRows

@@ -43,7 +43,6 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.core.api.mnist import digit_model
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.options import DataOptions
 from pybackend.core.job.values import decode_value
@@ -58,6 +57,7 @@ from pybackend.core.launchers.spark.session import driver_python, ship_package
 from pybackend.core.net import rendezvous
 from pybackend.core.net.greeting import greet_as_server
 from pybackend.core.net.meeting import MeetingServer
+from pybackend.mnist_example import digit_model
 from pybackend.types import WorkerContext
 
 

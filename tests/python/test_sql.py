@@ -17,7 +17,7 @@ from replicas import named
 from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.model.inputs import name_inputs
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.compile import answer

@@ -25,7 +25,7 @@ from pybackend import (
     view_tensorboard,
 )
 from pybackend.cli import main
-from pybackend.core.api.sent_files import EventFiles
+from pybackend.core.api.training_run import EventFiles
 from pybackend.core.job.job import TrainingJob, make_job
 from pybackend.core.job.messages import EpochEnded, EventBytes, Note
 from pybackend.core.job.tensorboard import check_folder, choose_folder

@@ -32,8 +32,7 @@ from pybackend import (
     train_many,
     train_mnist,
 )
-from pybackend.core.api.observer import split_trackers
-from pybackend.core.api.tracking import list_numbers
+from pybackend.core.api.observer import list_numbers, split_trackers
 
 # Neither package reports to its maker from a test.
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}

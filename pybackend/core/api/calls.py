@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,27 @@ class SparkSession(Protocol):
 
 # The first argument of a call.
 Target = Launcher | SparkSession | Literal["local"] | None
+
+
+class Trained:
+    """Base class of `TrainResult`: its model, and the columns that were used in training.
+
+    What takes a result as an argument imports this class: the result itself can evaluate and
+    predict, and so imports most of this folder.
+    """
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def features(self) -> Any: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def categories(self) -> Any: ...
+    @property
+    def encode(self) -> Any: ...
+    @property
+    def levels(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +143,11 @@ class TrainingCall(ModelCall):
 
 
 _P = ParamSpec("_P")
+
 _T = TypeVar("_T")
 
-
 _EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
+
 _DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
 
 
@@ -363,3 +386,35 @@ def _explain(
         "machine, or a SparkSession"
     )
     return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"
+
+
+# Settings with which Keras ends training early, and the arguments that replace them.
+_LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
+
+
+def read_keras_defaults() -> dict[str, Any]:
+    """Return Keras's global settings; they can differ from the defaults only if Keras is loaded.
+
+    Raises
+    ------
+    InputError
+        A setting ends every training run early; the workers would not know about it.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return {}
+    for setting, argument in _LIMITS.items():
+        limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
+        if limit is not None:
+            raise InputError(
+                f"{either('keras.config.', 'keras3::config_')}{setting}() is {limit}, which ends "
+                "every training run in this session early: call "
+                f"{either('keras.config.set_', 'keras3::config_set_')}{setting}({show(None)}), and "
+                f"pass `{argument}` instead"
+            )
+    return {
+        "epsilon": keras.config.epsilon(),
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }

@@ -19,15 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pybackend.core.api.heartbeat import BEAT_SECONDS
 from pybackend.core.api.job_copy import copied
 from pybackend.core.api.job_folder import VARIABLE, EventLog, JobFolder
-from pybackend.core.api.job_record import describe_error
+from pybackend.core.api.job_record import BEAT_SECONDS, describe_error
 from pybackend.core.api.observer import Observer, Observers
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
 from pybackend.core.api.submit import opened_request
-from pybackend.core.api.train import run_prepared
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import run_prepared
 from pybackend.core.data.disk import naming_full_disk
 from pybackend.core.errors import ClusterError, TfdistError
 from pybackend.core.words import either, show, speak

@@ -13,14 +13,18 @@ from functools import partial
 from typing import Any
 
 from pybackend.core.api.calls import hide_frames
-from pybackend.core.api.display import Lines, choose_display
-from pybackend.core.api.heartbeat import BEAT_SECONDS, LOST_SECONDS
+from pybackend.core.api.display import Lines, Narrator, choose_display, describe_start
 from pybackend.core.api.job_copy import JobCopy, list_jobs
 from pybackend.core.api.job_folder import JobFolder, find_root
-from pybackend.core.api.job_record import Status, next_step, restore_error
+from pybackend.core.api.job_record import (
+    BEAT_SECONDS,
+    LOST_SECONDS,
+    Status,
+    next_step,
+    restore_error,
+)
 from pybackend.core.api.observer import Observer, Observers, split_observers
-from pybackend.core.api.progress import Narrator, describe_start
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import hide_password
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import counted
@@ -237,7 +241,7 @@ class DetachedJob:
         ended = self._folder.ended
         if ended is not None and ended.error is not None:
             raise restore_error(ended.error)
-        return self._folder.load_result()
+        return self._folder.load_result(TrainResult.load)
 
     def cancel(self, timeout: float = _END_SECONDS) -> Status:
         """End the job and its workers, and return its status; its folder stays until `remove`.

@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall
-from pybackend.core.api.datasets import read_data
+from pybackend.core.api.call_data import read_data
+from pybackend.core.api.calls import (
+    EvaluationCall,
+    ModelCall,
+    PredictionCall,
+    Trained,
+    read_keras_defaults,
+)
 from pybackend.core.api.model_columns import (
-    TrainedColumns,
     check_levels,
     check_on_missing,
     check_type,
     choose_columns,
     predictions_of,
 )
-from pybackend.core.api.settings import read_keras_defaults
 from pybackend.core.data import arrays
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
@@ -40,7 +44,7 @@ from pybackend.core.words import term
 
 def evaluate_here(
     find_model: Callable[[], Any],
-    known: TrainedColumns | None,
+    known: Trained | None,
     data: Any,
     call: EvaluationCall,
 ) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def evaluate_here(
 
 def predict_here(
     find_model: Callable[[], Any],
-    known: TrainedColumns | None,
+    known: Trained | None,
     x: Any,
     call: PredictionCall,
 ) -> Any:
@@ -98,7 +102,7 @@ def shape_outputs(
     complete: Any,
     x: Any,
     call: PredictionCall,
-    known: TrainedColumns | None,
+    known: Trained | None,
     find_model: Callable[[], Any],
 ) -> Any:
     """Return a model's outputs in the form that ``type`` asks for.

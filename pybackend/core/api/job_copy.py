@@ -11,27 +11,24 @@ import posixpath
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pybackend.core.api.heartbeat import (
+from pybackend.core.api.job_folder import EVENTS, JobFolder, Result, Root, list_folders
+from pybackend.core.api.job_record import (
     BEAT_SECONDS,
     LOST_SECONDS,
-    age_of_beat,
-    watched_seconds,
-)
-from pybackend.core.api.job_folder import EVENTS, JobFolder, Root, list_folders
-from pybackend.core.api.job_record import (
     Ended,
     Status,
     Submitted,
+    age_of_beat,
     naming_damage,
     parse_events,
+    watched_seconds,
 )
-from pybackend.core.api.result import TrainResult
 from pybackend.core.data.files import hide_password, open_folder
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
@@ -109,11 +106,11 @@ class JobCopy:
     def read_events(self, start: int) -> tuple[list[Event], int]:
         return parse_events((self._read(EVENTS) or b"")[start:], start)
 
-    def load_result(self) -> TrainResult:
+    def load_result(self, load: Callable[[Path], Result]) -> Result:
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             path = Path(folder, _RESULT)
             path.write_bytes(self._read(_RESULT) or b"")
-            return TrainResult.load(path)
+            return load(path)
 
     def may_run(self) -> bool:
         """Return False: an unreadable copy may be removed, since its job is elsewhere."""

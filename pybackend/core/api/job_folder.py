@@ -19,24 +19,26 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
-from pybackend.core.api.heartbeat import LOST_SECONDS, age_of_beat, time_of_disk, watched_seconds
 from pybackend.core.api.job_record import (
+    LOST_SECONDS,
     End,
     Ended,
     JobError,
     Status,
     Submitted,
+    age_of_beat,
     naming_damage,
     parse_events,
+    time_of_disk,
+    watched_seconds,
 )
-from pybackend.core.api.result import TrainResult
 from pybackend.core.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.core.errors import ClusterError, InputError, SerializationError, TfdistError
 from pybackend.core.job.codec import decode, encode, encode_line
@@ -45,6 +47,7 @@ from pybackend.core.job.messages import Announced, Event, EventBytes, Note, Step
 from pybackend.core.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
+Result = TypeVar("Result")
 
 EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
@@ -190,12 +193,12 @@ class JobFolder:
             # The result may still be there.
             return ([] if start else [Note(str(error))]), max(start, 1)
 
-    def load_result(self) -> TrainResult:
-        """Return the result, with the whole model, also with parts that no file can hold."""
+    def load_result(self, load: Callable[[Path], Result]) -> Result:
+        """Return the result that ``load`` reads, with the parts of the model that no file holds."""
         self.check_private()
         with naming_damage(self.decoder.name):
             decode = partial(_decode, self._read(self.decoder))
-        return replace(TrainResult.load(self.result), decode=decode)
+        return replace(load(self.result), decode=decode)
 
     @property
     def ended(self) -> Ended | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from pybackend.core.api.calls import ModelCall, PredictionCall, TrainingCall
+from pybackend.core.api.calls import ModelCall, PredictionCall, Trained, TrainingCall
 from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.core.data.predictions import Output, Predictions
 from pybackend.core.errors import InputError
@@ -15,24 +15,7 @@ from pybackend.core.job.options import DataOptions
 from pybackend.core.words import setting, show
 
 
-class TrainedColumns(Protocol):
-    """Attributes of a `TrainResult` that describe the columns used in training."""
-
-    @property
-    def features(self) -> Any: ...
-    @property
-    def tensors(self) -> Any: ...
-    @property
-    def categories(self) -> Any: ...
-    @property
-    def encode(self) -> Any: ...
-    @property
-    def levels(self) -> Any: ...
-
-
-def choose_columns(
-    call: ModelCall, options: DataOptions, known: TrainedColumns | None
-) -> ColumnSpec:
+def choose_columns(call: ModelCall, options: DataOptions, known: Trained | None) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
     columns = ColumnSpec(
         features=as_list(call.options["features"]),
@@ -51,7 +34,7 @@ def choose_columns(
     return columns if known is None else _add_defaults(columns, known)
 
 
-def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
+def _add_defaults(columns: ColumnSpec, known: Trained) -> ColumnSpec:
     """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 

@@ -1,18 +1,22 @@
-"""All checks that a training run makes before anything is started."""
+"""All checks that a training run makes before anything is started, and its settings."""
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, cast
 
+import pybackend
+from pybackend.core.api import training_hooks
+from pybackend.core.api.call_data import count_known, read_training_data
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.checkpoints import check_resumes, resolve_checkpoint
-from pybackend.core.api.datasets import read_training_data
 from pybackend.core.api.observer import (
     Observers,
     Tracker,
@@ -20,10 +24,7 @@ from pybackend.core.api.observer import (
     split_observers,
     split_trackers,
 )
-from pybackend.core.api.planned_rows import count_known
 from pybackend.core.api.request import Request, prepare
-from pybackend.core.api.scaled import check_scale, resolve_scale
-from pybackend.core.api.settings import describe_optimizer, describe_settings
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError
@@ -31,12 +32,14 @@ from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counte
 from pybackend.core.job.checkpoint import Recovery, check_recovery
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.options import Elastic, ParameterServer, check_data_options
+from pybackend.core.job.packages import find_version
 from pybackend.core.job.tensorboard import check_installed
 from pybackend.core.launchers import Launcher, count_workers, launcher_for
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
 
 ReadData = Callable[[Launcher, TrainingCall, ColumnSpec, TrainingJob], Mapping[str, Any]]
+
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
@@ -147,14 +150,17 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     trackers, others = split_trackers(call.options["callbacks"])
     folder, callbacks = split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
-    call = resolve_scale(resolve_roles(launcher, resolve_elastic(launcher, call)))
+    call = resolve_roles(launcher, resolve_elastic(launcher, call))
+    for hook in training_hooks():
+        call = hook.resolve(call)
     call = resolve_checkpoint(call)
     recovery = check_recovery(call.options["recovery"])
     request = prepare(TrainingJob, call, partial(read, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
-    check_scale(request)
+    for hook in training_hooks():
+        hook.check(request)
     if any(tracker.steps for tracker in trackers):
         request = replace(request, observers=request.observers.tracking_steps())
     settings = describe_settings(request.job, launcher, recovery.restarts)
@@ -213,3 +219,84 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         workers = max(count_workers(launcher, None), elastic.min)
         workers = min(workers, elastic.max or workers)
     return replace(call, elastic=elastic).with_options(workers=workers)
+
+
+_PACKAGES = ("tensorflow", "keras", "numpy")
+
+
+def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
+    """Return the settings of a training run, for `TrainResult.settings`."""
+    return {
+        "launcher": launcher.where,
+        "workers": job.workers,
+        "elastic": {"min": job.elastic.min, "max": job.elastic.max} if job.elastic else None,
+        "epochs": job.epochs,
+        "initial_epoch": job.initial_epoch,
+        "batch_size": job.batch_size,
+        "steps_per_epoch": job.steps_per_epoch,
+        "shuffle": job.shuffle,
+        "seed": job.seed,
+        "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
+        "exchange": _describe_exchange(job),
+        "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
+        "roles": dict(job.roles) or None,
+        "resources": asdict(job.resources),
+        "in_memory": job.in_memory,
+        "checkpoint": _plain(asdict(job.checkpoint)) if job.checkpoint else None,
+        "restarts": restarts,
+        "model_uri": job.model_uri,
+        "timeout": job.timeout,
+        "versions": read_versions(launcher),
+    }
+
+
+def _describe_exchange(job: TrainingJob) -> dict[str, Any]:
+    options = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
+    return {"kind": type(job.exchange).__name__, **_plain(options)}
+
+
+def describe_optimizer(model: Any) -> dict[str, Any] | None:
+    """Return the class of a compiled model's optimizer, with its arguments that are plain values.
+
+    None if only the workers build the model.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return None
+    try:
+        config = dict(optimizer.get_config())
+    except Exception:  # a custom class may raise any error
+        config = {}
+    return {"kind": type(optimizer).__name__, **_pick_plain(config)}
+
+
+def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of a configuration of Keras, except names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and "class_name" in value:  # a schedule, or an optimizer
+            found[name] = {"kind": value["class_name"], **_pick_plain(value["config"])}
+        elif isinstance(value, float):
+            found[name] = float(f"{value:.7g}")  # Keras has float32
+        elif isinstance(value, bool | int | str) and name != "name":
+            found[name] = value
+    return _plain(found)
+
+
+def read_versions(launcher: Launcher) -> dict[str, str | None]:
+    """Return the versions of tfdist, Python and the packages of a training run, in this process."""
+    packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
+    found = {name: find_version(name) for name in packages}
+    return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert names, and numbers that JSON cannot represent, to text."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            value = _plain(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        found[str(name)] = value
+    return found

@@ -1,16 +1,121 @@
-"""A result as text, and as HTML for notebooks."""
+"""A result as text, as HTML for notebooks, and as a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
-from pybackend.core.api.charts import Line, draw_lines
-from pybackend.core.api.curves import Panel
-from pybackend.core.api.markup import NOTEBOOK
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pybackend.core.api.markup import NOTEBOOK, Line, draw_lines
+from pybackend.core.errors import InputError
 from pybackend.core.figures import show_value
-from pybackend.core.job.arguments import counted
+from pybackend.core.job.arguments import as_number, counted
 from pybackend.core.job.report import Audit, Generation, WorkerReport
+
+_VALIDATION = "val_"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one metric per epoch, for the training or the validation rows.
+
+    Attributes
+    ----------
+    label
+        ``"training"`` or ``"validation"``, with a number if the metric has several values.
+    """
+
+    label: str
+    epochs: list[int]
+    values: list[float]
+    is_validation: bool = False
+
+    def smoothed(self, weight: float) -> list[float]:
+        """Return exponential moving averages, where ``weight`` is the decay factor of older values.
+
+        The weights always sum to 1, as in TensorBoard, so the first mean is the first value.
+        """
+        mean, total, found = 0.0, 0.0, []
+        for value in self.values:
+            mean = weight * mean + (1 - weight) * value
+            total = weight * total + (1 - weight)
+            found.append(mean / total)
+        return found
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one metric."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+
+def find_panels(
+    history: Mapping[str, Sequence[Any]],
+    epochs_of: Callable[[str], Sequence[int]],
+    metrics: str | Sequence[str] | None = None,
+) -> list[Panel]:
+    """Return a panel for each metric that has values, with training and validation together.
+
+    Parameters
+    ----------
+    metrics
+        Metrics to show, in this order, without ``val_``; None: all.
+
+    Raises
+    ------
+    InputError
+        There is no metric with that name.
+    """
+    names = list(dict.fromkeys(name.removeprefix(_VALIDATION) for name in history))
+    wanted = [metrics] if isinstance(metrics, str) else metrics
+    if wanted is not None:
+        wanted = list(wanted)
+        unknown = [name for name in wanted if name not in names]
+        if unknown or not wanted:
+            raise InputError(
+                f"`metrics` must be chosen from {', '.join(map(repr, names))}, not {metrics!r}"
+            )
+    panels = []
+    for name in wanted or names:
+        keys = [key for key in (name, _VALIDATION + name) if history.get(key)]
+        curves = [curve for key in keys for curve in _cut(history[key], list(epochs_of(key)), key)]
+        if curves:
+            panels.append(Panel(name, tuple(curves)))
+    return panels
+
+
+def check_smoothing(smooth: Any) -> float:
+    """Check the argument ``smooth``, a weight of at least 0 and less than 1."""
+    weight = as_number(smooth)
+    if weight is None or not 0 <= weight < 1:
+        raise InputError(f"`smooth` must be at least 0 and below 1, e.g. 0.6, not {smooth!r}")
+    return weight
+
+
+def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
+    """Yield one curve, or one for each of a metric's several values.
+
+    Yield nothing if a callback added values in only some epochs: the history does not record which
+    ones.
+    """
+    if len(series) != len(epochs):
+        return
+    is_validation = key.startswith(_VALIDATION)
+    label = "validation" if is_validation else "training"
+    if not isinstance(series[0], Sequence):
+        yield Curve(label, epochs, [float(value) for value in series], is_validation)
+        return
+    for number in range(len(series[0])):
+        values = [float(value[number]) for value in series]
+        yield Curve(f"{label} {number}", epochs, values, is_validation)
 
 
 def list_set(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -140,3 +245,90 @@ def describe_training(
         write_settings(settings) if settings else "",
         kind="block",
     )
+
+
+_KINDS = (".png", ".pdf", ".svg")
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a matplotlib figure; create its folder if needed.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be written: {error}") from error
+
+
+def check_figure(path: str | os.PathLike[str] | None) -> None:
+    """Check that a figure can be drawn, and written to this path.
+
+    Parameters
+    ----------
+    path
+        None: the figure is only shown.
+
+    Raises
+    ------
+    InputError
+        matplotlib is missing, or the type of the file is not supported.
+    """
+    if find_spec("matplotlib") is None:
+        raise InputError("plots need matplotlib: pip install 'tfdist[plots]'")
+    if path is not None and os.path.splitext(path)[1].lower() not in _KINDS:
+        raise InputError(f"name the figure's file *.png, *.pdf or *.svg, not {os.fspath(path)!r}")
+
+
+_COLUMNS = 3
+
+_WIDTH, _HEIGHT = 4.6, 3.2
+
+# With more epochs, markers would overlap.
+_MARKED = 30
+
+
+class HistoryFigure(Figure):
+    """A matplotlib figure that notebooks show without pyplot.
+
+    Pyplot would show it twice, and hold it in memory until it is closed.
+    """
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=self.dpi)
+        return file.getvalue()
+
+
+def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
+    """Plot a grid of panels with their curves, which are smoothed if ``smooth`` is not 0."""
+    columns = min(len(panels), _COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = HistoryFigure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    for place, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        for number, curve in enumerate(panel.curves):
+            _draw(axes, curve, f"C{number}", smooth)
+        axes.set_title(panel.name)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(panel.curves) > 1:
+            axes.legend(frameon=False)
+    return figure
+
+
+def _draw(axes: Any, curve: Curve, color: str, smooth: float) -> None:
+    marker = "o" if len(curve.epochs) <= _MARKED else None
+    line = "--" if curve.is_validation else "-"
+    style: dict[str, Any] = {"color": color, "linestyle": line, "markersize": 4}
+    if smooth:
+        axes.plot(curve.epochs, curve.values, **style, alpha=0.25, label="_values")
+        axes.plot(curve.epochs, curve.smoothed(smooth), **style, label=curve.label)
+    else:
+        axes.plot(curve.epochs, curve.values, **style, marker=marker, label=curve.label)

@@ -1,54 +1,78 @@
-"""A request: the checked and encoded arguments of a call."""
+"""A request: the checked and encoded arguments of a call, and how it is run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
-from pybackend.core.api.calls import ModelCall, PredictionCall, TrainingCall
-from pybackend.core.api.data_checks import (
+from pybackend.core.api.call_data import (
     HELD_AS_COLUMNS,
     check_classes_occur,
     check_columns_exist,
     check_rows_fit,
 )
-from pybackend.core.api.model import (
-    add_custom_objects,
-    check_callbacks,
-    encode_model,
-    find_source,
+from pybackend.core.api.calls import (
+    ModelCall,
+    PredictionCall,
+    Trained,
+    TrainingCall,
+    read_keras_defaults,
+)
+from pybackend.core.api.display import (
+    Display,
+    Narrator,
+    choose_display,
+    describe_start,
+    log_start,
+    logs_steps,
 )
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.api.observer import Observers, split_observers
-from pybackend.core.api.progress import Timeline, following
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.settings import read_keras_defaults
-from pybackend.core.api.shared_state import check_shared_state
+from pybackend.core.api.sent_objects import (
+    add_custom_objects,
+    check_callbacks,
+    check_shared_state,
+    encode_model,
+    find_source,
+)
 from pybackend.core.data.columns import ColumnSpec, TableRows
 from pybackend.core.data.datasets import Batches
 from pybackend.core.data.disk import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
+from pybackend.core.errors import Failure, Moment, WorkerFailedError
 from pybackend.core.job.job import (
     MODEL_OBJECTS,
     SOURCE,
+    Job,
     ModelJob,
     TrainingJob,
     argument_of,
     code_classes,
     make_job,
 )
-from pybackend.core.job.messages import Emit, Event
+from pybackend.core.job.messages import (
+    Answer,
+    Emit,
+    Event,
+    Phase,
+    Phases,
+)
 from pybackend.core.job.model_options import check_model_options
 from pybackend.core.job.options import check_data_options
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import Checking, Launcher, Outcome
+from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
+
 Kind = TypeVar("Kind", bound=ModelJob)
+
 # Features whose names are sent with a job.
 _MOST_NAMES = 1000
+
 # Calls on several threads may share a model, and Keras's settings are global.
 _encoding = threading.RLock()
 
@@ -157,7 +181,7 @@ def prepare(
         The model cannot be encoded.
     """
     given = call.model
-    result = given if isinstance(given, TrainResult) else None
+    result = given if isinstance(given, Trained) else None
     options = check_data_options(call.options.get("data_options"))
     job = replace(
         make_job(kind, call.arguments),
@@ -201,7 +225,7 @@ def _encode(
     as_file: bool,
 ) -> Request[Kind]:
     given = call.model
-    model = given.model if isinstance(given, TrainResult) else given
+    model = given.model if isinstance(given, Trained) else given
     custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
     rows: Any = None
     source = model
@@ -238,3 +262,95 @@ def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
         for name, data in datasets.items()
         if isinstance(data, FileRows)
     }
+
+
+# Times after the start at which it is shown that no worker has answered yet.
+_STARTING_SECONDS = (10.0, 60.0, 300.0)
+
+# A worker has about ten; one that is started again and again must not fill the memory.
+_MOST_MOMENTS = 1000
+
+_OF_A_WORKER = 20
+
+
+@contextmanager
+def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tuple[Job, Emit]]:
+    """Show a job's progress, and pass it to observers, while the context is active.
+
+    Yields
+    ------
+    tuple
+        The job, set to report the required events, and the function that receives them.
+    """
+    display = choose_display(job)
+    job = replace(
+        job,
+        reports_steps=_is_seen_by_step(job, display, observers),
+        is_observed=bool(observers),
+    )
+    show = Narrator(display)
+    # Until the first worker runs, nothing is heard: a cluster may compute a table first.
+    starting = Phases(show, _STARTING_SECONDS)
+
+    def on_event(event: Event) -> Answer | None:
+        starting.end()
+        show(event)
+        return observers(event)
+
+    with display:
+        if job.kind == "train":
+            text = describe_start(launcher, job)
+            log_start(text)
+            display.begin(text, job)
+            starting(Phase("starting"))
+        try:
+            yield job, on_event
+        finally:
+            starting.end()
+
+
+class Timeline:
+    """Record of what the workers of a call did and when, with all restarts."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment] = deque()
+
+    def list(self) -> list[Moment]:
+        """Return the latest moments by worker and time."""
+        return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
+
+    def launch(
+        self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
+    ) -> Outcome:
+        """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
+        most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
+        self._moments = deque(self._moments, most)
+
+        def hear(event: Event) -> object:
+            if isinstance(event, Moment):
+                self._moments.append(event)
+            return on_event(event)
+
+        try:
+            outcome = launcher.launch(job, files, datasets, hear)
+        except WorkerFailedError as error:
+            # A launcher has reported the losses that the training could have survived.
+            known = {(moment.rank, moment.time) for moment in self._moments}
+            ends = map(_describe_end, error.failures)
+            self._moments += [one for one in ends if (one.rank, one.time) not in known]
+            trace = error.__traceback__
+            found = WorkerFailedError(error.failures, error.values, self.list())
+            raise found.with_traceback(trace) from error.__cause__
+        return replace(outcome, timeline=tuple(self.list()))
+
+
+def _describe_end(failure: Failure) -> Moment:
+    state = "stopped" if failure.exception_type == "Stopped" else "failed"
+    reason = failure.message.partition("\n")[0] or failure.exception_type
+    return Moment(failure.time, state, reason, failure.rank, failure.host)
+
+
+def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
+    is_seen = display.shows_steps or observers.see_steps or logs_steps()
+    # Asynchronous steps have no order that all workers share.
+    return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen

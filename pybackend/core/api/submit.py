@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pybackend.core.api import training_hooks
 from pybackend.core.api.calls import TrainingCall
-from pybackend.core.api.detached_job import DetachedJob
 from pybackend.core.api.job_copy import new_copy
 from pybackend.core.api.job_folder import VARIABLE, JobFolder, Root, find_root, new_folder
 from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.request import Request
-from pybackend.core.api.scaled import VARIABLE as BENCH
 from pybackend.core.data.disk import naming_full_disk
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
@@ -64,14 +63,12 @@ def check_submission(call: TrainingCall, folder: Place | None) -> Root:
             f"an {term('Observer')} runs in a session, which {call_of('submit_training', ...)} "
             f"leaves: pass it to `{call_of('attach_job', ..., callbacks=...)}`"
         )
-    if BENCH in os.environ:
-        raise InputError(
-            f"bench-scale waits for the training: call {call_of('barrier_train', ...)}"
-        )
+    for hook in training_hooks():
+        hook.check_submission(call)
     return root
 
 
-def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
+def submit(prepared: PreparedTraining, began: float, root: Root) -> JobFolder:
     """Write a training run to a new folder, and start the process that drives it."""
     job, launcher = prepared.request.job, prepared.launcher
     if isinstance(launcher, Checking):
@@ -82,7 +79,7 @@ def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
             write_request(folder, prepared, began, moved)
         with new_copy(folder):
             published = _start(folder, lock, {} if moved is None else moved.variables)
-    return DetachedJob(published)
+    return published
 
 
 def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[Handover | None]:

@@ -144,7 +144,7 @@ class TableRows:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Fields of `pybackend.core.api.result.TrainResult` that describe the columns."""
+        """Fields of `pybackend.core.api.train_result.TrainResult` that describe the columns."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
         several = [] if isinstance(label, str) else self.spec.label_columns

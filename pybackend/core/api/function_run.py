@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from pybackend.core.api.call_data import check_takes
 from pybackend.core.api.calls import Target, hide_frames, suggest
-from pybackend.core.api.data_checks import check_takes
-from pybackend.core.api.progress import Timeline, printer
+from pybackend.core.api.display import printer
+from pybackend.core.api.request import Timeline
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnSpec
 from pybackend.core.data.disk import naming_open_files
 from pybackend.core.data.frames import is_frame, is_pandas

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.core.api.figure_file import check_figure, save_figure
-from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import as_number, check_whole_number
+from pybackend.core.api.rendering import check_figure, save_figure
+from pybackend.core.job.arguments import check_whole_number
 from pybackend.core.job.report import PARTS
-from pybackend.core.words import show
-from pybackend.scaling.projection import METHOD, Projection, project_rows
-from pybackend.scaling.rows import ScalingRow
+from pybackend.scaling.measured import ScalingRow
+from pybackend.scaling.projection import Projection, project_rows
 
-_INTERNAL = ("stretches", "buffers", "costs")
+_INTERNAL = ("buffers", "costs")
 
 
 @dataclass(frozen=True)
@@ -42,31 +40,23 @@ class ScalingResult:
         names = [field.name for field in fields(ScalingRow) if field.name not in _INTERNAL]
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
-    def project(self, to: int = 480, confidence: float = 0.9) -> Projection:
+    def project(self, to: int = 480) -> Projection:
         """Predict step times with more workers, from a model of their parts fitted to the rows.
 
-        The intervals cover noise between stretches of steps, and noise between training runs as far
-        as it shows in the errors of the fit. They do not cover effects that appear only with more
-        workers: a shared network, stragglers, buckets whose exchange is no longer hidden behind the
-        backward pass.
+        The model knows no effects that appear only with more workers: a shared network, stragglers,
+        buckets whose exchange is no longer hidden behind the backward pass.
 
         Parameters
         ----------
         to
             Largest number of workers.
-        confidence
-            Confidence level of the intervals, between 0 and 1.
 
         Raises
         ------
         InputError
             An argument is invalid, or too little was measured to fit the model.
         """
-        to = check_whole_number("to", to, least=2, most=1_000_000)
-        share = as_number(confidence)
-        if share is None or not 0 < share < 1:
-            raise InputError(f"`confidence` must be between 0 and 1, not {show(confidence)}")
-        return project_rows(self.rows, to, share)
+        return project_rows(self.rows, check_whole_number("to", to, least=2, most=1_000_000))
 
     def to_dict(self, projection: Projection | None = None) -> dict[str, Any]:
         """Return all values as plain data."""
@@ -77,11 +67,7 @@ class ScalingResult:
             "rows": self.records,
         }
         if projection is not None:
-            found["projection"] = {
-                **_without(asdict(projection), "model"),
-                "model": asdict(projection.model),
-                "method": METHOD,
-            }
+            found["projection"] = asdict(projection)
         return found
 
     def to_json(self, path: str | Path | None = None, projection: Projection | None = None) -> str:
@@ -135,10 +121,6 @@ class ScalingResult:
 _SHORT = ("data", "compute", "comm.", "waiting")
 
 
-def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != name}
-
-
 def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> Any:
     """Draw speed-ups compared with linear ones, and a bar of parts for each row."""
     from matplotlib.figure import Figure
@@ -155,10 +137,8 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
         found = [row for row in projection.rows if row.mode == mode] if projection else []
         if found:
             counts = [row.workers for row in found]
-            options = {"color": line.get_color()}
-            speed.plot(counts, [row.speedup for row in found], linestyle="--", **options)
-            low, high = [r.speedup_low for r in found], [r.speedup_high for r in found]
-            speed.fill_between(counts, low, high, alpha=0.2, **options)
+            speedups = [row.speedup for row in found]
+            speed.plot(counts, speedups, linestyle="--", color=line.get_color())
     speed.set_xscale("log", base=2)
     speed.set_yscale("log", base=2)
     for axis in (speed.xaxis, speed.yaxis):

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pybackend.core.api.calls import explain_arguments
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.scaled import (
-    ScaledTraining,
-    ScaleOrder,
-    count_rows,
-    read_scale,
-    share_batch,
-    write_order,
-)
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import check_choice, check_whole_number
 from pybackend.core.launchers import without_fork_server
 from pybackend.core.words import kind_of, setting, show
-from pybackend.scaling.result import ScalingResult
-from pybackend.scaling.rows import Mode, compare_rows, make_row
+from pybackend.scaling.measured import (
+    Mode,
+    ScaledTraining,
+    compare_rows,
+    count_rows,
+    make_row,
+    share_batch,
+)
+from pybackend.scaling.scaling_result import ScalingResult
+from pybackend.scaling.script_hook import ScaleOrder, read_scale, write_order
 
 _STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
 _BATCH_SIZE = 32  # the default of `barrier_train`

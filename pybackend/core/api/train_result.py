@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.api.calls import EvaluationCall, PredictionCall
-from pybackend.core.api.curves import check_smoothing, find_panels
-from pybackend.core.api.figure_file import check_figure, save_figure
+from pybackend.core.api.calls import EvaluationCall, PredictionCall, Trained
 from pybackend.core.api.rendering import (
+    check_figure,
+    check_smoothing,
     describe_training,
+    find_panels,
     list_audit,
     list_events,
     list_metrics,
     list_workers,
+    save_figure,
 )
+from pybackend.core.api.result_files import describe_worker, make_plain
 from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
 from pybackend.core.job.arguments import counted
@@ -36,12 +38,9 @@ from pybackend.core.job.report import (
 )
 from pybackend.core.words import show
 
-# Useless without the session.
-_LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
-
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainResult(Trained):
     """A trained model, its history and a report of each worker.
 
     Attributes
@@ -182,11 +181,11 @@ class TrainResult:
         SerializationError
             Keras cannot write the model in that format.
         """
-        from pybackend.core.api.returned_model import check_path, save_file
+        from pybackend.core.api.result_files import check_path, save_file
 
         path = check_path(path, f"a file, such as {show('model.h5')}")
         if path.suffix == ".json":
-            from pybackend.core.api.result_file import write_result
+            from pybackend.core.api.result_files import write_result
 
             return write_result(self.record, self.model_base64, path)
         return save_file(path, self.model_format, self.model_bytes, lambda: self.model)
@@ -213,7 +212,7 @@ class TrainResult:
         SerializationError
             The file is not a result, or is damaged.
         """
-        from pybackend.core.api.result_file import read_result
+        from pybackend.core.api.result_files import read_result
 
         return read_result(cls, Path(path), custom_objects, safe_mode)[0]
 
@@ -244,7 +243,7 @@ class TrainResult:
             Keras cannot export the model, or the ONNX file computes other numbers. The message
             names the output and the difference.
         """
-        from pybackend.core.api.returned_model import check_new_folder, check_path, export_model
+        from pybackend.core.api.result_files import check_new_folder, check_path, export_model
 
         path = check_path(path, f"a new folder, such as {show('exported')}, or a file *.onnx")
         if path.suffix == ".onnx":
@@ -446,7 +445,7 @@ class TrainResult:
         panels = find_panels(self.history, self.epochs_of, metrics)
         weight = check_smoothing(smooth)
         check_figure(path)
-        from pybackend.core.api.plots import plot_panels
+        from pybackend.core.api.rendering import plot_panels
 
         figure = plot_panels(panels, weight)
         if path is not None:
@@ -548,35 +547,5 @@ class TrainResult:
         """
         record = self.to_dict(model=False)
         record["model_bytes"] = len(self.content) or None
-        record["workers"] = [_describe_worker(worker, record) for worker in record["workers"]]
-        return json.dumps(_make_plain(record))
-
-
-def _describe_worker(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: value for name, value in worker.items() if name not in _LEFT_OUT_OF_WORKERS}
-    return {**known, "rows_per_second": _find_throughput(worker, fields)}
-
-
-def _find_throughput(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> float | None:
-    """Return a worker's rows per second during its steps, including waiting.
-
-    None if the duration of the steps is not known, or if the number of workers changed.
-    """
-    times, steps = worker["step_times"], worker["steps"]
-    if not times or not steps or len(set(fields["workers_by_epoch"])) > 1:
-        return None
-    seconds = sum(times[part] for part in ("data", "compute", "communication", "waiting"))
-    rows = worker["rows"] * fields["epochs"] / steps
-    # With `steps_per_epoch` an epoch does not use all rows.
-    most = (fields.get("settings") or {}).get("batch_size")
-    return min(rows, most or math.inf) / seconds if seconds > 0 else None
-
-
-def _make_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _make_plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_make_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    return value if isinstance(value, (str, int, float, type(None))) else str(value)
+        record["workers"] = [describe_worker(worker, record) for worker in record["workers"]]
+        return json.dumps(make_plain(record))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments
+from pybackend.core.api.display import say
 from pybackend.core.api.observer import split_trackers
-from pybackend.core.api.progress import say
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.train import run_training
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import run_training
 from pybackend.core.data.mnist import Digits, Mnist, find_mnist
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.checkpoint import Recovery

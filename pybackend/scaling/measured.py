@@ -1,4 +1,4 @@
-"""Measurements with one number of workers."""
+"""Measurements of training runs, and a row of them for each number of workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.api.scaled import ScaledTraining
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
-from pybackend.core.job.report import PARTS
+from pybackend.core.job.report import PARTS, WorkerReport
 from pybackend.core.words import setting
 
 Mode = Literal["strong", "weak"]
@@ -63,20 +63,56 @@ class ScalingRow:
     is_crowded: bool
     steps: int
     jitter: float
-    stretches: Array = field(repr=False, compare=False)
     buffers: tuple[int, ...] = field(repr=False, compare=False)
     costs: tuple[float, ...] | None = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class ScaledTraining:
+    """Measurements of a training run.
+
+    Attributes
+    ----------
+    rows
+        Rows per step, over all workers.
+    batch_size
+        Rows in the batch that the workers share, or in each worker's own batch.
+    reports
+        Reports of all workers.
+    """
+
+    rows: float
+    batch_size: int
+    reports: list[WorkerReport]
+
+
+def share_batch(batch_size: int, workers: int) -> int:
+    """Return each worker's number of rows in a batch that they share, or raise an `InputError`."""
+    if batch_size % workers:
+        raise InputError(
+            f"a batch of {batch_size} rows cannot be shared equally by {workers} workers, as "
+            "strong scaling requires: choose a `batch_size` that is a multiple of each number of "
+            "workers"
+        )
+    return batch_size // workers
+
+
+def count_rows(result: TrainResult, batch_size: int | None) -> float:
+    """Return the rows per step over all workers; at most ``batch_size`` per worker, if known."""
+    steps = result.workers[0].steps
+    if not steps:
+        raise InputError("training took no steps: there is nothing to measure")
+    counted = sum(worker.rows for worker in result.workers) * result.epochs / steps
+    # Epochs of fewer steps do not use all rows.
+    return counted if batch_size is None else min(counted, batch_size * len(result.workers))
 
 
 def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
     """Return the row for one or more training runs of the same kind, still without speed-up.
 
-    Raises
-    ------
-    InputError
-        The training runs have no step times.
+    Training runs without step times raise an `InputError`.
     """
-    stretches, rows, steps, jitter = [], [], 0, []
+    each, rows, steps, jitter = [], [], 0, []
     for training in trainings:
         times = [report.step_times for report in training.reports]
         known = [one for one in times if one is not None]
@@ -85,14 +121,13 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
                 "the workers measured no step times: a training run must take more than 3 steps, "
                 f"and use {setting(transport='tcp')}"
             )
+        # The last stretches that all workers have: a worker may have measured one more.
         shortest = min(len(one.stretches) for one in known)
-        each = np.array([one.stretches[-shortest:] for one in known])
-        stretches.append(each.mean(axis=0))
+        each.append(np.mean([one.stretches[-shortest:] for one in known], axis=(0, 1)))
         rows.append(training.rows)
         steps += known[0].steps
         jitter += [one.jitter for one in known]
-    whole = np.concatenate(stretches)
-    parts = np.mean([part.mean(axis=0) for part in stretches], axis=0)
+    parts = np.mean(each, axis=0)
     seconds = float(parts.sum())
     workers, first = len(trainings[0].reports), known[0]
     machines = Counter(one.machine for one in known if one.machine)
@@ -108,7 +143,6 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
         is_crowded=max(machines.values(), default=0) > first.cores,
         steps=steps,
         jitter=float(np.mean(jitter)),
-        stretches=whole,
         buffers=tuple(first.buffers),
         costs=None if first.costs is None else tuple(first.costs),
     )
