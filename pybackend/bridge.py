@@ -133,12 +133,8 @@ def answer(request: str) -> str:
 def check_options(values: dict[str, Any], shown: dict[str, str], takes_elastic: bool) -> None:
     """Check options of a call before it looks at its data.
 
-    Parameters
-    ----------
-    shown
-        The names of the options in errors.
-    takes_elastic
-        Whether ``workers`` may be an `Elastic`.
+    ``shown`` has the names of the options in errors. With ``takes_elastic``, ``workers`` may be an
+    `Elastic`.
     """
     known = checks()
     for name, value in values.items():
@@ -148,7 +144,6 @@ def check_options(values: dict[str, Any], shown: dict[str, str], takes_elastic: 
 
 
 def model_of(result: Any) -> Any:
-    """Return the model of a `TrainResult`."""
     return result.model
 
 
@@ -170,11 +165,8 @@ def describe_weights(result: Any) -> dict[str, str]:
 def restore_model(model: Any, weights: dict[str, str]) -> Any:
     """Load the trained weights and optimizer state into a model that its function rebuilt.
 
-    Parameters
-    ----------
-    weights
-        The dict that `describe_weights` returned, with ``text``, the weights file in base64, and
-        ``sha256``, its digest.
+    ``weights`` is what `describe_weights` returned, with ``text``, the weights file in base64, and
+    ``sha256``, its digest.
     """
     from pybackend.core.job.job import WEIGHTS
     from pybackend.core.model.file_checks import check_digest
@@ -191,7 +183,6 @@ def copy_model(uri: str, path: str) -> None:
 
 
 def write_onnx(model: Any, path: str) -> float:
-    """Write a model as an ONNX file, as `TrainResult.export` does."""
     check_writable(path, "path")
     from pybackend.core.model.onnx import write_onnx
 
@@ -236,18 +227,9 @@ def shape_columns(
 ) -> dict[str, dict[str, Any]]:
     """Return the columns that `predict_spark` would add, with classes as codes.
 
-    Parameters
-    ----------
-    outputs
-        The model's outputs, as it returns them.
-    levels_of
-        Of several outputs, the names of the classes of each output that has classes.
-
-    Returns
-    -------
-    dict
-        By output ("" for a single one): ``names`` and ``columns`` of equal length; ``levels`` of
-        the class if the first column is the class, else None.
+    ``levels_of`` has, of several outputs, the names of the classes of each that has classes. The
+    keys are outputs ("" for a single one); the values have ``names`` and ``columns`` of equal
+    length, and ``levels`` of the class if the first column is the class, else None.
     """
     from keras import tree
 
@@ -296,7 +278,6 @@ def find_text_inputs(model: Any) -> list[str] | None:
 
 
 def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
-    """Return the column names of Parquet or TFRecord files."""
     from pybackend.core.data.files import as_places
     from pybackend.core.data.sources import open_row_files
 
@@ -329,17 +310,14 @@ def describe_sql(made: Any) -> dict[str, Any]:
 
 
 def list_jobs(folder: str | None) -> list[dict[str, Any]]:
-    """Return all detached jobs as plain data."""
     return [job.to_dict() for job in jobs(folder)]
 
 
 def job_status(job: DetachedJob) -> str:
-    """Return the status of a detached job."""
     return job.status
 
 
 def job_result(job: DetachedJob, seconds: float | None, verbose: int | None) -> Any:
-    """Wait for the result of a detached job."""
     try:
         return job.result(seconds, verbose=verbose)
     except TimeoutError as error:
@@ -349,7 +327,6 @@ def job_result(job: DetachedJob, seconds: float | None, verbose: int | None) -> 
 def model_function(
     build: Callable[..., Any], known: list[str], needed: list[str], takes_any: bool
 ) -> ModelFunction:
-    """Return a function of R that builds the models of `train_many` in this session."""
     return ModelFunction(build, known, needed, takes_any)
 
 
@@ -360,7 +337,6 @@ def describe_trial(trial: Trial) -> dict[str, Any]:
 
 
 def describe_trials(trials: Trials) -> dict[str, Any]:
-    """Return the table of `train_many` as plain data."""
     return {
         "records": [_describe_values(record) for record in trials.records],
         "arguments": trials.arguments,

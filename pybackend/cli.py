@@ -54,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_example(add_command: Callable[..., Any]) -> None:
-    """Add the first example."""
     mnist = add_command(
         "mnist",
         _mnist,
@@ -128,7 +127,6 @@ def _add_clusters(add_command: Callable[..., Any]) -> None:
 
 
 def _add_programs(add_command: Callable[..., Any]) -> None:
-    """Add the commands that run scripts, and TensorBoard."""
     run = add_command(
         "run",
         _run,
@@ -190,7 +188,6 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
 
 
 def _add_jobs(add_command: Callable[..., Any]) -> None:
-    """Add the command for detached training runs."""
     jobs = add_command(
         "jobs",
         _jobs,

@@ -51,7 +51,6 @@ class FunctionRun:
     batch_size: int
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """Call the function once."""
         own = share_batch(self.batch_size, workers) if is_shared else self.batch_size
         result = self.train(workers=workers, batch_size=own)
         if not isinstance(result, TrainResult):
@@ -75,7 +74,6 @@ class ScaledScript:
     steps: int | None
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """Run the script once."""
         with (
             _ending_with_exit(),
             tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder,
@@ -113,13 +111,7 @@ def _ending_with_exit() -> Iterator[None]:
 def make_run(
     train: Any, arguments: Sequence[str], batch_size: int | None, steps: int | None
 ) -> Trains:
-    """Return a callable that runs a function, or the Python or R script at a path.
-
-    Raises
-    ------
-    InputError
-        ``train`` is neither a function nor a path, or cannot be called or read.
-    """
+    """Return a callable that runs a function, or the Python or R script at a path."""
     if isinstance(train, (str, os.PathLike)):
         return ScaledScript(_read_command(os.fspath(train), arguments), batch_size, steps)
     if not callable(train) or hasattr(train, "fit"):  # a model is callable, too

@@ -14,6 +14,7 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
+from pybackend.core.api import display
 from pybackend.core.data import datasets
 from pybackend.core.data.arrays import count_rows, nest, shard
 from pybackend.core.data.datasets import is_dataset, read_batches
@@ -413,7 +414,7 @@ class Broken(Slices):
 def test_a_slow_data_set_is_shown_and_its_error_begins_with_its_own_frame(
     capsys: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(progress, "Phases", partial(Phases, seconds=(0.05, 60.0, 120.0)))
+    monkeypatch.setattr(display, "Phases", partial(Phases, seconds=(0.05, 60.0, 120.0)))
     with pytest.raises(ValueError, match="broken item") as caught:
         barrier_train(None, build_dense(), Broken(), workers=2, verbose=1)
     assert "reading the data set `data` ..." in capsys.readouterr().out

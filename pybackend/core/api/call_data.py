@@ -32,7 +32,7 @@ from pybackend.core.words import either, setting, show, term
 def read_training_data(
     launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
 ) -> dict[str, Any]:
-    """Return the training and validation data of a call."""
+    """Return the data sets ``"train"`` and, if there is one, ``"validation"``."""
     data, validation = call.data, call.options["validation_data"]
     fraction = check_fraction("validation_split", call.options["validation_split"])
     if fraction and validation is not None:
@@ -51,11 +51,9 @@ def read_training_data(
 def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
     """Check a data set and convert it to the form that launchers take.
 
-    Returns
-    -------
-    Columns of arrays; `FrameRows` for a table in memory, `DataFrameRows` for a Spark DataFrame,
-    `Batches` for a TensorFlow or Keras data set; or, for data that workers read themselves,
-    `FileRows` or `FunctionRows`.
+    This is a dict of arrays; `FrameRows` for a table in memory, `DataFrameRows` for a Spark
+    DataFrame, `Batches` for a TensorFlow or Keras data set; or, for data that workers read
+    themselves, `FileRows` or `FunctionRows`.
     """
     try:
         return _read_rows(launcher, data, name, columns, job)
@@ -218,7 +216,6 @@ _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
 
 
 def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
-    """Reject arguments about columns if no data set has columns."""
     if any(isinstance(data, TableRows) for data in datasets.values()):
         return
     options = call.options["data_options"]

@@ -64,13 +64,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """Arguments of a call with a model.
-
-    Parameters
-    ----------
-    options
-        The options that were passed; afterwards, all options of such calls.
-    """
+    """Arguments of a call with a model; defaults complete its ``options``."""
 
     group: ClassVar[type]
     usual: ClassVar[dict[str, Any]] = {}
@@ -114,16 +108,9 @@ class PredictionCall(ModelCall):
 class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
-    Parameters
-    ----------
-    elastic, roles
-        Derived from ``workers`` and ``exchange``.
-    tensorboard
-        Folder or URI for event files, derived from `track_tensorboard` in ``callbacks``.
-    discards_checkpoints
-        Derived from a `BackupAndRestore` in ``callbacks``.
-    shares_memory
-        False: the exchange is measured as between hosts.
+    ``elastic``, ``roles``, ``tensorboard`` (a folder or URI for event files) and
+    ``discards_checkpoints`` are derived from ``workers``, ``exchange`` and ``callbacks``. Without
+    ``shares_memory``, the exchange is measured as between hosts.
     """
 
     group = TrainingOptions
@@ -138,7 +125,6 @@ class TrainingCall(ModelCall):
     shares_memory: bool = True
 
     def with_options(self, **options: Unpack[TrainingOptions]) -> Self:
-        """Return the call with other values of some options."""
         return replace(self, options={**self.options, **options})
 
 
@@ -199,7 +185,6 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
 
 
 def _list_objects() -> dict[str | None, dict[str, str]]:
-    """Return the part of `_list_advice` about options of objects."""
     servers = _pass(exchange=call_of("ParameterServer", servers=1))
     each = "the number per worker"
     return {
@@ -255,8 +240,8 @@ _OWN = (
 def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a call whose last parameter is ``**options`` with the options in `CALLS`.
 
-    Its signature lists them, and its docstring describes those that it does not describe itself:
-    in full if `barrier_train` does not have them, too.
+    Its signature lists them, and its docstring describes those that it does not describe itself: in
+    full if `barrier_train` does not have them, too.
     """
     known = list_options(CALLS[fn.__name__])
     signature = inspect.signature(fn)
@@ -395,21 +380,18 @@ _LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 def read_keras_defaults() -> dict[str, Any]:
     """Return Keras's global settings; they can differ from the defaults only if Keras is loaded.
 
-    Raises
-    ------
-    InputError
-        A setting ends every training run early; the workers would not know about it.
+    One that ends every training run early raises an `InputError`: the workers would not know it.
     """
     keras = sys.modules.get("keras")
     if keras is None:
         return {}
-    for setting, argument in _LIMITS.items():
-        limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
+    for name, argument in _LIMITS.items():
+        limit = getattr(keras.config, name, lambda: None)()  # Keras 3.12 lacks it
         if limit is not None:
             raise InputError(
-                f"{either('keras.config.', 'keras3::config_')}{setting}() is {limit}, which ends "
+                f"{either('keras.config.', 'keras3::config_')}{name}() is {limit}, which ends "
                 "every training run in this session early: call "
-                f"{either('keras.config.set_', 'keras3::config_set_')}{setting}({show(None)}), and "
+                f"{either('keras.config.set_', 'keras3::config_set_')}{name}({show(None)}), and "
                 f"pass `{argument}` instead"
             )
     return {

@@ -78,13 +78,9 @@ def load_checkpoint(
 def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     """Return the call with a checked `Recovery`.
 
-    A `BackupAndRestore` among the callbacks becomes its folder; a training run that resumes
-    without a seed takes the seed from its checkpoint, if this process can read it.
-
-    Raises
-    ------
-    InputError
-        There are checkpoints, but the call does not resume.
+    A `BackupAndRestore` among the callbacks becomes its folder; a training run that resumes without
+    a seed takes the seed from its checkpoint, if this process can read it. Checkpoints of a call
+    that does not resume raise an `InputError`.
     """
     adopted = _adopt_backup(call)
     try:
@@ -118,15 +114,7 @@ def _resolve(call: TrainingCall) -> TrainingCall:
 def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     """Reject another training run's checkpoint before anything is started.
 
-    Parameters
-    ----------
-    rows
-        Rows of all workers together, by data set; None: not known yet.
-
-    Raises
-    ------
-    InputError
-        A setting differs. The message names it.
+    ``rows`` are those of all workers together, by data set; None: not known yet.
     """
     if job.checkpoint is None or not job.checkpoint.resume:
         return
@@ -153,7 +141,6 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    """Replace a `BackupAndRestore` among the callbacks with the folder of a `Recovery`."""
     keras, given = sys.modules.get("keras"), call.options["callbacks"]
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:

@@ -48,7 +48,7 @@ _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
 
 def printer(verbose: int) -> Emit:
-    """Return a function that shows events: 0 none, 1 epochs and notes, 2 also workers' lines."""
+    """Return a function that shows events, as `choose_lines` does."""
     return Narrator(choose_lines(verbose))
 
 
@@ -157,7 +157,6 @@ def logs_steps() -> bool:
 
 
 def log_start(text: str) -> None:
-    """Log that this machine is starting workers."""
     LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
 
 
@@ -180,13 +179,7 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 
 
 class Display(AbstractContextManager[None]):
-    """Base class of displays; it shows nothing itself.
-
-    Attributes
-    ----------
-    shows_steps
-        True if `step` shows anything.
-    """
+    """Base class of displays; it shows nothing itself. ``shows_steps``: `step` shows anything."""
 
     shows_steps = False
 
@@ -194,7 +187,6 @@ class Display(AbstractContextManager[None]):
         """End the display; its output stays visible."""
 
     def begin(self, text: str, job: Job) -> None:
-        """Show that workers are being started."""
         self.line(text)
 
     def line(self, text: str) -> None:
@@ -217,7 +209,6 @@ class Display(AbstractContextManager[None]):
         """Note the status of a detached job at the end of waiting for it."""
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Show that an epoch has ended."""
         self.line(text)
 
 
@@ -234,7 +225,6 @@ class StepLines:
         self._shown = 0.0
 
     def end_epoch(self) -> None:
-        """Note that a line shows the end of the epoch."""
         self._first, self._shown = None, 0.0
 
     def describe(self, event: StepEnded) -> str | None:
@@ -275,22 +265,18 @@ class Lines(Display):
             pass
 
     def printed(self, text: str) -> None:
-        """Print a worker's line, if requested."""
         if self._shows_printed:
             self.line(text)
 
     def phase(self, event: Phase) -> None:
-        """Print a phase that lasts."""
         if event.lasts:
             self.line(f"{event.name} ...")
 
     def step(self, event: StepEnded) -> None:
-        """Print a step of a long epoch."""
         if text := self._step_lines.describe(event):
             self.line(text)
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Print that an epoch has ended."""
         self._step_lines.end_epoch()
         self.line(text)
 
@@ -308,15 +294,12 @@ class Relay(Lines):
         self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """Notify R that the display has ended."""
         self._pass_on("end", {})
 
     def begin(self, text: str, job: Job) -> None:
-        """Notify R that workers are being started."""
         self._pass_on("begin", {"text": text})
 
     def line(self, text: str) -> None:
-        """Show a line in R, or print it."""
         if not self._pass_on("line", {"text": text}):
             super().line(text)
 
@@ -326,7 +309,6 @@ class Relay(Lines):
             super().phase(event)
 
     def step(self, event: StepEnded) -> None:
-        """Pass a step's values to R, if R shows a bar."""
         if not self._is_live:
             super().step(event)
             return
@@ -336,16 +318,13 @@ class Relay(Lines):
         self._pass_on("step", {**values, "loss": loss})
 
     def trials(self, text: str, done: int, total: int) -> None:
-        """Show a line about a search in R, or print it."""
         if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
             super().line(text)
 
     def ended(self, status: str) -> None:
-        """Pass the status of a detached job to R."""
         self._pass_on("status", {"status": status})
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Show the end of an epoch in R, or print it."""
         self._step_lines.end_epoch()
         values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
         if not self._pass_on("epoch", values):
@@ -383,31 +362,26 @@ class Live(Lines):
         self._task: TaskID | None = None
 
     def __exit__(self, *_: object) -> None:
-        """Remove the bar."""
         self._progress.stop()
 
     def begin(self, text: str, job: Job) -> None:
-        """Show the bar."""
         self._workers = counted(dict(job.roles).get("worker", job.workers), "worker")
         self.line(text)
         self._progress.start()
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, values="")
 
     def line(self, text: str) -> None:
-        """Print a line above the bar."""
         from rich.text import Text
 
         # As text: rich would interpret brackets as markup, and colour numbers.
         self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
 
     def phase(self, event: Phase) -> None:
-        """Name the phase in the bar."""
         if self._task is not None:
             text = f"{self._workers}  {event.name}"
             self._progress.update(self._task, description=text, refresh=True)
 
     def step(self, event: StepEnded) -> None:
-        """Update the bar after a step."""
         if self._task is None:
             return
         self._speed.note(event)
@@ -427,7 +401,6 @@ class Live(Lines):
         )
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Reset the bar for the next epoch, and print the line for this one."""
         self._speed.end_epoch()
         if self._task is not None:
             following = min(event.epoch + 1, event.epochs)
@@ -447,11 +420,9 @@ class Speed:
         self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
 
     def note(self, event: StepEnded) -> None:
-        """Add a report."""
         self._recent.append(event)
 
     def end_epoch(self) -> None:
-        """Discard the reports: each epoch counts its steps and rows from 0."""
         self._recent.clear()
 
     def describe(self, event: StepEnded) -> list[str]:
@@ -478,7 +449,7 @@ _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 @contextmanager
 def relayed_to(tell: Tell) -> Iterator[None]:
-    """Have the function ``tell`` show the progress of all calls within this context."""
+    """Have ``tell`` show the progress of all calls within this context."""
     token = _teller.set(tell)
     try:
         yield
@@ -487,7 +458,7 @@ def relayed_to(tell: Tell) -> Iterator[None]:
 
 
 def choose_lines(verbose: int) -> Display:
-    """Return a display that prints lines."""
+    """Return a display: 0 shows nothing, 1 epochs and notes, 2 also the lines of workers."""
     if verbose == 0:
         return Display()
     tell = _teller.get()
@@ -496,7 +467,6 @@ def choose_lines(verbose: int) -> Display:
 
 
 def choose_display(job: Job) -> Display:
-    """Return the display for a whole job."""
     if job.verbose == 0 or job.kind != "train":
         return choose_lines(job.verbose)
     tell, shows_printed = _teller.get(), job.verbose > 1

@@ -37,19 +37,7 @@ from pybackend.core.words import either, show, term
 
 
 def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
-    """Return the argument ``data`` in the form that launchers take.
-
-    Parameters
-    ----------
-    data
-        A Spark DataFrame, an RDD that can become one, a data frame of pandas or polars, or a dict
-        of arrays.
-
-    Raises
-    ------
-    InputError
-        The data has another type, or a column cannot become an array.
-    """
+    """Return the argument ``data`` in the form that launchers take."""
     if is_frame(data):
         data = data if is_pandas(data) else _to_pandas(data)
         data = {str(name): column.to_numpy() for name, column in data.items()}
@@ -224,13 +212,7 @@ def barrier_run(
 
 
 def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the function, or a callable that runs the script.
-
-    Raises
-    ------
-    InputError
-        ``fn`` is neither a function nor a script, or does not take these named arguments.
-    """
+    """Return the function, or a callable that runs the script."""
     if isinstance(fn, (str, os.PathLike)):
         script = read_script(fn)
         if kwargs:

@@ -50,10 +50,7 @@ def evaluate_here(
 ) -> dict[str, Any]:
     """Evaluate a model in this process, for `TrainResult.evaluate`.
 
-    Parameters
-    ----------
-    find_model
-        Returns the model, possibly slowly, so checks that do not need the model come first.
+    ``find_model`` may be slow, so checks that do not need the model come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
     job = _make_job(EvaluationJob, call)
@@ -79,7 +76,6 @@ def predict_here(
     x: Any,
     call: PredictionCall,
 ) -> Any:
-    """Predict with a model in this process, for `TrainResult.predict`."""
     check_type(call.options["type"])
     check_levels(call.options["levels"])
     skips_incomplete = check_on_missing(call.options["on_missing"])
@@ -105,14 +101,9 @@ def shape_outputs(
     known: Trained | None,
     find_model: Callable[[], Any],
 ) -> Any:
-    """Return a model's outputs in the form that ``type`` asks for.
+    """Return outputs for the complete rows of ``x`` in the form that ``type`` asks for.
 
-    Parameters
-    ----------
-    outputs
-        Outputs for the complete rows of ``x``.
-    complete
-        Which rows are complete; None: all.
+    ``complete`` tells which rows are; None: all.
     """
     if not shows_columns(call.options["type"], x):
         return _spread_outputs(outputs, complete)
@@ -133,7 +124,6 @@ def shows_columns(kind: str | None, x: Any) -> bool:
 
 
 def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
-    """Return a model's outputs for rows, even for zero rows."""
     columns = found.columns if isinstance(found, FrameRows) else found
     if isinstance(columns, dict) and not arrays.count_rows(columns):
         from pybackend.core.model.outputs import empty_outputs

@@ -96,7 +96,6 @@ class JobCopy:
 
     @property
     def watched_seconds(self) -> float:
-        """For how long this session has seen the same beat."""
         return watched_seconds(self.uri)
 
     def read_job(self) -> Job:
@@ -144,10 +143,7 @@ def list_jobs(root: Root) -> list[JobFolder | JobCopy]:
 def new_copy(folder: JobFolder) -> Iterator[None]:
     """Write what is known of a new job to its URI, if it has one; remove it if the block fails.
 
-    Raises
-    ------
-    InputError
-        The URI cannot be written to.
+    A URI that cannot be written to raises an `InputError`.
     """
     uri = folder.submitted.copy
     if uri is None:
@@ -202,7 +198,6 @@ def copied(folder: JobFolder) -> Iterator[None]:
 
 
 def _beat(uri: str, is_complete: threading.Event) -> None:
-    """Show sessions on other machines that the driver is running."""
     files = open_folder(uri)
     while not is_complete.wait(BEAT_SECONDS):
         with suppress(Exception):  # tried again
@@ -260,7 +255,6 @@ def _complain(what: str, error: Exception) -> None:
 
 @contextmanager
 def _reaching(uri: str) -> Iterator[None]:
-    """Turn errors of a store into `ClusterError`."""
     try:
         yield
     except InputError:

@@ -150,7 +150,6 @@ class JobFolder:
 
     @property
     def place(self) -> str:
-        """Path of the folder."""
         return str(self.path)
 
     @property
@@ -173,11 +172,9 @@ class JobFolder:
 
     @property
     def exists(self) -> bool:
-        """True until the job is removed."""
         return os.path.lexists(self.path)
 
     def read_job(self) -> Job:
-        """Return what the workers were to do."""
         with naming_damage(self.job.name):
             return Job.from_json(self._read(self.job).decode())
 
@@ -216,7 +213,6 @@ class JobFolder:
             write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
 
     def free(self) -> None:
-        """Remove what only the driver needed: the rows and the model as they were submitted."""
         shutil.rmtree(self.request, ignore_errors=True)
 
     @property
@@ -289,7 +285,6 @@ class JobFolder:
             return file.read()
 
     def beat(self) -> None:
-        """Show sessions on other machines that the driver is running."""
         with suppress(OSError):  # tried again
             os.utime(self.lock)
 
@@ -312,12 +307,7 @@ class JobFolder:
     def check_own(self) -> None:
         """Check that the folder, and a link to it, belong to this user.
 
-        Raises
-        ------
-        InputError
-            It belongs to another user.
-        SerializationError
-            It is not a folder, or cannot be read.
+        Another user's raises an `InputError`, and what is not a folder a `SerializationError`.
         """
         with naming_damage(str(self.path)):
             _check_owner(self.path)
@@ -347,7 +337,6 @@ class JobFolder:
 
     @property
     def published(self) -> JobFolder:
-        """The folder under its final name."""
         return JobFolder(self.path.with_name(self.id.removeprefix(_UNFINISHED)))
 
     def publish(self) -> JobFolder:
@@ -360,10 +349,7 @@ class JobFolder:
 def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     """Create a folder for a job, and lock it; it is removed if the block raises an error.
 
-    Yields
-    ------
-    tuple
-        The folder, and the descriptor of the lock, which is closed after the block.
+    Yields the folder, and the descriptor of the lock, which is closed after the block.
     """
     with _naming_unwritable(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
@@ -421,7 +407,6 @@ def remove_unfinished(root: Path) -> None:
 
 
 def list_folders(root: Path) -> list[JobFolder]:
-    """Return the folders of all jobs, oldest first."""
     try:
         if not root.is_dir():
             return []

@@ -55,15 +55,12 @@ class JobError:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job."""
-
     status: End
     time: float
     error: JobError | None = None
 
 
 def describe_error(error: TfdistError) -> JobError:
-    """Return an error as data."""
     return JobError(type(error).__name__, str(error), list(error.arguments))
 
 
@@ -144,12 +141,8 @@ _SEEN: dict[str, _Seen] = {}
 def age_of_beat(place: str, beat: Hashable, find_age: Callable[[], float]) -> float:
     """Return the age in seconds of the last beat of the job at a path or URI.
 
-    Parameters
-    ----------
-    beat
-        A value that changes with each beat.
-    find_age
-        Returns the age by clocks that may differ.
+    ``beat`` is a value that changes with each beat; ``find_age`` returns the age by clocks that may
+    differ.
     """
     now, seen = time.monotonic(), _SEEN.get(place)
     if seen is None or seen.beat != beat:

@@ -1,7 +1,7 @@
 """HTML elements and SVG charts of pages and notebooks.
 
-All text from users and hosts is escaped here. What notebooks show is styled by attributes. The style
-sheet of a page takes precedence over them.
+All text from users and hosts is escaped here. What notebooks show is styled by attributes. The
+style sheet of a page takes precedence over them.
 """
 
 from __future__ import annotations
@@ -62,12 +62,8 @@ class Box:
 def draw_lines(title: str, lines: Sequence[Line], key: str = "") -> str:
     """Draw values by epoch; NaN and infinity leave a gap.
 
-    Parameters
-    ----------
-    title
-        Alternative text for the chart, for screen readers.
-    key
-        Identifier of the chart, unique on the page; notebooks have none.
+    ``title`` is the alternative text for screen readers. ``key`` identifies the chart on its page;
+    notebooks have none.
     """
     known = [value for line in lines for value in line.y if math.isfinite(value)]
     epochs = [epoch for line in lines for epoch in line.x]
@@ -109,7 +105,6 @@ def draw_lines(title: str, lines: Sequence[Line], key: str = "") -> str:
 
 
 def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
-    """Draw a horizontal bar for each label, with one or more parts."""
     totals = [sum(value for _, value in bar.parts) for bar in bars]
     ticks = find_ticks(0.0, max(totals) or 1.0)
     rows = _Rows([bar.label for bar in bars], ticks, show)
@@ -160,8 +155,6 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
 
 
 class _Rows:
-    """Rows and horizontal axis of a chart with one row per label."""
-
     def __init__(self, labels: Sequence[str], ticks: Sequence[float], show: Show) -> None:
         self._ticks = ticks
         self._step = min(_ROW, _MOST_HEIGHT / len(labels))
@@ -236,7 +229,6 @@ def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 
 def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
-    """Return evenly spaced epochs for the axis, about ``most`` of them."""
     step = max(1, -(-(last - first) // most))
     return list(range(first, last + 1, step))
 
@@ -276,11 +268,8 @@ class Cell:
 class Markup:
     """Writer of elements.
 
-    Attributes
-    ----------
-    styles
-        Styles by class or tag, which elements get in place of a class; empty if the page has a
-        style sheet.
+    ``styles``, by class or tag, are what elements get in place of a class; empty if the page has a
+    style sheet.
     """
 
     styles: Mapping[str, str] = field(default_factory=dict)
@@ -298,7 +287,6 @@ class Markup:
         return f"<{tag}{shown}>{''.join(inside)}</{tag}>"
 
     def text(self, text: str, kind: str = "", tag: str = "p") -> str:
-        """Return an element with text."""
         return self.element(tag, escape(text), kind=kind)
 
     def lines(self, lines: Sequence[str]) -> str:
@@ -309,7 +297,6 @@ class Markup:
         )
 
     def code(self, text: str) -> str:
-        """Return preformatted lines."""
         return self.element("pre", escape(text), tabindex="0")
 
     def folded(self, title: str, inside: str) -> str:
@@ -352,7 +339,6 @@ class Markup:
         )
 
     def pairs(self, pairs: Iterable[tuple[str, str]], key: str = "") -> str:
-        """Return a table of names and texts."""
         rows = (
             self.element("tr", self.element("th", escape(name), scope="row"), self._cell(text))
             for name, text in pairs

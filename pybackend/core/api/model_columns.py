@@ -60,7 +60,6 @@ _ON_MISSING = ("null", "error")
 
 
 def check_type(kind: Any) -> None:
-    """Reject an unknown type of prediction."""
     if kind is not None and kind not in _TYPES:
         raise InputError(
             f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
@@ -78,7 +77,6 @@ def check_on_missing(on_missing: Any) -> bool:
 
 
 def check_runtime(runtime: Any) -> None:
-    """Reject an unknown runtime, and one whose packages are missing here."""
     check_choice("runtime", runtime, choices=["keras", "onnx"])
     if runtime == "onnx":
         from pybackend.core.model.onnx import check_onnx_installed
@@ -87,7 +85,6 @@ def check_runtime(runtime: Any) -> None:
 
 
 def check_levels(levels: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes, and check that they differ."""
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
@@ -101,13 +98,7 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
 def predictions_of(
     model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
 ) -> Predictions:
-    """Return the predictions from a model's outputs; ``known`` levels are used if they fit.
-
-    Raises
-    ------
-    InputError
-        The outputs do not fit ``kind`` or ``levels``.
-    """
+    """Return the predictions from a model's outputs; ``known`` levels are used if they fit."""
     from pybackend.core.model.outputs import (
         count_classes,
         gives_probabilities,
@@ -159,7 +150,6 @@ def choose_predictions(
     known: tuple[str, ...] | None,
     is_of_classes: bool,
 ) -> Predictions:
-    """Choose the predictions from outputs; ``known`` levels are used if they fit."""
     if levels is not None and len(levels) != classes:
         given = f"has {classes} classes" if classes else "does not output a number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")

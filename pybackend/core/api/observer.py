@@ -81,8 +81,6 @@ class Observer:
 
 
 class Observers:
-    """All observers of one training run."""
-
     def __init__(
         self, observers: Sequence[Observer] = (), *, are_steps_tracked: bool = False
     ) -> None:
@@ -169,22 +167,14 @@ class EventFolder:
     folder: str | None
 
     def choose(self) -> EventFolder:
-        """Return it with a folder."""
         return EventFolder(self.folder or choose_folder())
 
     def for_trial(self, number: int, arguments: Mapping[str, Any]) -> EventFolder:
-        """Return the folder of one of several trials."""
         return EventFolder(f"{(self.folder or FOLDER).rstrip('/')}/trial-{number}")
 
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
-    """Separate the folder for TensorBoard from other callbacks.
-
-    Raises
-    ------
-    InputError
-        There are two.
-    """
+    """Separate the folder for TensorBoard from other callbacks; two raise an `InputError`."""
     listed = list_callbacks(callbacks)
     folders = [one for one in listed if isinstance(one, EventFolder)]
     if len(folders) > 1:
@@ -197,13 +187,7 @@ _MAKERS = ("track_mlflow", "track_wandb", "track_tensorboard")
 
 
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
-    """Separate trackers from observers and Keras callbacks.
-
-    Raises
-    ------
-    InputError
-        A function such as `track_mlflow` was passed instead of its result.
-    """
+    """Separate trackers from observers and Keras callbacks."""
     listed = list_callbacks(callbacks)
     for callback in listed:
         name = getattr(callback, "__name__", "")
@@ -221,13 +205,7 @@ def list_callbacks(callbacks: Any) -> list[Any]:
 
 
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
-    """Separate observers from Keras callbacks.
-
-    Raises
-    ------
-    InputError
-        The class was passed instead of an instance.
-    """
+    """Separate observers from Keras callbacks."""
     listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):
         raise InputError(
@@ -241,10 +219,7 @@ def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
 class Recording:
     """The records of one training run. Errors of a tracking system become notes.
 
-    Parameters
-    ----------
-    say
-        Receives the notes, at most one for each record.
+    ``say`` receives the notes, at most one for each record.
     """
 
     def __init__(self, say: Emit) -> None:
@@ -254,12 +229,10 @@ class Recording:
         self._seen: dict[int, set[str]] = {}
 
     def begin(self, prepared: Any) -> None:
-        """Start the record of each tracker."""
         for tracker in prepared.trackers:
             self._records.append((tracker.system, tracker.begin(prepared)))
 
     def __call__(self, event: Event) -> None:
-        """Record the metrics of an epoch or a step."""
         if not self._records or event.rank != 0:
             return
         if isinstance(event, EpochEnded):
@@ -283,7 +256,6 @@ class Recording:
             self._attempt(system, record.finish, result)
 
     def fail(self, error: BaseException) -> None:
-        """Record the error that ended the training."""
         for system, record in self._records:
             self._attempt(system, record.fail, error)
 
@@ -303,13 +275,7 @@ class Recording:
 
 @contextmanager
 def recording(prepared: Any, say: Emit) -> Iterator[Recording]:
-    """Record a training run with its trackers. Among processes that join, only the first does.
-
-    Yields
-    ------
-    Recording
-        Receives the events, and the result.
-    """
+    """Record a training run with its trackers. Among processes that join, only the first does."""
     record = Recording(say)
     try:
         if getattr(prepared.launcher, "is_first", True):
@@ -333,7 +299,6 @@ def list_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def list_epochs(result: Any) -> dict[int, dict[str, Any]]:
-    """Return the metrics of a result's history by epoch."""
     found: dict[int, dict[str, Any]] = {}
     for name, values in result.history.items():
         for epoch, value in zip(result.epochs_of(name), values, strict=False):

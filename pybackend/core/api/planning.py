@@ -115,7 +115,6 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks."""
         rows: list[tuple[Any, ...]] = [
             (one.rank, one.role, one.place, "not known yet" if one.rows is None else one.rows)
             for one in self.workers[:_LISTED]
@@ -217,7 +216,6 @@ def plan(
 
 
 def describe_plan(prepared: PreparedTraining) -> Plan:
-    """Return the plan of a training run that is ready to start."""
     request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
     validation = request.datasets.get("validation")
     planned = plan_rows(request.datasets["train"], job)
@@ -253,22 +251,12 @@ def _list_choices(job: TrainingJob) -> list[str]:
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """Known properties of a data set.
+    """Known properties of a data set: ``what`` it is, and ``which`` rows each worker gets, in
+    words.
 
-    Attributes
-    ----------
-    what
-        Description of the data.
-    rows
-        Rows of all workers together; None: not known yet.
-    counts
-        Rows of each worker in an epoch, by rank; None: not known yet.
-    steps
-        Steps of an epoch.
-    which
-        Description of the rows that each worker gets.
-    later
-        Sentences about what is known only when the training starts.
+    ``rows`` of all workers together, the ``counts`` of each worker in an epoch, by rank, and the
+    ``steps`` of an epoch are None if they are not known yet. ``later`` has sentences about what is
+    known only when the training starts.
     """
 
     what: str
@@ -315,7 +303,6 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
 
 
 def describe_data(data: Any) -> str:
-    """Describe a data set."""
     if isinstance(data, DataFrameRows):
         return f"a {term('Spark DataFrame')}, {_describe_columns(data)}"
     if isinstance(data, FunctionRows):
@@ -333,7 +320,6 @@ def describe_data(data: Any) -> str:
 
 
 def role_of(job: TrainingJob, rank: int) -> str:
-    """Return the role of a process of a training run."""
     return place_of(job.roles, rank)[0] if job.is_asynchronous else "worker"
 
 
@@ -348,7 +334,6 @@ def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:
 
 
 def _describe_columns(data: Any) -> str:
-    """Describe how columns map to tensors."""
     named = {"x": "inputs", "y": "labels", "sample_weight": "weights"}
     parts = []
     for group in data.column_groups:

@@ -54,13 +54,7 @@ def _asynchronous() -> str:
 
 
 def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call, with the total number of processes as ``workers``, and their roles.
-
-    Raises
-    ------
-    InputError
-        An argument is not supported. The message names it and the reason.
-    """
+    """Return the call, with the total number of processes as ``workers``, and their roles."""
     servers, asked = call.options["exchange"], call.options["workers"]
     if not isinstance(servers, ParameterServer):
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
@@ -137,15 +131,7 @@ class PreparedTraining:
 
 
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
-    """Check the arguments of `barrier_train`, and encode them for the workers.
-
-    ``read`` returns the data sets.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    """
+    """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
     launcher = launcher_for(call.spark)
     trackers, others = split_trackers(call.options["callbacks"])
     folder, callbacks = split_folder(others)
@@ -182,13 +168,7 @@ def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
 
 
 def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call with a number as ``workers``, and with the limits of elastic training.
-
-    Raises
-    ------
-    InputError
-        An argument is not supported. The message names it and the reason.
-    """
+    """Return the call with a number as ``workers``, and with the limits of elastic training."""
     elastic = call.options["workers"]
     if not isinstance(elastic, Elastic):
         return call
@@ -225,7 +205,6 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
-    """Return the settings of a training run, for `TrainResult.settings`."""
     return {
         "launcher": launcher.where,
         "workers": job.workers,
@@ -284,7 +263,6 @@ def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
-    """Return the versions of tfdist, Python and the packages of a training run, in this process."""
     packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
     found = {name: find_version(name) for name in packages}
     return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}

@@ -85,16 +85,12 @@ class Request(Generic[Kind]):
     ----------
     job, files, datasets
         Arguments of a launcher; the data sets still include those that workers read themselves.
-    columns
-        The columns used, and their roles.
     model
         A Keras model, or the function that builds it.
     custom_objects
         Those that were passed, and those that were found in the model.
     snapshot
         Returns a copy of the model as it was sent, if it was pickled.
-    observers
-        Observers of the training in this session.
     described
         Result of `describe_model`, if the model itself is not in this process.
     """
@@ -110,7 +106,6 @@ class Request(Generic[Kind]):
     described: str | None = None
 
     def describe_model(self) -> str:
-        """Describe the model, and how it is sent to the workers."""
         if self.described is not None:
             return self.described
         if self.job.model_source == "function":
@@ -129,12 +124,7 @@ class Request(Generic[Kind]):
     ) -> Outcome:
         """Run the job to completion, and show its progress.
 
-        Parameters
-        ----------
-        listen
-            Also receives all events.
-        timeline
-            The timeline of earlier runs in the same call.
+        ``listen`` also receives all events. ``timeline`` is that of earlier runs in the same call.
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
@@ -163,22 +153,9 @@ def prepare(
     """Check the arguments of a call, and encode them for the workers.
 
     Cheap checks come first, so that a wrong argument is reported before TensorFlow is loaded.
-
-    Parameters
-    ----------
-    kind
-        Class of the job.
-    read
-        Checks the data, given the columns and the job; returns the data sets by name.
-    as_file
-        True if the model must be a Keras file.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    SerializationError
-        The model cannot be encoded.
+    ``read`` checks the data, given the columns and the job, and returns the data sets by name. With
+    ``as_file``, the model must be a Keras file. A model that cannot be encoded raises a
+    `SerializationError`.
     """
     given = call.model
     result = given if isinstance(given, Trained) else None
@@ -256,7 +233,6 @@ def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
 
 
 def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Pickle the data sets that workers read from files."""
     return {
         f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
         for name, data in datasets.items()
@@ -277,10 +253,7 @@ _OF_A_WORKER = 20
 def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tuple[Job, Emit]]:
     """Show a job's progress, and pass it to observers, while the context is active.
 
-    Yields
-    ------
-    tuple
-        The job, set to report the required events, and the function that receives them.
+    Yields the job, set to report the required events, and the function that receives them.
     """
     display = choose_display(job)
     job = replace(
@@ -316,7 +289,6 @@ class Timeline:
         self._moments: deque[Moment] = deque()
 
     def list(self) -> list[Moment]:
-        """Return the latest moments by worker and time."""
         return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
 
     def launch(

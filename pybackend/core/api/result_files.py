@@ -45,15 +45,7 @@ _NESTED = {"step_times": StepTimes, "audit": Audit}
 def write_result(
     record: str, model_base64: str, path: Path, changes: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a result's record (`TrainResult.record`) and its model, atomically.
-
-    ``changes`` replace values of the record.
-
-    Raises
-    ------
-    InputError
-        The name of the file does not end in ``.json``, or it cannot be written.
-    """
+    """Write a result's record (`TrainResult.record`), with ``changes``, and its model."""
     if path.suffix != SUFFIX:
         raise InputError(f"name the file *{SUFFIX}, not {show(path.name)}")
     check_writable(str(path), "path")
@@ -71,10 +63,7 @@ def read_result(
 ) -> tuple[Result, dict[str, Any]]:
     """Read a result that `write_result` wrote, and the other values in the file.
 
-    Parameters
-    ----------
-    kind
-        `TrainResult`; its `load` documents the rest.
+    ``kind`` is `TrainResult`; its `load` documents the rest.
     """
     try:
         text = path.read_bytes()
@@ -196,15 +185,7 @@ _SUFFIXES = (".h5", ".keras")
 def check_path(path: Any, wanted: str) -> Path:
     """Return the path to which a model will be written, before anything is computed.
 
-    Parameters
-    ----------
-    wanted
-        What it must name, for the message: ``"a file, such as 'model.h5'"``.
-
-    Raises
-    ------
-    InputError
-        It names nothing, or cannot be written.
+    ``wanted`` is what it must name, for the message: ``"a file, such as 'model.h5'"``.
     """
     if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
         raise InputError(f"`path` must name {wanted}, not {show(path)}")
@@ -217,12 +198,8 @@ def save_file(
 ) -> Path:
     """Write a model to ``*.h5`` or ``*.keras``; Keras converts it from another format.
 
-    Parameters
-    ----------
-    kind
-        Format of the model file that the workers sent; ``"weights.h5"`` has only weights.
-    read, find_model
-        Return the content of this file, and the model.
+    ``kind`` is the format of the file that the workers sent, whose content ``read`` returns;
+    ``"weights.h5"`` has only weights.
     """
     if path.name.endswith(f".{kind}"):
         write_whole(str(path), read())
@@ -264,13 +241,7 @@ def check_new_folder(path: Path) -> None:
 
 
 def read_model_file(uri: str) -> bytes:
-    """Read the model that a training run wrote to the ``uri`` of `ModelOptions`.
-
-    Raises
-    ------
-    SerializationError
-        The model is missing, or cannot be read.
-    """
+    """Read the model that a training run wrote to the ``uri`` of `ModelOptions`."""
     try:
         return read_file(uri)
     except OSError as error:
@@ -281,14 +252,10 @@ def read_model_file(uri: str) -> bytes:
 class Decoder:
     """Build a model from its file or its weights. It can be pickled.
 
-    Attributes
-    ----------
-    kind, digest
-        As `TrainResult.model_format` and `TrainResult.model_sha256`.
-    make_copy
-        Returns the model as it was before training; None if the file is enough.
-    inputs, weights
-        The workers' description of the model, for `pybackend.core.model.transfer.restore`.
+    ``kind`` and ``digest`` are `TrainResult.model_format` and `TrainResult.model_sha256`.
+    ``make_copy`` returns the model as it was before training; None if the file is enough.
+    ``inputs`` and ``weights`` are the workers' description of the model, for
+    `pybackend.core.model.transfer.restore`.
     """
 
     kind: str
@@ -302,7 +269,6 @@ class Decoder:
     verbose: int
 
     def __call__(self, data: bytes) -> Any:
-        """Return the model, given the content of its file or of its weights file."""
         import_tensorflow(self.verbose)
         with pointing_to(self.checkpoint, partial(has_checkpoint, self.checkpoint)):
             if self.make_copy is None:

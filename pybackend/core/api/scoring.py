@@ -155,13 +155,7 @@ def barrier_predict(
 
 
 def _build(model: Any) -> Any:
-    """Return a model, whose outputs name the columns, before anything is computed.
-
-    Raises
-    ------
-    InputError
-        The function that builds it does not run in this session.
-    """
+    """Return a model, whose outputs name the columns, before anything is computed."""
     if is_keras_model(model):
         return model
     try:
@@ -204,7 +198,6 @@ class _InputReader:
 
 
 def _predict_nothing(model: Any) -> Any:
-    """Return a model's outputs for zero rows."""
     if not is_keras_model(model):
         raise InputError(
             "`x` has no rows, so no worker calls the `model` function and the shapes of its "
@@ -361,7 +354,6 @@ def predict_spark(
 
 
 def check_model(model: Any) -> None:
-    """Reject a value that is neither a model nor the result of a training run."""
     if not (isinstance(model, Trained) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         message = f"`model` must be a Keras 3 model or a {term('TrainResult')}, not a {kind}"
@@ -392,7 +384,6 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 
 
 def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[ColumnGroup]:
-    """Return the tensors that the model's inputs get."""
     from pybackend.core.data.column_groups import group_columns
     from pybackend.core.data.dataframe import column_types, describe_type
 

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
-    """Return whether a model (or a result with one) or a function that builds one was passed.
-
-    Raises
-    ------
-    InputError
-        It is neither.
-    """
+    """Return whether a model (or a result with one) or a function that builds one was passed."""
     if isinstance(model, Trained) or is_keras_model(model):
         return "file"
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -66,14 +60,10 @@ def encode_model(
 ) -> dict[str, bytes]:
     """Encode the model, its callbacks and its custom objects as files for the workers.
 
-    Functions that return data or the model are pickled with the callbacks, and so share objects
-    with them on the workers, too. The model becomes a Keras file if that preserves the whole model,
-    which is checked on some rows. Otherwise it is pickled, unless ``as_file`` is set.
-
-    Parameters
-    ----------
-    source
-        A `ModelView`, or the function that builds the model.
+    ``source`` is a `ModelView`, or the function that builds the model. Functions that return data
+    or the model are pickled with the callbacks, and so share objects with them on the workers, too.
+    The model becomes a Keras file if that preserves the whole model, which is checked on some rows.
+    Otherwise it is pickled, unless ``as_file`` is set.
     """
     sent: dict[str, Any] = {
         "callbacks": list(callbacks),
@@ -132,7 +122,6 @@ def check_callbacks(callbacks: Sequence[Any], job: ModelJob) -> None:
 
 
 def add_custom_objects(view: ModelView, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add the custom classes and functions found in a model."""
     return {**view.custom_objects, **(custom_objects or {})}
 
 
@@ -183,12 +172,9 @@ def _check_needs_no_arguments(fn: Any) -> None:
 
 
 def check_shared_state(data: Any, name: str, callbacks: Sequence[Any]) -> None:
-    """Check that callbacks hold no variable or changing object that a data set uses.
+    """Reject callbacks that hold a variable or changing object that a data set uses.
 
-    Raises
-    ------
-    InputError
-        Names the callback, its attribute and the argument.
+    The data set is read before training starts, and would not change with it.
     """
     # Workers read what a `data` function returns in each epoch, but store validation rows.
     if not callbacks or not (is_dataset(data) or (name != "data" and callable(data))):
@@ -267,10 +253,7 @@ def _find_shared(callback: Any, used: Mapping[int, Any]) -> tuple[str, Any] | No
 def _list_stored(code: CodeType, is_own: bool) -> Iterator[str]:
     """Yield the attributes that a function assigns, and ``name[]`` if it assigns an item.
 
-    Parameters
-    ----------
-    is_own
-        True for a method of the callback: what it assigns to itself is its own.
+    ``is_own``: a method of the callback, which may assign to itself.
     """
     steps = list(dis.get_instructions(code))
     names = [step.opname for step in steps]

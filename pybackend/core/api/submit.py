@@ -44,13 +44,7 @@ _START_SECONDS = 60.0
 
 
 def check_submission(call: TrainingCall, folder: Place | None) -> Root:
-    """Check that a process of its own can drive a training; return the folder of all jobs.
-
-    Raises
-    ------
-    InputError
-        The folder is not a path, or workers or observers belong to this session.
-    """
+    """Check that a process of its own can drive a training; return the folder of all jobs."""
     root = find_root(folder)
     launcher = launcher_for(call.spark)
     if isinstance(launcher, Bound) and launcher.why_bound is not None:
@@ -180,10 +174,7 @@ def write_request(
 def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]]:
     """Read what `write_request` wrote, which only this user can have changed.
 
-    Yields
-    ------
-    tuple
-        The training, whose Spark session ends after the block, and when the call began.
+    Yields the training, whose Spark session ends after the block, and when the call began.
     """
     folder.check_private()
     files = _Parts(folder)

@@ -10,22 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pybackend.core.api import rendering, result_files
 from pybackend.core.api.calls import EvaluationCall, PredictionCall, Trained
-from pybackend.core.api.rendering import (
-    check_figure,
-    check_smoothing,
-    describe_training,
-    find_panels,
-    list_audit,
-    list_events,
-    list_metrics,
-    list_workers,
-    save_figure,
-)
-from pybackend.core.api.result_files import describe_worker, make_plain
 from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
-from pybackend.core.job.arguments import counted
 from pybackend.core.job.call_options import Features, OnMissing, PredictionType
 from pybackend.core.job.options import ColumnEncoding, DataOptions
 from pybackend.core.job.report import (
@@ -37,6 +25,14 @@ from pybackend.core.job.report import (
     find_straggler,
 )
 from pybackend.core.words import show
+
+# What `to_dict` returns unchanged.
+_PLAIN = (
+    *("history", "model_format", "model_sha256", "seconds", "parts", "seed", "epochs"),
+    *("initial_epoch", "validation_freq", "metrics", "model_uri", "features", "settings"),
+    *("tensors", "categories", "inputs", "encode", "feature_names", "workers_by_epoch"),
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True)
@@ -181,14 +177,10 @@ class TrainResult(Trained):
         SerializationError
             Keras cannot write the model in that format.
         """
-        from pybackend.core.api.result_files import check_path, save_file
-
-        path = check_path(path, f"a file, such as {show('model.h5')}")
+        path = result_files.check_path(path, f"a file, such as {show('model.h5')}")
         if path.suffix == ".json":
-            from pybackend.core.api.result_files import write_result
-
-            return write_result(self.record, self.model_base64, path)
-        return save_file(path, self.model_format, self.model_bytes, lambda: self.model)
+            return result_files.write_result(self.record, self.model_base64, path)
+        return result_files.save_file(path, self.model_format, self.model_bytes, lambda: self.model)
 
     @classmethod
     def load(
@@ -212,9 +204,7 @@ class TrainResult(Trained):
         SerializationError
             The file is not a result, or is damaged.
         """
-        from pybackend.core.api.result_files import read_result
-
-        return read_result(cls, Path(path), custom_objects, safe_mode)[0]
+        return result_files.read_result(cls, Path(path), custom_objects, safe_mode)[0]
 
     def export(self, path: str | Path) -> Path:
         """Write the model as a SavedModel or an ONNX file, without the training state.
@@ -243,17 +233,17 @@ class TrainResult(Trained):
             Keras cannot export the model, or the ONNX file computes other numbers. The message
             names the output and the difference.
         """
-        from pybackend.core.api.result_files import check_new_folder, check_path, export_model
-
-        path = check_path(path, f"a new folder, such as {show('exported')}, or a file *.onnx")
+        path = result_files.check_path(
+            path, f"a new folder, such as {show('exported')}, or a file *.onnx"
+        )
         if path.suffix == ".onnx":
             from pybackend.core.model.onnx import check_onnx_installed, write_onnx
 
             check_onnx_installed()
             write_onnx(self.model, path)
             return path
-        check_new_folder(path)
-        return export_model(self.model, path)
+        result_files.check_new_folder(path)
+        return result_files.export_model(self.model, path)
 
     def evaluate(
         self,
@@ -442,14 +432,12 @@ class TrainResult(Trained):
         """
         if not self.history:
             raise InputError("there is no history to plot: no epochs were run")
-        panels = find_panels(self.history, self.epochs_of, metrics)
-        weight = check_smoothing(smooth)
-        check_figure(path)
-        from pybackend.core.api.rendering import plot_panels
-
-        figure = plot_panels(panels, weight)
+        panels = rendering.find_panels(self.history, self.epochs_of, metrics)
+        weight = rendering.check_smoothing(smooth)
+        rendering.check_figure(path)
+        figure = rendering.plot_panels(panels, weight)
         if path is not None:
-            save_figure(figure, path)
+            rendering.save_figure(figure, path)
         return figure
 
     def __str__(self) -> str:
@@ -457,39 +445,10 @@ class TrainResult(Trained):
 
     def summary(self) -> str:
         """Return a few lines of text: the metrics of the last epoch and what each worker did."""
-        lines = [*self._facts, *list_workers(self._numbered), *self._events]
-        return "\n".join(lines)
+        return "\n".join(rendering.summarize(self))
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: metrics of the last epoch, curves, workers and settings."""
-        panels = find_panels(self.history, self.epochs_of)
-        return describe_training(self._facts, self._events, panels, self._numbered, self.settings)
-
-    @property
-    def _facts(self) -> list[str]:
-        count, rows = len(self.workers), sum(worker.rows for worker in self.workers)
-        first = (
-            f"{counted(count, 'worker')}, {counted(rows, 'row')}, "
-            f"{counted(self.epochs, 'epoch')}, {self.seconds:.1f} s, seed {self.seed}"
-        )
-        return [
-            first,
-            *list_metrics(self.history, self.metrics),
-            *list_audit(self.audit, self.workers),
-        ]
-
-    @property
-    def _events(self) -> list[str]:
-        found = self.straggler
-        return list_events(self.generations, found and (self._number(found[0]), found[1]))
-
-    @property
-    def _numbered(self) -> dict[int, WorkerReport]:
-        return {self._number(worker.rank): worker for worker in self.workers}
-
-    def _number(self, rank: int) -> int:
-        """Return the number of a worker: its rank, unless ranks have changed since it started."""
-        return self.generations[-1].workers[rank] if len(self.generations) > 1 else rank
+        return rendering.show_in_notebook(self)
 
     def to_dict(self, *, model: bool = True) -> dict[str, Any]:
         """Return the result as lists, dicts, strings, numbers and None, for ``json.dumps``.
@@ -508,34 +467,15 @@ class TrainResult(Trained):
         """
         return {
             **({"model_base64": self.model_base64} if model else {}),
-            "history": self.history,
-            "model_format": self.model_format,
-            "model_sha256": self.model_sha256,
+            **{name: getattr(self, name) for name in _PLAIN},
             "workers": [{**asdict(w), "ok": w.ok} for w in self.workers],
-            "seconds": self.seconds,
-            "parts": self.parts,
-            "seed": self.seed,
-            "epochs": self.epochs,
-            "initial_epoch": self.initial_epoch,
-            "validation_freq": self.validation_freq,
             "epochs_of": {name: self.epochs_of(name) for name in self.history},
             "straggler": list(self.straggler) if self.straggler else None,
             "audit": asdict(self.audit) if self.audit else None,
-            "metrics": self.metrics,
-            "model_uri": self.model_uri,
             "levels": None if self.levels is None else as_plain(self.levels),
-            "features": self.features,
-            "settings": self.settings,
-            "tensors": self.tensors,
-            "categories": self.categories,
-            "inputs": self.inputs,
-            "encode": self.encode,
-            "feature_names": self.feature_names,
-            "workers_by_epoch": self.workers_by_epoch,
             "generations": [asdict(generation) for generation in self.generations],
             "restarts": [asdict(restart) for restart in self.restarts],
             "timeline": [asdict(moment) for moment in self.timeline],
-            "tensorboard": self.tensorboard,
         }
 
     @property
@@ -547,5 +487,7 @@ class TrainResult(Trained):
         """
         record = self.to_dict(model=False)
         record["model_bytes"] = len(self.content) or None
-        record["workers"] = [describe_worker(worker, record) for worker in record["workers"]]
-        return json.dumps(make_plain(record))
+        record["workers"] = [
+            result_files.describe_worker(worker, record) for worker in record["workers"]
+        ]
+        return json.dumps(result_files.make_plain(record))

@@ -39,13 +39,7 @@ Complete = Callable[[TrainResult], TrainResult]
 
 
 def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
-    """Check a call of `barrier_train`, run it, and return the result.
-
-    Parameters
-    ----------
-    complete
-        Completes the result before it is recorded by trackers.
-    """
+    """Make a call of `barrier_train`; ``complete`` adds to the result before trackers record it."""
     began = time.monotonic()
     return complete_training(call, prepare_training(call), began, complete)
 
@@ -77,18 +71,9 @@ def run_prepared(
     listen: Emit = lambda event: None,
     complete: Complete = lambda result: result,
 ) -> TrainResult:
-    """Run a checked training, and return the result.
+    """Run a checked training that began at this ``time.monotonic()``, and return the result.
 
-    Parameters
-    ----------
-    began
-        When the call began, in seconds of the monotonic clock.
-    say
-        Shows notes about the whole run.
-    listen
-        Receives the workers' events.
-    complete
-        As in `run_training`.
+    ``say`` shows notes about the whole run, and ``listen`` receives the workers' events.
     """
     request, checkpoint = prepared.request, prepared.request.job.checkpoint
     files = EventFiles(request.job.tensorboard, say)
@@ -190,11 +175,6 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     """Return the model's format, content and SHA-256, if all workers have the same weights.
 
     The content is empty if the model was written to a URI.
-
-    Raises
-    ------
-    ClusterError
-        The ranks' weights differ, or the file was altered in transit.
     """
     if len({report.weights_sha256 for report in outcome.reports} - {None}) > 1:
         raise ClusterError(
@@ -225,29 +205,10 @@ def run_with_restarts(
 ) -> Outcome:
     """Run a training run; if a worker is lost, run it again from the newest checkpoint.
 
-    After the first run, an error at the start is also retried: a host may be rebooting.
-
-    Parameters
-    ----------
-    recovery
-        Has the maximum number of restarts, and the pause before them.
-    listen
-        Receives the events of all runs.
-    say
-        Shows a note about each restart. None (default): as ``verbose`` of the job says.
-
-    Returns
-    -------
-    Outcome
-        Outcome of the last run, with a record of all restarts.
-
-    Raises
-    ------
-    WorkerFailedError
-        The last run failed, or any run failed because of the code that a worker ran.
-    ClusterError
-        The workers could not be started in the first run, or in later runs until no restarts were
-        left.
+    After the first run, an error at the start is also retried: a host may be rebooting. An error of
+    the code that a worker ran is not. ``listen`` receives the events of all runs, ``say`` a note
+    about each restart; None: as ``verbose`` of the job says. The outcome is that of the last run,
+    with a record of all restarts.
     """
     show, checkpoint = say or printer(request.job.verbose), request.job.checkpoint
     is_kept = checkpoint is not None
@@ -288,13 +249,7 @@ _PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard":
 
 
 def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
-    """Return a note if files with relative paths will not be in this session's folder, else None.
-
-    Parameters
-    ----------
-    callbacks
-        As in `barrier_train`.
-    """
+    """Return a note if files with relative paths will not be in this session's folder."""
     found = [file for one in list_callbacks(callbacks) for file in _relative_paths(one)]
     if launcher.is_here or not found:
         return None
@@ -319,18 +274,9 @@ def _is_found_anywhere(path: str) -> bool:
 class EventFiles:
     """Write the event files of a training run to a folder on this machine.
 
-    Parameters
-    ----------
-    folder
-        An absolute path, or a URI to which rank 0 writes directly. None: no files.
-    say
-        Receives notes: the location of the files when the first arrives, and what is missing at the
-        end.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be created.
+    ``folder`` is an absolute path, or a URI to which rank 0 writes directly; None: no files.
+    ``say`` receives notes: the location of the files when the first arrives, and what is missing at
+    the end.
     """
 
     def __init__(self, folder: str | None, say: Emit) -> None:
@@ -351,7 +297,6 @@ class EventFiles:
                 ) from error
 
     def __call__(self, event: Event) -> None:
-        """Write the bytes in an event to the file that it names."""
         self._heard.add(event.rank)
         if not isinstance(event, EventBytes) or self._folder is None:
             return
@@ -374,7 +319,6 @@ class EventFiles:
                 folder.rmdir()
 
     def conclude(self) -> None:
-        """After the training, send a note on what is missing, and why."""
         if (text := self._describe_loss()) is not None:
             self._say(Note(text))
 

@@ -1,4 +1,4 @@
-"""Restarts of a training run in the session."""
+"""A training run in the session, and its restarts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pybackend import ClusterError, Recovery, WorkerFailedError
+from pybackend.core.api import training_run
 from pybackend.core.errors import Failure
 from pybackend.core.job.job import TrainingJob
 
@@ -16,7 +17,7 @@ def test_the_pause_before_a_restart_grows_while_workers_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(restarts.time, "sleep", pauses.append)
+    monkeypatch.setattr(training_run.time, "sleep", pauses.append)
     lost = WorkerFailedError([Failure(1, "b", "HostLost", "host b did not answer")])
     errors: list[Exception] = [lost, *[ClusterError("host b cannot be reached")] * 3]
 
@@ -25,6 +26,6 @@ def test_the_pause_before_a_restart_grows_while_workers_cannot_be_started(
 
     request: Any = SimpleNamespace(job=TrainingJob(2, verbose=0), run=run)
     with pytest.raises(ClusterError, match="host b cannot be reached"):
-        restarts.run_with_restarts(request, None, Recovery(restarts=3, pause=60))  # type: ignore[arg-type]
+        training_run.run_with_restarts(request, None, Recovery(restarts=3, pause=60))  # type: ignore[arg-type]
     assert pauses == [60, 120]
     assert errors == []

@@ -22,6 +22,7 @@ from conftest import wait_for
 from rich.console import Console
 
 import pybackend
+from pybackend.core.api import request
 from pybackend.core.api.display import (
     Lines,
     Live,
@@ -420,7 +421,7 @@ def test_a_process_without_standard_streams_trains(tmp_path: Path) -> None:
 
 
 def test_a_start_that_lasts_is_shown_until_a_worker_answers(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress, "_STARTING_SECONDS", (0.02, 60.0))
+    monkeypatch.setattr(request, "_STARTING_SECONDS", (0.02, 60.0))
     job = TrainingJob(workers=2, verbose=1)
     with following(LocalLauncher(), job, Observers()) as (_, on_event):
         wait_for(lambda: "starting ..." in capsys.readouterr().out)
@@ -441,7 +442,7 @@ def test_a_timeline_has_all_workers_but_is_bounded(workers: int, kept: int) -> N
             return Outcome([])
 
     job = TrainingJob(workers)
-    timeline = progress.Timeline()
+    timeline = request.Timeline()
     outcome = timeline.launch(Crowd(), job, {}, {}, lambda event: None)
     assert len(outcome.timeline) == kept
     assert outcome.timeline[-1] == Moment(2399.0, "started", rank=workers - 1)
