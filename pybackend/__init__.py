@@ -124,13 +124,6 @@ if TYPE_CHECKING:
     from pybackend.tuning.pruning import MedianPruning as MedianPruning
     from pybackend.tuning.pruning import SuccessiveHalving as SuccessiveHalving
 
-# Processes that bench-scale started. A script in R can be told only through its environment, which
-# this process shares with it.
-if "TFDIST_BENCH_SCALE" in os.environ:
-    from pybackend.core.api import hooks as _hooks
-
-    _hooks.append(lambda: importlib.import_module("pybackend.scaling.script_hook").HOOK)
-
 if not TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
@@ -151,3 +144,17 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _register_hooks() -> None:
+    """In a process that bench-scale started, let it change the training calls.
+
+    A script in R can be told only through its environment, which Python in it shares.
+    """
+    if "TFDIST_BENCH_SCALE" in os.environ:
+        from pybackend.core.api import hooks
+
+        hooks.append(lambda: importlib.import_module("pybackend.scaling.script_hook").HOOK)
+
+
+_register_hooks()

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from pybackend.core.api.calls import TrainingCall
-    from pybackend.core.api.request import Request
-    from pybackend.core.api.train_result import TrainResult
-    from pybackend.core.job.job import TrainingJob
+from typing import Any, Protocol
 
 
 class TrainingHook(Protocol):
     """Changes the training calls of this process, for a package that stands on the core.
 
-    Each method may raise an `InputError`.
+    Each method may raise an `InputError`. ``call`` is a `TrainingCall`, ``request`` the `Request`
+    that was made of it, and ``result`` its `TrainResult`.
     """
 
-    def resolve(self, call: TrainingCall) -> TrainingCall:
+    def resolve(self, call: Any) -> Any:
         """Return the call to make instead, with its number of workers already known."""
 
-    def check(self, request: Request[TrainingJob]) -> None:
+    def check(self, request: Any) -> None:
         """Check what was made of the call, before anything is started."""
 
-    def note(self, request: Request[TrainingJob], result: TrainResult) -> None:
+    def note(self, request: Any, result: Any) -> None:
         """Take note of the result, which the call returns afterwards."""
 
-    def check_submission(self, call: TrainingCall) -> None:
+    def check_submission(self, call: Any) -> None:
         """Check that another process may drive the training, where there are no hooks."""
 
 

@@ -7,16 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pybackend.core.api.markup import NOTEBOOK, Line, draw_lines
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_value
 from pybackend.core.job.arguments import as_number, counted
-from pybackend.core.job.report import Generation, WorkerReport
-
-if TYPE_CHECKING:
-    from pybackend.core.api.train_result import TrainResult
+from pybackend.core.job.report import Audit, Generation, WorkerReport
 
 _VALIDATION = "val_"
 _KINDS = (".png", ".pdf", ".svg")
@@ -106,7 +103,33 @@ def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
         yield Curve(f"{label} {number}", epochs, values, is_validation)
 
 
-def summarize(result: TrainResult) -> list[str]:
+class Shown(Protocol):
+    """Attributes of a `TrainResult` that are shown."""
+
+    @property
+    def workers(self) -> Sequence[WorkerReport]: ...
+    @property
+    def history(self) -> Mapping[str, Sequence[Any]]: ...
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def audit(self) -> Audit | None: ...
+    @property
+    def generations(self) -> Sequence[Generation]: ...
+    @property
+    def straggler(self) -> tuple[int, float] | None: ...
+    def epochs_of(self, name: str) -> Sequence[int]: ...
+
+
+def summarize(result: Shown) -> list[str]:
     """Return lines with the metrics of the last epoch, and with what each worker did."""
     workers = [
         f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
@@ -117,7 +140,7 @@ def summarize(result: TrainResult) -> list[str]:
     return [*_list_facts(result), *workers, *_list_events(result)]
 
 
-def show_in_notebook(result: TrainResult) -> str:
+def show_in_notebook(result: Shown) -> str:
     """Return self-contained HTML: facts, curves, events, workers and settings."""
     events = _list_events(result)
     rows = [
@@ -167,16 +190,16 @@ def _draw_panel(panel: Panel) -> str:
     return NOTEBOOK.figure(panel.name, draw_lines(f"{panel.name} by epoch", lines), kinds=names)
 
 
-def _number_workers(result: TrainResult) -> dict[int, WorkerReport]:
+def _number_workers(result: Shown) -> dict[int, WorkerReport]:
     return {_number(result, worker.rank): worker for worker in result.workers}
 
 
-def _number(result: TrainResult, rank: int) -> int:
+def _number(result: Shown, rank: int) -> int:
     """Return the number of a worker: its rank, unless ranks have changed since it started."""
     return result.generations[-1].workers[rank] if len(result.generations) > 1 else rank
 
 
-def _list_facts(result: TrainResult) -> list[str]:
+def _list_facts(result: Shown) -> list[str]:
     rows = sum(worker.rows for worker in result.workers)
     lines = [
         f"{counted(len(result.workers), 'worker')}, {counted(rows, 'row')}, "
@@ -190,7 +213,7 @@ def _list_facts(result: TrainResult) -> list[str]:
     return [*lines, *_list_audit(result)]
 
 
-def _list_audit(result: TrainResult) -> list[str]:
+def _list_audit(result: Shown) -> list[str]:
     audit, taken = result.audit, result.workers[0].steps
     if audit is None:
         return []
@@ -211,7 +234,7 @@ def _list_audit(result: TrainResult) -> list[str]:
     ]
 
 
-def _list_events(result: TrainResult) -> list[str]:
+def _list_events(result: Shown) -> list[str]:
     """Return lines about workers that left or joined, and about the one that held up the others."""
     lines = [_describe_change(generation) for generation in result.generations[1:]]
     if result.straggler is not None:

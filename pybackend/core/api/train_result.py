@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.api import rendering, result_files
+from pybackend.core.api import rendering
 from pybackend.core.api.calls import EvaluationCall, PredictionCall, Trained
 from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
@@ -177,6 +177,8 @@ class TrainResult(Trained):
         SerializationError
             Keras cannot write the model in that format.
         """
+        from pybackend.core.api import result_files
+
         path = result_files.check_path(path, f"a file, such as {show('model.h5')}")
         if path.suffix == ".json":
             return result_files.write_result(self.record, self.model_base64, path)
@@ -204,6 +206,8 @@ class TrainResult(Trained):
         SerializationError
             The file is not a result, or is damaged.
         """
+        from pybackend.core.api import result_files
+
         return result_files.read_result(cls, Path(path), custom_objects, safe_mode)[0]
 
     def export(self, path: str | Path) -> Path:
@@ -233,6 +237,8 @@ class TrainResult(Trained):
             Keras cannot export the model, or the ONNX file computes other numbers. The message
             names the output and the difference.
         """
+        from pybackend.core.api import result_files
+
         path = result_files.check_path(
             path, f"a new folder, such as {show('exported')}, or a file *.onnx"
         )
@@ -440,12 +446,11 @@ class TrainResult(Trained):
             rendering.save_figure(figure, path)
         return figure
 
-    def __str__(self) -> str:
-        return self.summary()
-
     def summary(self) -> str:
         """Return a few lines of text: the metrics of the last epoch and what each worker did."""
         return "\n".join(rendering.summarize(self))
+
+    __str__ = summary
 
     def _repr_html_(self) -> str:
         return rendering.show_in_notebook(self)
@@ -485,6 +490,8 @@ class TrainResult(Trained):
         The content of `to_dict`, with ``rows_per_second`` for each worker. Numbers that JSON cannot
         represent are text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
+        from pybackend.core.api import result_files
+
         record = self.to_dict(model=False)
         record["model_bytes"] = len(self.content) or None
         record["workers"] = [
