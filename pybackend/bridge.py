@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.core import errors
 from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
 from pybackend.core.api.detached_job import DetachedJob, jobs
 from pybackend.core.api.display import Tell, relayed_to
@@ -22,14 +23,6 @@ from pybackend.core.api.result_files import read_model_file, read_result, write_
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import check_writable
 from pybackend.core.data.predictions import Predictions
-from pybackend.core.errors import (
-    ClusterError,
-    Failure,
-    InputError,
-    Moment,
-    TfdistError,
-    WorkerFailedError,
-)
 from pybackend.core.job.call_options import checks
 from pybackend.core.job.options import Elastic
 from pybackend.core.launchers import SparklyrWorkers, attach_spark
@@ -97,7 +90,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
     """
     try:
         return {"ok": True, "value": _show_nul(fn(*args, **kwargs))}
-    except TfdistError as error:
+    except errors.TfdistError as error:
         return {"ok": False, "error": error.to_dict()}
 
 
@@ -208,8 +201,8 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
     )
     try:
         return predict_here(lambda: model, None, rows, call)
-    except InputError as error:
-        raise InputError(str(error).replace("`x`", "`newdata`")) from error
+    except errors.InputError as error:
+        raise errors.InputError(str(error).replace("`x`", "`newdata`")) from error
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
@@ -321,7 +314,7 @@ def job_result(job: DetachedJob, seconds: float | None, verbose: int | None) -> 
     try:
         return job.result(seconds, verbose=verbose)
     except TimeoutError as error:
-        raise ClusterError(f"{error}; it goes on") from None
+        raise errors.ClusterError(f"{error}; it goes on") from None
 
 
 def model_function(
@@ -354,12 +347,12 @@ def find_trial(
     if number is None:
         trial = trials.best(metric, mode)
     elif number > len(trials):
-        raise InputError(f"`trial` is {number}, but there are {len(trials)} trials")
+        raise errors.InputError(f"`trial` is {number}, but there are {len(trials)} trials")
     else:
         trial = trials[number - 1]
     result = trial.result
     if result is None:
-        raise InputError(f"trial {trial.number} has no model: {trial.error}")
+        raise errors.InputError(f"trial {trial.number} has no model: {trial.error}")
     return {"arguments": trial.arguments, "result": result}
 
 
@@ -390,6 +383,8 @@ def report_failure(
     """Write the report of an error that `capture` described."""
     log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
     # The message begins with the reason; the rest of it is in the other fields.
-    failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
-    moments = [Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
-    return str(report(WorkerFailedError([failure], (), moments), path, title=title))
+    failure = errors.Failure(
+        message=message.partition("\n")[0], log=log, traceback=traceback, **fields
+    )
+    moments = [errors.Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
+    return str(report(errors.WorkerFailedError([failure], (), moments), path, title=title))

@@ -21,14 +21,7 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import check_choice, check_whole_number
 from pybackend.core.launchers import without_fork_server
 from pybackend.core.words import kind_of, setting, show
-from pybackend.scaling.measured import (
-    Mode,
-    ScaledTraining,
-    compare_rows,
-    count_rows,
-    make_row,
-    share_batch,
-)
+from pybackend.scaling import measured
 from pybackend.scaling.scaling_result import ScalingResult
 from pybackend.scaling.script_hook import ScaleOrder, read_scale, write_order
 
@@ -39,7 +32,7 @@ _BATCH_SIZE = 32  # the default of `barrier_train`
 class Trains(Protocol):
     """Callable that trains once."""
 
-    def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
+    def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
         """Train with a given number of workers, which share one batch or have one batch each."""
 
 
@@ -50,8 +43,8 @@ class FunctionRun:
     train: Callable[..., Any]
     batch_size: int
 
-    def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        own = share_batch(self.batch_size, workers) if is_shared else self.batch_size
+    def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
+        own = measured.share_batch(self.batch_size, workers) if is_shared else self.batch_size
         result = self.train(workers=workers, batch_size=own)
         if not isinstance(result, TrainResult):
             raise InputError(
@@ -62,7 +55,9 @@ class FunctionRun:
                 f"`train` was called with {setting(workers=workers)}, but {len(result.workers)} "
                 "workers trained: pass its argument `workers` on to barrier_train()"
             )
-        return ScaledTraining(count_rows(result, own), self.batch_size, result.workers)
+        return measured.ScaledTraining(
+            measured.count_rows(result, own), self.batch_size, result.workers
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class ScaledScript:
     batch_size: int | None
     steps: int | None
 
-    def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
+    def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
         with (
             _ending_with_exit(),
             tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder,
@@ -155,7 +150,7 @@ def _read_command(path: str, arguments: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, path, *arguments)
 
 
-_MODES: dict[str, tuple[Mode, ...]] = {
+_MODES: dict[str, tuple[measured.Mode, ...]] = {
     "strong": ("strong",),
     "weak": ("weak",),
     "both": ("strong", "weak"),
@@ -168,7 +163,7 @@ def bench_scale(
     train: Callable[..., Any] | str | os.PathLike[str],
     workers: Sequence[int] = (1, 2, 4),
     *,
-    mode: Mode | Literal["both"] = "both",
+    mode: measured.Mode | Literal["both"] = "both",
     batch_size: int | None = None,
     steps: int | None = None,
     repeats: int = 1,
@@ -229,19 +224,19 @@ def bench_scale(
     known = getattr(run, "batch_size", None)
     if known is not None and "strong" in modes:
         for count in counts:
-            share_batch(known, count)
+            measured.share_batch(known, count)
     # With one worker, strong and weak scaling are the same training.
     order = list(dict.fromkeys((n, m == "strong" and n > 1) for m in modes for n in counts))
-    found: dict[tuple[int, bool], list[ScaledTraining]] = {key: [] for key in order}
+    found: dict[tuple[int, bool], list[measured.ScaledTraining]] = {key: [] for key in order}
     with without_fork_server():
         for count, is_shared in order * repeats:
             training = run(count, is_shared)
             found[count, is_shared].append(training)
             if verbose:
                 print(_describe(training, is_shared), flush=True)
-    rows = [make_row(m, found[n, m == "strong" and n > 1]) for m in modes for n in counts]
+    rows = [measured.make_row(m, found[n, m == "strong" and n > 1]) for m in modes for n in counts]
     everyone = [report for runs in found.values() for one in runs for report in one.reports]
-    return ScalingResult(compare_rows(rows), sorted({report.host for report in everyone}))
+    return ScalingResult(measured.compare_rows(rows), sorted({report.host for report in everyone}))
 
 
 def _check_workers(workers: Any) -> list[int]:
@@ -255,8 +250,8 @@ def _check_workers(workers: Any) -> list[int]:
     return sorted(counts)
 
 
-def _describe(training: ScaledTraining, is_shared: bool) -> str:
-    row = make_row("strong" if is_shared else "weak", [training])
+def _describe(training: measured.ScaledTraining, is_shared: bool) -> str:
+    row = measured.make_row("strong" if is_shared else "weak", [training])
     plural = "s" if row.workers > 1 else ""
     return (
         f"{row.workers} worker{plural}, {row.batch_size:g} rows each: "

@@ -16,15 +16,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, U
 
 import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
-from pybackend.core.job.call_options import (
-    CALLS,
-    EvaluationOptions,
-    TablePredictionOptions,
-    TrainingOptions,
-    complete,
-    list_options,
-    read_texts,
-)
+from pybackend.core.job import call_options
 from pybackend.core.job.options import DataOptions, Elastic, Exchange
 from pybackend.core.launchers import Launcher
 from pybackend.core.machine.janitor import check_temporary_folder
@@ -73,7 +65,9 @@ class ModelCall:
     options: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", complete(self.group, {**self.usual, **self.options}))
+        object.__setattr__(
+            self, "options", call_options.complete(self.group, {**self.usual, **self.options})
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -88,20 +82,20 @@ IN_THIS_PROCESS = {"workers": 1}
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
-    group = EvaluationOptions
+    group = call_options.EvaluationOptions
     usual = IN_THIS_PROCESS
 
-    options: EvaluationOptions
+    options: call_options.EvaluationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
     """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
-    group = TablePredictionOptions
+    group = call_options.TablePredictionOptions
     usual = IN_THIS_PROCESS
 
-    options: TablePredictionOptions
+    options: call_options.TablePredictionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +107,9 @@ class TrainingCall(ModelCall):
     ``shares_memory``, the exchange is measured as between hosts.
     """
 
-    group = TrainingOptions
+    group = call_options.TrainingOptions
 
-    options: TrainingOptions
+    options: call_options.TrainingOptions
     spark: Any
     data: Any
     elastic: Elastic | None = None
@@ -124,7 +118,7 @@ class TrainingCall(ModelCall):
     discards_checkpoints: bool = False
     shares_memory: bool = True
 
-    def with_options(self, **options: Unpack[TrainingOptions]) -> Self:
+    def with_options(self, **options: Unpack[call_options.TrainingOptions]) -> Self:
         return replace(self, options={**self.options, **options})
 
 
@@ -243,7 +237,7 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     Its signature lists them, and its docstring describes those that it does not describe itself: in
     full if `barrier_train` does not have them, too.
     """
-    known = list_options(CALLS[fn.__name__])
+    known = call_options.list_options(call_options.CALLS[fn.__name__])
     signature = inspect.signature(fn)
     *own, _ = signature.parameters.values()
     listed = [
@@ -262,8 +256,11 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     """Return a docstring with the texts of options at the end of its section Parameters."""
-    known, usual = list_options(CALLS[call]), list_options(CALLS["barrier_train"])
-    left = [name for name in names if name not in read_texts(doc)]
+    known, usual = (
+        call_options.list_options(call_options.CALLS[call]),
+        call_options.list_options(call_options.CALLS["barrier_train"]),
+    )
+    left = [name for name in names if name not in call_options.read_texts(doc)]
     is_first = call == "barrier_train"
     entries = [
         f"{name}\n{textwrap.indent(known[name].text, '    ')}"

@@ -10,11 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pybackend.core.api.calls import TrainingCall
-from pybackend.core.data.checkpoint_checks import (
-    check_is_same,
-    check_rows_are_as_many,
-    describe_settings,
-)
+from pybackend.core.data import checkpoint_checks
 from pybackend.core.data.checkpoint_store import CheckpointStore
 from pybackend.core.data.files import is_remote, local_path
 from pybackend.core.errors import InputError
@@ -121,8 +117,10 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
     if manifest is not None:
         uri = job.checkpoint.uri
-        check_is_same(uri, manifest, job, describe_settings(job))
-        check_rows_are_as_many(uri, manifest, rows)
+        checkpoint_checks.check_is_same(
+            uri, manifest, job, checkpoint_checks.describe_settings(job)
+        )
+        checkpoint_checks.check_rows_are_as_many(uri, manifest, rows)
 
 
 def has_checkpoint(checkpoint: Checkpoint | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pybackend.core import launchers
 from pybackend.core.api.call_data import check_takes
 from pybackend.core.api.calls import Target, hide_frames, suggest
 from pybackend.core.api.display import printer
@@ -26,17 +27,10 @@ from pybackend.core.job.pickling import pickle_value
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.job.resources import Resources
 from pybackend.core.job.roles import check_roles
-from pybackend.core.launchers import (
-    Launcher,
-    count_workers,
-    is_spark_frame,
-    launcher_for,
-    read_schema,
-)
 from pybackend.core.words import either, show, term
 
 
-def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
+def read_function_data(launcher: launchers.Launcher, data: Any) -> dict[str, Any]:
     """Return the argument ``data`` in the form that launchers take."""
     if is_frame(data):
         data = data if is_pandas(data) else _to_pandas(data)
@@ -44,7 +38,7 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return {ROWS: _read_arrays(data)}
     is_rdd = hasattr(data, "mapPartitions") and hasattr(data, "context")
-    if not is_rdd and not is_spark_frame(data):
+    if not is_rdd and not launchers.is_spark_frame(data):
         raise InputError(
             f"`data` must be a {term('Spark DataFrame')}, an RDD, a "
             f"{term('pandas or polars data frame')} or a {term('dict')} of arrays, not "
@@ -96,7 +90,9 @@ def _as_frame(session: Any, rows: Any) -> Any:
 def _read_frame(frame: Any) -> Any:
     from pybackend.core.data.dataframe import DataFrameRows, describe_type
 
-    kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
+    kinds = {
+        field.name: describe_type(field.dataType) for field in launchers.read_schema(frame).fields
+    }
     spec = ColumnSpec(features={name: [name] for name in kinds}, label=None, finds_levels=False)
     # Doubles stay doubles, and narrower types keep their width.
     rows = DataFrameRows.of(frame, spec, "float64", "data")
@@ -236,10 +232,10 @@ def run_function(
     **options: Any,
 ) -> list[Any]:
     """Run `barrier_run` with a checked function, whose arguments are separate from the options."""
-    launcher = launcher_for(spark)
+    launcher = launchers.launcher_for(spark)
     roles = check_roles(options.get("roles"))
     wanted = _count_by_role(roles, options.get("workers"))
-    options = {**options, "workers": count_workers(launcher, wanted)}
+    options = {**options, "workers": launchers.count_workers(launcher, wanted)}
     job = make_job(FunctionJob, options)
     call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
     check_takes(fn, call, None, *args, **kwargs)

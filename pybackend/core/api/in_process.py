@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pybackend.core.api import model_columns
 from pybackend.core.api.call_data import read_data
 from pybackend.core.api.calls import (
     EvaluationCall,
@@ -18,13 +19,6 @@ from pybackend.core.api.calls import (
     PredictionCall,
     Trained,
     read_keras_defaults,
-)
-from pybackend.core.api.model_columns import (
-    check_levels,
-    check_on_missing,
-    check_type,
-    choose_columns,
-    predictions_of,
 )
 from pybackend.core.data import arrays
 from pybackend.core.data.columns import ColumnSpec
@@ -54,7 +48,9 @@ def evaluate_here(
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
     job = _make_job(EvaluationJob, call)
-    columns = choose_columns(call, check_data_options(call.options["data_options"]), known)
+    columns = model_columns.choose_columns(
+        call, check_data_options(call.options["data_options"]), known
+    )
     if is_dataset(data):
         given: dict[str, Any] = {"x": data}
         model = _find_compiled(find_model, job)
@@ -76,12 +72,12 @@ def predict_here(
     x: Any,
     call: PredictionCall,
 ) -> Any:
-    check_type(call.options["type"])
-    check_levels(call.options["levels"])
-    skips_incomplete = check_on_missing(call.options["on_missing"])
+    model_columns.check_type(call.options["type"])
+    model_columns.check_levels(call.options["levels"])
+    skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
     job = _make_job(PredictionJob, call)
-    columns = choose_columns(call, check_data_options(None), known)
+    columns = model_columns.choose_columns(call, check_data_options(None), known)
     complete = None
     if is_dataset(x):
         with quiet_about_traces():
@@ -110,9 +106,12 @@ def shape_outputs(
 
     import keras
 
-    levels = None if known is None else check_levels(known.levels)
-    made = predictions_of(
-        find_model(), call.options["type"], check_levels(call.options["levels"]), levels
+    levels = None if known is None else model_columns.check_levels(known.levels)
+    made = model_columns.predictions_of(
+        find_model(),
+        call.options["type"],
+        model_columns.check_levels(call.options["levels"]),
+        levels,
     )
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)

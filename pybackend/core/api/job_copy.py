@@ -17,18 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from pybackend.core.api import job_record
 from pybackend.core.api.job_folder import EVENTS, JobFolder, Result, Root, list_folders
-from pybackend.core.api.job_record import (
-    BEAT_SECONDS,
-    LOST_SECONDS,
-    Ended,
-    Status,
-    Submitted,
-    age_of_beat,
-    naming_damage,
-    parse_events,
-    watched_seconds,
-)
 from pybackend.core.data.files import hide_password, open_folder
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
@@ -68,19 +58,19 @@ class JobCopy:
         return self._read(_JOB) is not None
 
     @property
-    def submitted(self) -> Submitted:
-        with naming_damage(_SUBMITTED):
-            return decode(self._read(_SUBMITTED) or b"", Submitted)
+    def submitted(self) -> job_record.Submitted:
+        with job_record.naming_damage(_SUBMITTED):
+            return decode(self._read(_SUBMITTED) or b"", job_record.Submitted)
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> job_record.Ended | None:
         content = self._read(_ENDED)
         # Some stores show a file before its content.
-        with naming_damage(_ENDED):
-            return decode(content, Ended) if content else None
+        with job_record.naming_damage(_ENDED):
+            return decode(content, job_record.Ended) if content else None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> job_record.Status:
         """The status, of which the caller knows ``"unreadable"`` by an error."""
         self.read_job()
         self.submitted  # noqa: B018
@@ -89,21 +79,21 @@ class JobCopy:
         if (beat := self._read(_BEAT)) is None:
             return "lost"
         try:
-            age = age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
-            return "running" if age < LOST_SECONDS else "lost"
+            age = job_record.age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
+            return "running" if age < job_record.LOST_SECONDS else "lost"
         except ValueError:  # it is just being written
             return "running"
 
     @property
     def watched_seconds(self) -> float:
-        return watched_seconds(self.uri)
+        return job_record.watched_seconds(self.uri)
 
     def read_job(self) -> Job:
-        with naming_damage(_JOB):
+        with job_record.naming_damage(_JOB):
             return Job.from_json((self._read(_JOB) or b"").decode())
 
     def read_events(self, start: int) -> tuple[list[Event], int]:
-        return parse_events((self._read(EVENTS) or b"")[start:], start)
+        return job_record.parse_events((self._read(EVENTS) or b"")[start:], start)
 
     def load_result(self, load: Callable[[Path], Result]) -> Result:
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
@@ -194,12 +184,12 @@ def copied(folder: JobFolder) -> Iterator[None]:
         thread.join()
         writer.finish()
         is_complete.set()
-        beat.join(BEAT_SECONDS)  # the store may have stopped responding
+        beat.join(job_record.BEAT_SECONDS)  # the store may have stopped responding
 
 
 def _beat(uri: str, is_complete: threading.Event) -> None:
     files = open_folder(uri)
-    while not is_complete.wait(BEAT_SECONDS):
+    while not is_complete.wait(job_record.BEAT_SECONDS):
         with suppress(Exception):  # tried again
             if files.read(_JOB) is not None:  # else it was removed
                 files.write(_BEAT, str(time.time()).encode())

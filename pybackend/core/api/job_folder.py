@@ -195,7 +195,7 @@ class JobFolder:
         self.check_private()
         with naming_damage(self.decoder.name):
             decode = partial(_decode, self._read(self.decoder))
-        return replace(load(self.result), decode=decode)
+        return replace(load(self.result), decode=decode)  # type: ignore[type-var]
 
     @property
     def ended(self) -> Ended | None:

@@ -9,17 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pybackend.core.errors import InputError
+from pybackend.core.job import messages
 from pybackend.core.job.arguments import find_mismatch, name_arguments
-from pybackend.core.job.messages import (
-    Answer,
-    Emit,
-    EpochEnded,
-    Event,
-    GoOn,
-    Note,
-    StepEnded,
-    StopTraining,
-)
 from pybackend.core.job.tensorboard import FOLDER, choose_folder
 from pybackend.core.words import call_of, show, term
 
@@ -100,16 +91,16 @@ class Observers:
         """Return these observers, so that the session also receives steps for a tracker."""
         return Observers(self._observers, are_steps_tracked=True)
 
-    def __call__(self, event: Event) -> Answer | None:
+    def __call__(self, event: messages.Event) -> messages.Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
         if not self._observers or event.rank != 0:
             return None
-        if isinstance(event, EpochEnded):
+        if isinstance(event, messages.EpochEnded):
             self._tell([o.on_epoch_end for o in self._observers], event.epoch, event.logs)
-            return StopTraining() if self._wants_stop else GoOn(event.epoch)
-        if isinstance(event, StepEnded):
+            return messages.StopTraining() if self._wants_stop else messages.GoOn(event.epoch)
+        if isinstance(event, messages.StepEnded):
             self._tell([o.on_step_end for o in self._observers], event.step, event.logs)
-            return StopTraining() if self._wants_stop else None
+            return messages.StopTraining() if self._wants_stop else None
         return None
 
     def _tell(self, functions: Sequence[OnEnd | None], number: int, logs: Any) -> None:
@@ -222,7 +213,7 @@ class Recording:
     ``say`` receives the notes, at most one for each record.
     """
 
-    def __init__(self, say: Emit) -> None:
+    def __init__(self, say: messages.Emit) -> None:
         self._say = say
         self._records: list[tuple[str, Tracked]] = []
         self._noted: set[str] = set()
@@ -232,14 +223,14 @@ class Recording:
         for tracker in prepared.trackers:
             self._records.append((tracker.system, tracker.begin(prepared)))
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: messages.Event) -> None:
         if not self._records or event.rank != 0:
             return
-        if isinstance(event, EpochEnded):
+        if isinstance(event, messages.EpochEnded):
             values = {**list_numbers(event.logs), "epoch_seconds": event.seconds}
             self._seen[event.epoch] = set(values)
             self._log("epoch", event.epoch, values)
-        elif isinstance(event, StepEnded):
+        elif isinstance(event, messages.StepEnded):
             values = {f"step/{name}": value for name, value in list_numbers(event.logs).items()}
             if event.seconds > 0:
                 values["step/rows_per_second"] = event.rows / event.seconds
@@ -270,11 +261,11 @@ class Recording:
             if system not in self._noted:
                 self._noted.add(system)
                 text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
-                self._say(Note(text))
+                self._say(messages.Note(text))
 
 
 @contextmanager
-def recording(prepared: Any, say: Emit) -> Iterator[Recording]:
+def recording(prepared: Any, say: messages.Emit) -> Iterator[Recording]:
     """Record a training run with its trackers. Among processes that join, only the first does."""
     record = Recording(say)
     try:

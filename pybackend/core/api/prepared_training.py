@@ -13,17 +13,10 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import pybackend
-from pybackend.core.api import training_hooks
+from pybackend.core.api import observer, training_hooks
 from pybackend.core.api.call_data import count_known, read_training_data
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.checkpoints import check_resumes, resolve_checkpoint
-from pybackend.core.api.observer import (
-    Observers,
-    Tracker,
-    split_folder,
-    split_observers,
-    split_trackers,
-)
 from pybackend.core.api.request import Request, prepare
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
@@ -58,8 +51,8 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     servers, asked = call.options["exchange"], call.options["workers"]
     if not isinstance(servers, ParameterServer):
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
-    observers, others = split_observers(call.options["callbacks"])
-    if Observers(observers).see_steps:
+    observers, others = observer.split_observers(call.options["callbacks"])
+    if observer.Observers(observers).see_steps:
         raise InputError(
             f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
@@ -127,14 +120,14 @@ class PreparedTraining:
     launcher: Launcher
     recovery: Recovery
     settings: dict[str, Any]
-    trackers: tuple[Tracker, ...] = ()
+    trackers: tuple[observer.Tracker, ...] = ()
 
 
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
     """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
     launcher = launcher_for(call.spark)
-    trackers, others = split_trackers(call.options["callbacks"])
-    folder, callbacks = split_folder(others)
+    trackers, others = observer.split_trackers(call.options["callbacks"])
+    folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
     call = resolve_roles(launcher, resolve_elastic(launcher, call))
     for hook in training_hooks():

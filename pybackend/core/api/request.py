@@ -9,12 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
-from pybackend.core.api.call_data import (
-    HELD_AS_COLUMNS,
-    check_classes_occur,
-    check_columns_exist,
-    check_rows_fit,
-)
+from pybackend.core.api import call_data, sent_objects
 from pybackend.core.api.calls import (
     ModelCall,
     PredictionCall,
@@ -32,18 +27,12 @@ from pybackend.core.api.display import (
 )
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.api.observer import Observers, split_observers
-from pybackend.core.api.sent_objects import (
-    add_custom_objects,
-    check_callbacks,
-    check_shared_state,
-    encode_model,
-    find_source,
-)
 from pybackend.core.data.columns import ColumnSpec, TableRows
 from pybackend.core.data.datasets import Batches
 from pybackend.core.data.disk import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.errors import Failure, Moment, WorkerFailedError
+from pybackend.core.job import messages
 from pybackend.core.job.job import (
     MODEL_OBJECTS,
     SOURCE,
@@ -53,13 +42,6 @@ from pybackend.core.job.job import (
     argument_of,
     code_classes,
     make_job,
-)
-from pybackend.core.job.messages import (
-    Answer,
-    Emit,
-    Event,
-    Phase,
-    Phases,
 )
 from pybackend.core.job.model_options import check_model_options
 from pybackend.core.job.options import check_data_options
@@ -119,7 +101,7 @@ class Request(Generic[Kind]):
     def run(
         self,
         launcher: Launcher,
-        listen: Emit = lambda event: None,
+        listen: messages.Emit = lambda event: None,
         timeline: Timeline | None = None,
     ) -> Outcome:
         """Run the job to completion, and show its progress.
@@ -128,7 +110,7 @@ class Request(Generic[Kind]):
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
-            name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+            name: data.columns if isinstance(data, call_data.HELD_AS_COLUMNS) else data
             for name, data in self.datasets.items()
             if name not in read
         }
@@ -137,7 +119,7 @@ class Request(Generic[Kind]):
             launcher.check(self.job)
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
 
-            def on_event(event: Event) -> object:
+            def on_event(event: messages.Event) -> object:
                 listen(event)
                 return show(event)
 
@@ -163,22 +145,24 @@ def prepare(
     job = replace(
         make_job(kind, call.arguments),
         in_memory=options.in_memory,
-        model_source=find_source(given),
+        model_source=sent_objects.find_source(given),
         **read_keras_defaults(),
     )
     columns = choose_columns(call, options, result)
     observers, callbacks = split_observers(
         call.options["callbacks"] if isinstance(call, TrainingCall) else None
     )
-    check_callbacks(callbacks, job)
+    sent_objects.check_callbacks(callbacks, job)
     if isinstance(call, TrainingCall):
-        check_shared_state(call.data, "data", callbacks)
-        check_shared_state(call.options["validation_data"], "validation_data", callbacks)
+        sent_objects.check_shared_state(call.data, "data", callbacks)
+        sent_objects.check_shared_state(
+            call.options["validation_data"], "validation_data", callbacks
+        )
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
     if not isinstance(call, PredictionCall):
-        check_columns_exist(call, datasets)
+        call_data.check_columns_exist(call, datasets)
     with _encoding:
         request = _encode(job, call, columns, datasets, callbacks, as_file)
     return replace(request, observers=Observers(observers))
@@ -189,7 +173,7 @@ def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     if isinstance(data, Batches):
         job = data.adapt(job)
     job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
-    check_classes_occur(job, data)
+    call_data.check_classes_occur(job, data)
     return job
 
 
@@ -211,11 +195,13 @@ def _encode(
 
         source = ModelView(model)
         job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
-        custom_objects = add_custom_objects(source, custom_objects)
-        rows = check_rows_fit(model, datasets, job)
+        custom_objects = sent_objects.add_custom_objects(source, custom_objects)
+        rows = call_data.check_rows_fit(model, datasets, job)
     else:
         job = replace(job, feature_names=_list_features(datasets.get("train")))
-    files = encode_model(source, custom_objects, job, callbacks, as_file, rows, datasets)
+    files = sent_objects.encode_model(
+        source, custom_objects, job, callbacks, as_file, rows, datasets
+    )
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
         from pybackend.core.model.by_value import take_snapshot
@@ -250,7 +236,9 @@ _OF_A_WORKER = 20
 
 
 @contextmanager
-def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tuple[Job, Emit]]:
+def following(
+    launcher: Launcher, job: Job, observers: Observers
+) -> Iterator[tuple[Job, messages.Emit]]:
     """Show a job's progress, and pass it to observers, while the context is active.
 
     Yields the job, set to report the required events, and the function that receives them.
@@ -263,9 +251,9 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
     )
     show = Narrator(display)
     # Until the first worker runs, nothing is heard: a cluster may compute a table first.
-    starting = Phases(show, _STARTING_SECONDS)
+    starting = messages.Phases(show, _STARTING_SECONDS)
 
-    def on_event(event: Event) -> Answer | None:
+    def on_event(event: messages.Event) -> messages.Answer | None:
         starting.end()
         show(event)
         return observers(event)
@@ -275,7 +263,7 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
             text = describe_start(launcher, job)
             log_start(text)
             display.begin(text, job)
-            starting(Phase("starting"))
+            starting(messages.Phase("starting"))
         try:
             yield job, on_event
         finally:
@@ -292,13 +280,18 @@ class Timeline:
         return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
 
     def launch(
-        self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
+        self,
+        launcher: Launcher,
+        job: Job,
+        files: Files,
+        datasets: DataSets,
+        on_event: messages.Emit,
     ) -> Outcome:
         """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
         most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
         self._moments = deque(self._moments, most)
 
-        def hear(event: Event) -> object:
+        def hear(event: messages.Event) -> object:
             if isinstance(event, Moment):
                 self._moments.append(event)
             return on_event(event)

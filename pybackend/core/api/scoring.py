@@ -8,6 +8,7 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
+from pybackend.core.api import model_columns
 from pybackend.core.api.call_data import read_data
 from pybackend.core.api.calls import (
     EvaluationCall,
@@ -18,13 +19,6 @@ from pybackend.core.api.calls import (
     take_options,
 )
 from pybackend.core.api.in_process import shape_outputs, shows_columns
-from pybackend.core.api.model_columns import (
-    check_levels,
-    check_on_missing,
-    check_runtime,
-    check_type,
-    predictions_of,
-)
 from pybackend.core.api.request import prepare
 from pybackend.core.api.sent_objects import is_keras_model
 from pybackend.core.data import arrays
@@ -32,15 +26,7 @@ from pybackend.core.data.columns import ColumnGroup, ColumnSpec, input_name
 from pybackend.core.data.datasets import is_dataset
 from pybackend.core.data.frames import FrameRows, has_frames
 from pybackend.core.errors import InputError
-from pybackend.core.job.call_options import (
-    EvaluationOptions,
-    Features,
-    OnMissing,
-    PredictionOptions,
-    PredictionRuntime,
-    PredictionType,
-    TablePredictionOptions,
-)
+from pybackend.core.job import call_options
 from pybackend.core.job.job import MODEL_FILE, EvaluationJob, ModelJob, PredictionJob
 from pybackend.core.job.model_options import ModelOptions
 from pybackend.core.job.options import ColumnEncoding, DataOptions
@@ -56,7 +42,7 @@ def barrier_evaluate(
     spark: Target,
     model: Any,
     data: Any,
-    **options: Unpack[EvaluationOptions],
+    **options: Unpack[call_options.EvaluationOptions],
 ) -> dict[str, float]:
     """Evaluate a model on several workers, with the same values as in one process.
 
@@ -110,7 +96,7 @@ def barrier_predict(
     spark: Target,
     model: Any,
     x: Any,
-    **options: Unpack[PredictionOptions],
+    **options: Unpack[call_options.PredictionOptions],
 ) -> Any:
     """Predict with a model on several workers.
 
@@ -135,12 +121,12 @@ def barrier_predict(
         As in `barrier_train`.
     """
     kind = options.get("type")
-    check_type(kind)
-    check_levels(options.get("levels"))
+    model_columns.check_type(kind)
+    model_columns.check_levels(options.get("levels"))
     launcher = launcher_for(spark)
     options["workers"] = count_workers(launcher, options.get("workers"))
-    call = PredictionCall(model=model, options=cast("TablePredictionOptions", options))
-    skips_incomplete = check_on_missing(call.options["on_missing"])
+    call = PredictionCall(model=model, options=cast("call_options.TablePredictionOptions", options))
+    skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
     reader = _InputReader(x, skips_incomplete=skips_incomplete)
     request = prepare(PredictionJob, call, reader.read)
     here = _build(request.model) if shows_columns(kind, x) else None
@@ -234,15 +220,15 @@ def predict_spark(
     model: Any,
     df: Any,
     *,
-    features: Features | None = None,
+    features: call_options.Features | None = None,
     tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
     encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None,
-    type: PredictionType | None = None,
+    type: call_options.PredictionType | None = None,
     levels: Sequence[Any] | None = None,
-    on_missing: OnMissing = "null",
+    on_missing: call_options.OnMissing = "null",
     batch_size: int = 256,
-    runtime: PredictionRuntime = "keras",
+    runtime: call_options.PredictionRuntime = "keras",
     model_options: ModelOptions | None = None,
 ) -> Any:
     """Add a model's predictions to a Spark DataFrame.
@@ -309,10 +295,10 @@ def predict_spark(
     SerializationError
         The model cannot be encoded, or ONNX Runtime computes different numbers.
     """
-    check_type(type)
-    check_runtime(runtime)
-    names = check_levels(levels)
-    skips_incomplete = check_on_missing(on_missing)
+    model_columns.check_type(type)
+    model_columns.check_runtime(runtime)
+    names = model_columns.check_levels(levels)
+    skips_incomplete = model_columns.check_on_missing(on_missing)
     check_model(model)
     call = PredictionCall(
         model=model,
@@ -332,8 +318,8 @@ def predict_spark(
     groups = _group_columns(columns, df, request.job.floatx)
     names_of_numbers = {input_name(group.key): group.names for group in groups}
     check_features(request.model, columns.features, names_of_numbers)
-    known = check_levels(model.levels) if isinstance(model, Trained) else None
-    predictions = predictions_of(request.model, type, names, known)
+    known = model_columns.check_levels(model.levels) if isinstance(model, Trained) else None
+    predictions = model_columns.predictions_of(request.model, type, names, known)
     from pybackend.core.launchers import add_predictions
 
     files, inputs = request.files, None

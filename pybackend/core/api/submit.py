@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pybackend.core import launchers
 from pybackend.core.api import training_hooks
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.job_copy import new_copy
@@ -26,14 +27,6 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import (
-    Bound,
-    Checking,
-    Describing,
-    launcher_for,
-    own_libraries,
-    run_here,
-)
 from pybackend.core.words import call_of, term
 
 if TYPE_CHECKING:
@@ -46,8 +39,8 @@ _START_SECONDS = 60.0
 def check_submission(call: TrainingCall, folder: Place | None) -> Root:
     """Check that a process of its own can drive a training; return the folder of all jobs."""
     root = find_root(folder)
-    launcher = launcher_for(call.spark)
-    if isinstance(launcher, Bound) and launcher.why_bound is not None:
+    launcher = launchers.launcher_for(call.spark)
+    if isinstance(launcher, launchers.Bound) and launcher.why_bound is not None:
         raise InputError(
             f"{call_of('submit_training', ...)} is not possible with {launcher.where}: "
             f"{launcher.why_bound}"
@@ -65,7 +58,7 @@ def check_submission(call: TrainingCall, folder: Place | None) -> Root:
 def submit(prepared: PreparedTraining, began: float, root: Root) -> JobFolder:
     """Write a training run to a new folder, and start the process that drives it."""
     job, launcher = prepared.request.job, prepared.launcher
-    if isinstance(launcher, Checking):
+    if isinstance(launcher, launchers.Checking):
         launcher.check(job)
     with new_folder(root.path) as (folder, lock), _hand_over(prepared) as moved:
         folder.submit(launcher.where, job.workers, job.epochs, root.copies)
@@ -83,7 +76,7 @@ def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[Handover | 
         return nullcontext()
     from pybackend.core.launchers import hand_over
 
-    if isinstance(launcher, Describing):
+    if isinstance(launcher, launchers.Describing):
         launcher.describe(prepared.request.job)  # its checks; the driver's errors come late
     return hand_over(launcher.session, prepared.request.datasets)
 
@@ -93,11 +86,11 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
     published = folder.published
     with folder.output.open("wb") as output:
         process = subprocess.Popen(
-            run_here("api.detached_driver", str(folder.path), str(lock)),
+            launchers.run_here("api.detached_driver", str(folder.path), str(lock)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **own_libraries(), **variables},
+            env={**os.environ, **launchers.own_libraries(), **variables},
             pass_fds=[lock],
             start_new_session=True,  # not ended with the terminal, nor by its Ctrl-C
         )
@@ -187,7 +180,7 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
         launcher, datasets = rest["launcher"], {**datasets, **rest["functions"]}
         if rest["session"] is not None:
             session, datasets = stack.enter_context(rest["session"].connect(datasets))
-            launcher = launcher_for(session)
+            launcher = launchers.launcher_for(session)
         request = Request(
             job=replace(job, verbose=0, reports_lines=True),
             files=rest["files"],

@@ -14,16 +14,9 @@ from pybackend.core.api import rendering
 from pybackend.core.api.calls import EvaluationCall, PredictionCall, Trained
 from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
+from pybackend.core.job import report
 from pybackend.core.job.call_options import Features, OnMissing, PredictionType
 from pybackend.core.job.options import ColumnEncoding, DataOptions
-from pybackend.core.job.report import (
-    Audit,
-    Generation,
-    Restart,
-    WorkerReport,
-    count_by_epoch,
-    find_straggler,
-)
 from pybackend.core.words import show
 
 # What `to_dict` returns unchanged.
@@ -114,7 +107,7 @@ class TrainResult(Trained):
     model_format: str
     model_sha256: str
     history: dict[str, list[Any]]
-    workers: list[WorkerReport] = field(repr=False)
+    workers: list[report.WorkerReport] = field(repr=False)
     seconds: float
     seed: int
     epochs: int
@@ -129,8 +122,8 @@ class TrainResult(Trained):
     categories: dict[str, Any] | None = field(default=None, repr=False)
     encode: dict[str, ColumnEncoding] | None = field(default=None, repr=False)
     feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
-    generations: list[Generation] = field(default_factory=list, repr=False)
-    restarts: list[Restart] = field(default_factory=list, repr=False)
+    generations: list[report.Generation] = field(default_factory=list, repr=False)
+    restarts: list[report.Restart] = field(default_factory=list, repr=False)
     timeline: list[Moment] = field(default_factory=list, repr=False)
     tensorboard: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -376,7 +369,7 @@ class TrainResult(Trained):
         return predict_here(lambda: self.model, self, x, call)
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> report.Audit | None:
         """Result of the audit, which repeats some steps in one process.
 
         ``skipped`` gives the reason if no step was compared. None for results of functions.
@@ -398,12 +391,12 @@ class TrainResult(Trained):
         """Number of workers at the end of each epoch that was run."""
         if not self.generations:
             return [len(self.workers)] * self.epochs
-        return count_by_epoch(self.generations, self.initial_epoch + self.epochs)
+        return report.count_by_epoch(self.generations, self.initial_epoch + self.epochs)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
         """Rank that the others waited for, and how many seconds each waited; None if none did."""
-        return find_straggler(self.workers)
+        return report.find_straggler(self.workers)
 
     def plot(
         self,
