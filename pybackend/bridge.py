@@ -329,14 +329,13 @@ def describe_trial(trial: Trial) -> dict[str, Any]:
     return {**known, "arguments": _describe_values(trial.arguments)}
 
 
+_OF_TRIALS = ("arguments", "metric", "mode", "parallelism", "seconds")
+
+
 def describe_trials(trials: Trials) -> dict[str, Any]:
     return {
         "records": [_describe_values(record) for record in trials.records],
-        "arguments": trials.arguments,
-        "metric": trials.metric,
-        "mode": trials.mode,
-        "parallelism": trials.parallelism,
-        "seconds": trials.seconds,
+        **{name: getattr(trials, name) for name in _OF_TRIALS},
     }
 
 

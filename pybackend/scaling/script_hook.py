@@ -116,6 +116,7 @@ class ScriptHook:
             batch_size * (order.workers if order.is_shared else 1),
             [replace(report, inputs=None) for report in result.workers],
         )
+        # Renamed when complete: the script may be killed meanwhile.
         partial = Path(order.folder, f"{_FILE}.partial")
         partial.write_text(encode(found))
         partial.replace(Path(order.folder, _FILE))

@@ -288,6 +288,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     @wraps(fn)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
+            # Not the call itself: a TypeError in it would be taken for a wrong argument.
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None

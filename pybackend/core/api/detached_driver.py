@@ -38,6 +38,7 @@ _GONE_SECONDS = 30.0
 
 def main(place: str, lock: str) -> None:
     """Drive the job in a folder; ``lock`` is the descriptor of its lock."""
+    # Workers that inherited the lock would hold it after this process: the job would seem to run.
     os.set_inheritable(int(lock), False)
     # A shell starts background jobs with Ctrl-C ignored; here it is how a job is cancelled.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -122,6 +123,7 @@ def _watched(folder: JobFolder) -> Iterator[None]:
     Without its folder, a job cannot be found, cancelled or give its result. So this ends it, too.
     """
     has_ended = threading.Event()
+    # Without it, the interrupt could come after the block, and end what writes the result.
     guard = threading.Lock()
 
     def look() -> None:

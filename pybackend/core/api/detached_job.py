@@ -39,6 +39,7 @@ from pybackend.core.job.messages import (
 from pybackend.core.words import Code, call_of, either, show
 
 _END_SECONDS = 60.0
+_SUBMITTED = ("host", "where", "workers", "epochs")
 # A driver that completes the copy of its job needs the folder.
 _COPY_SECONDS = 30.0
 # A driver on a machine with another clock may look lost at first.
@@ -129,10 +130,7 @@ class DetachedJob:
             "id": self.id,
             "status": status,
             "submitted": record and record.time,
-            "host": record and record.host,
-            "where": record and record.where,
-            "workers": record and record.workers,
-            "epochs": record and record.epochs,
+            **{name: record and getattr(record, name) for name in _SUBMITTED},
             "folder": self.folder,
         }
 

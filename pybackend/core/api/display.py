@@ -330,6 +330,7 @@ class Relay(Lines):
         if not self._pass_on("epoch", values):
             super().line(text)
 
+    # R would crash if another thread called it.
     def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> bool:
         if threading.get_ident() != self._thread:
             return False
@@ -368,6 +369,7 @@ class Live(Lines):
         self._workers = counted(dict(job.roles).get("worker", job.workers), "worker")
         self.line(text)
         self._progress.start()
+        # Without a total the bar pulses: the steps of an epoch are not known yet.
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, values="")
 
     def line(self, text: str) -> None:

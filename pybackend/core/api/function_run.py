@@ -283,6 +283,7 @@ def _pickle_call(fn: Any, args: Sequence[Any], owners: Sequence[Any]) -> bytes:
     try:
         return pickle_value((fn, tuple(args)), "`fn` and its arguments", owners)
     except InputError as error:
+        # The pickle is a tuple, whose places mean nothing to the caller.
         text = str(error).replace("because of `[0]", "because of `fn")
         raise InputError(text.replace("because of `[1]", "because of `args")) from error
 

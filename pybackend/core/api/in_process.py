@@ -198,6 +198,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
             rows = reshape_rows(rows, model)
         except InputError as error:
             raise InputError(f"`{name}`: {error}") from error
+        # Copied before the folder goes.
         taken = rows.take(np.arange(len(rows)))
     batch = arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
     parts: tuple[Any, ...] = keras.utils.unpack_x_y_sample_weight(batch)

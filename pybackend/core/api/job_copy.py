@@ -172,6 +172,7 @@ def copied(folder: JobFolder) -> Iterator[None]:
         return
     has_ended, is_complete = threading.Event(), threading.Event()
     writer = _Writer(folder, uri)
+    # Daemons: a store that hangs must not keep the driver from ending.
     thread = threading.Thread(target=writer.run, args=(has_ended,), daemon=True)
     # On a thread of its own, since a large log or result takes long.
     beat = threading.Thread(target=_beat, args=(uri, is_complete), daemon=True)

@@ -385,6 +385,7 @@ def _naming_unwritable(root: Path) -> Iterator[None]:
 
 def _lock(descriptor: int, root: Path) -> None:
     try:
+        # Some network file systems have no locks.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         raise InputError(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pybackend.core.errors import InputError
 from pybackend.core.job import messages
@@ -15,6 +15,7 @@ from pybackend.core.job.tensorboard import FOLDER, choose_folder
 from pybackend.core.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
+_Kind = TypeVar("_Kind")
 
 
 @name_arguments
@@ -93,6 +94,7 @@ class Observers:
 
     def __call__(self, event: messages.Event) -> messages.Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
+        # All ranks end the same epochs: an observer sees each once.
         if not self._observers or event.rank != 0:
             return None
         if isinstance(event, messages.EpochEnded):
@@ -166,11 +168,9 @@ class EventFolder:
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
     """Separate the folder for TensorBoard from other callbacks; two raise an `InputError`."""
-    listed = list_callbacks(callbacks)
-    folders = [one for one in listed if isinstance(one, EventFolder)]
+    folders, others = _split(list_callbacks(callbacks), EventFolder)
     if len(folders) > 1:
         raise InputError("`callbacks` contains two folders for TensorBoard: pass one")
-    others = [one for one in listed if not isinstance(one, EventFolder)]
     return folders[0].choose().folder if folders else None, others
 
 
@@ -184,8 +184,8 @@ def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
         name = getattr(callback, "__name__", "")
         if callable(callback) and name in _MAKERS:
             raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
-    trackers = tuple(one for one in listed if isinstance(one, Tracker))
-    return trackers, [one for one in listed if not isinstance(one, Tracker)]
+    trackers, others = _split(listed, Tracker)  # type: ignore[type-abstract]
+    return tuple(trackers), others
 
 
 def list_callbacks(callbacks: Any) -> list[Any]:
@@ -203,8 +203,12 @@ def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
             f"`callbacks` contains the class {term('Observer')}: pass an instance, "
             f"{call_of('Observer', ...)}"
         )
-    observers = [callback for callback in listed if isinstance(callback, Observer)]
-    return observers, [c for c in listed if not isinstance(c, Observer)]
+    return _split(listed, Observer)
+
+
+def _split(callbacks: Sequence[Any], kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
+    chosen = [one for one in callbacks if isinstance(one, kind)]
+    return chosen, [one for one in callbacks if not isinstance(one, kind)]
 
 
 class Recording:
@@ -229,12 +233,12 @@ class Recording:
         if isinstance(event, messages.EpochEnded):
             values = {**list_numbers(event.logs), "epoch_seconds": event.seconds}
             self._seen[event.epoch] = set(values)
-            self._log("epoch", event.epoch, values)
+            self._record("log", "epoch", event.epoch, values)
         elif isinstance(event, messages.StepEnded):
             values = {f"step/{name}": value for name, value in list_numbers(event.logs).items()}
             if event.seconds > 0:
                 values["step/rows_per_second"] = event.rows / event.seconds
-            self._log("step", (event.epoch - 1) * event.steps + event.step, values)
+            self._record("log", "step", (event.epoch - 1) * event.steps + event.step, values)
 
     def finish(self, result: Any) -> None:
         """Record the result, with metrics that did not reach this session as events."""
@@ -242,26 +246,21 @@ class Recording:
             seen = self._seen.get(epoch, ())
             # Those of other callbacks, or all if the workers cannot reach this session.
             if late := {k: v for k, v in list_numbers(logs).items() if k not in seen}:
-                self._log("epoch", epoch, late)
-        for system, record in self._records:
-            self._attempt(system, record.finish, result)
+                self._record("log", "epoch", epoch, late)
+        self._record("finish", result)
 
     def fail(self, error: BaseException) -> None:
-        for system, record in self._records:
-            self._attempt(system, record.fail, error)
+        self._record("fail", error)
 
-    def _log(self, axis: str, number: int, values: Mapping[str, float]) -> None:
+    def _record(self, method: str, *arguments: Any) -> None:
         for system, record in self._records:
-            self._attempt(system, record.log, axis, number, values)
-
-    def _attempt(self, system: str, fn: Any, *arguments: Any) -> None:
-        try:
-            fn(*arguments)
-        except Exception as error:  # hours of training must not end with the tracking server
-            if system not in self._noted:
-                self._noted.add(system)
-                text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
-                self._say(messages.Note(text))
+            try:
+                getattr(record, method)(*arguments)
+            except Exception as error:  # hours of training must not end with the tracking server
+                if system not in self._noted:
+                    self._noted.add(system)
+                    text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
+                    self._say(messages.Note(text))
 
 
 @contextmanager

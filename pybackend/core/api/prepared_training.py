@@ -129,6 +129,7 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     trackers, others = observer.split_trackers(call.options["callbacks"])
     folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
+    # In this order: the limits of elastic training become a number, which the others take.
     call = resolve_roles(launcher, resolve_elastic(launcher, call))
     for hook in training_hooks():
         call = hook.resolve(call)

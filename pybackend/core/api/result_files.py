@@ -71,8 +71,10 @@ def read_result(
         raise InputError(f"there is no file {path}") from None
     except OSError as error:
         raise InputError(f"`path` cannot be read: {error}") from error
+    # RDS, compressed and not.
     if text.startswith((b"\x1f\x8b", b"X\n")):
         raise InputError(f"{path} is a file of R's saveRDS(): read it in R with readRDS(path)")
+    # HDF5, and the zip file of Keras.
     if text.startswith((b"\x89HDF", b"PK")):
         raise InputError(
             f"{path} is a model file, not a result file "
@@ -219,6 +221,7 @@ def export_model(model: Any, path: Path) -> Path:
     from pybackend.core.model.serialization import silence_keras
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: only within a file system is a rename atomic.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         made = Path(folder) / path.name
         try:

@@ -32,7 +32,12 @@ from pybackend.core.job.model_options import ModelOptions
 from pybackend.core.job.options import ColumnEncoding, DataOptions
 from pybackend.core.job.report import read_metrics
 from pybackend.core.job.values import decode_value
-from pybackend.core.launchers import count_workers, is_spark_frame, launcher_for, read_schema
+from pybackend.core.launchers import (
+    count_workers,
+    is_spark_frame,
+    launcher_for,
+    read_schema,
+)
 from pybackend.core.words import setting, term
 
 
@@ -320,14 +325,14 @@ def predict_spark(
     check_features(request.model, columns.features, names_of_numbers)
     known = model_columns.check_levels(model.levels) if isinstance(model, Trained) else None
     predictions = model_columns.predictions_of(request.model, type, names, known)
-    from pybackend.core.launchers import add_predictions
-
     files, inputs = request.files, None
     if runtime == "onnx":
         from pybackend.core.model.onnx import encode_onnx, match_inputs
 
         inputs = match_inputs(request.model, [group.key for group in groups])
         files = {MODEL_FILE: encode_onnx(request.model)}
+    from pybackend.core.launchers import add_predictions
+
     return add_predictions(
         df,
         columns,

@@ -93,6 +93,7 @@ def encode_model(
         try:
             file = encode_file(source, custom_objects, job.safe_mode, job.kind, rows)
             return {**extras, **file, **start}
+        # What Keras cannot write, cloudpickle often can.
         except (InputError, SerializationError) as error:
             if as_file:
                 raise
@@ -200,6 +201,7 @@ def _find_used(data: Any) -> dict[int, Any]:
     waiting = [data]
     while waiting:
         part = waiting.pop()
+        # A module refers to nearly everything, and so does a class of a library.
         is_library = isinstance(part, ModuleType) or (isinstance(part, type) and not is_sent(part))
         # TensorFlow's default graph refers to the functions of other data sets.
         if is_library or type(part) is tensorflow.Graph or id(part) in found:

@@ -9,9 +9,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from pybackend.core import launchers
 from pybackend.core.api import training_hooks
@@ -29,11 +28,10 @@ from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.words import call_of, term
 
-if TYPE_CHECKING:
-    from pybackend.core.launchers import Handover
-
 # The driver only has to start Python.
 _START_SECONDS = 60.0
+# Files of a request, which only the driver reads.
+_ROWS, _REST = "rows.pickle", "rest.pickle"
 
 
 def check_submission(call: TrainingCall, folder: Place | None) -> Root:
@@ -69,16 +67,14 @@ def submit(prepared: PreparedTraining, began: float, root: Root) -> JobFolder:
     return published
 
 
-def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[Handover | None]:
+def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[launchers.Handover | None]:
     """Copy the Spark session of a training for the driver, if it has one."""
     launcher = prepared.launcher
     if launcher.session is None:
         return nullcontext()
-    from pybackend.core.launchers import hand_over
-
     if isinstance(launcher, launchers.Describing):
         launcher.describe(prepared.request.job)  # its checks; the driver's errors come late
-    return hand_over(launcher.session, prepared.request.datasets)
+    return launchers.hand_over(launcher.session, prepared.request.datasets)
 
 
 def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFolder:
@@ -112,33 +108,21 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
     return published
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Files of a request, which only the driver reads."""
-
-    folder: JobFolder
-
-    @property
-    def rows(self) -> Path:
-        return self.folder.request / "rows.pickle"
-
-    @property
-    def rest(self) -> Path:
-        return self.folder.request / "rest.pickle"
-
-
 def write_request(
-    folder: JobFolder, prepared: PreparedTraining, began: float, moved: Handover | None = None
+    folder: JobFolder,
+    prepared: PreparedTraining,
+    began: float,
+    moved: launchers.Handover | None = None,
 ) -> None:
     """Write a training run into a folder; ``moved`` replaces a Spark session and its DataFrames."""
-    request, files = prepared.request, _Parts(folder)
+    request = prepared.request
     datasets = request.datasets if moved is None else moved.datasets
     folder.request.mkdir(0o700)
     folder.job.write_text(request.job.to_json())
     functions = {k: v for k, v in datasets.items() if isinstance(v, FunctionRows)}
     rows = {k: v for k, v in datasets.items() if k not in functions}
     # Directly to the file, since rows may be large.
-    with files.rows.open("wb") as file:
+    with (folder.request / _ROWS).open("wb") as file:
         pickle.dump(rows, file, protocol=5)
     # A built model is in the files already.
     model = None if request.job.model_source == "file" else request.model
@@ -160,7 +144,7 @@ def write_request(
     owners = [*(rows.fn for rows in functions.values()), model, request.snapshot]
     owners += request.custom_objects.values()
     content = pickle_value(rest, "the training", [one for one in owners if one is not None])
-    files.rest.write_bytes(content)
+    (folder.request / _REST).write_bytes(content)
 
 
 @contextmanager
@@ -170,10 +154,9 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
     Yields the training, whose Spark session ends after the block, and when the call began.
     """
     folder.check_private()
-    files = _Parts(folder)
-    with files.rows.open("rb") as file:
+    with (folder.request / _ROWS).open("rb") as file:
         datasets = pickle.load(file)  # noqa: S301
-    rest = pickle.loads(files.rest.read_bytes())  # noqa: S301
+    rest = pickle.loads((folder.request / _REST).read_bytes())  # noqa: S301
     job = Job.from_json(folder.job.read_text())
     assert isinstance(job, TrainingJob)
     with ExitStack() as stack:

@@ -77,6 +77,7 @@ def run_prepared(
     """
     request, checkpoint = prepared.request, prepared.request.job.checkpoint
     files = EventFiles(request.job.tensorboard, say)
+    # Around all else: whatever fails also ends the run in the tracking system.
     with recording(prepared, say) as record:
         parts = _Parts(began, files, record, listen)
         with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
@@ -122,6 +123,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
     # Not the request itself: its data must not live as long as the result.
     make_copy, custom_objects = request.snapshot, request.custom_objects
+    # Only weights came back: the model is built again to load them.
     if kind == WEIGHTS:
         make_copy = make_copy or request.model
 
