@@ -252,13 +252,13 @@ def _probe(options: argparse.Namespace) -> int:
     from pybackend.doctor.session import start_session
 
     with start_session(options.master, dict(options.conf)) as session:
-        report = probe(session, options.workers)
-    for host in report["hosts"]:
+        found = probe(session, options.workers)
+    for host in found["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")
-    for problem in report["problems"]:
+    for problem in found["problems"]:
         print(f"problem: {problem}")
-    print(report["verdict"])
-    return 1 if report["problems"] else 0
+    print(found["verdict"])
+    return 1 if found["problems"] else 0
 
 
 def _tf_config(options: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ class SparkSession(Protocol):
 Target = Launcher | SparkSession | Literal["local"] | None
 
 
-class Trained:
+class TrainedModel:
     """Base class of `TrainResult`: its model, and the columns that were used in training.
 
     What takes a result as an argument imports this class: the result itself can evaluate and
@@ -273,8 +273,8 @@ def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     _, _, rest = text.partition("Parameters\n----------\n")
     end = re.search(r"\n\n(?=\w+\n---)", rest)
     assert end is not None, f"{call} has no sections Parameters and Returns"
-    place = len(text) - len(rest) + end.start()
-    return "\n".join([text[:place], *entries]) + text[place:]
+    end_of_section = len(text) - len(rest) + end.start()
+    return "\n".join([text[:end_of_section], *entries]) + text[end_of_section:]
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -347,13 +347,13 @@ def _explain(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
     known = list(signature.parameters.values())
-    by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(by_place):
-        named = setting(**{known[len(by_place)].name: ...})
-        if not by_place:
+    by_position = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_position):
+        named = setting(**{known[len(by_position)].name: ...})
+        if not by_position:
             return f"{name}() takes its arguments by name, e.g. {named}"
         return (
-            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
+            f"{name}() takes {', '.join(f'`{one}`' for one in by_position)} by position, but "
             f"got {len(args)} positional arguments: pass arrays together as {term('(x, y)')}, and "
             f"other arguments by name, e.g. {named}"
         )
@@ -361,7 +361,7 @@ def _explain(
     if unknown is not None:
         instead = suggest(unknown, signature.parameters) or "see its help"
         return f"{name}() has no argument `{unknown}`: {instead}"
-    missing = [p for p in by_place if p not in kwargs][len(args) :]
+    missing = [p for p in by_position if p not in kwargs][len(args) :]
     if not missing:
         return None
     first = signature.parameters.keys() & {"spark"} and (

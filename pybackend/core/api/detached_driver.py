@@ -36,14 +36,14 @@ _LOOK_SECONDS = 0.2
 _GONE_SECONDS = 30.0
 
 
-def main(place: str, lock: str) -> None:
+def main(path: str, lock: str) -> None:
     """Drive the job in a folder; ``lock`` is the descriptor of its lock."""
     # Workers that inherited the lock would hold it after this process: the job would seem to run.
     os.set_inheritable(int(lock), False)
     # A shell starts background jobs with Ctrl-C ignored; here it is how a job is cancelled.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    folder = JobFolder(Path(place))
+    folder = JobFolder(Path(path))
     speak(folder.submitted.language)
     folder = folder.publish()
     with copied(folder):
@@ -102,10 +102,10 @@ def _write(folder: JobFolder, result: TrainResult, decode: object) -> None:
 def _rescue(folder: JobFolder, result: TrainResult) -> str:
     """Write a result to a new folder elsewhere on this machine, and return where it is."""
     tried = [tempfile.gettempdir(), "/dev/shm"]  # noqa: S108  a disk of its own in containers
-    for place in tried:
+    for parent in tried:
         made = None
         try:
-            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=place)
+            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=parent)
             path = show(str(result.save(Path(made, folder.result.name))))
         except (OSError, TfdistError):
             if made is not None:

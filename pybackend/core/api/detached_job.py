@@ -15,7 +15,7 @@ from typing import Any
 from pybackend.core.api.calls import hide_frames
 from pybackend.core.api.display import Lines, Narrator, choose_display, describe_start
 from pybackend.core.api.job_copy import JobCopy, list_jobs
-from pybackend.core.api.job_folder import JobFolder, find_root
+from pybackend.core.api.job_folder import JobFolder, find_store
 from pybackend.core.api.job_record import (
     BEAT_SECONDS,
     LOST_SECONDS,
@@ -364,7 +364,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
     InputError
         The folder is neither a path nor a URI, or cannot be read.
     """
-    return [DetachedJob(found) for found in list_jobs(find_root(folder))]
+    return [DetachedJob(found) for found in list_jobs(find_store(folder))]
 
 
 def attach_job(
@@ -387,7 +387,7 @@ def attach_job(
     InputError
         There is no such job, or a callback is not an `Observer`.
     """
-    root = find_root(folder)
+    root = find_store(folder)
     observers, others = split_observers(callbacks)
     if others:
         raise InputError(

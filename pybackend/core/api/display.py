@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-# Workers that wait for the same one report it within seconds, then not again for a minute.
+# Workers that wait for the same one say so within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
 
 _NO_NUMBER = (
@@ -102,7 +102,7 @@ class Narrator:
         self._is_finite = True
 
     def __call__(self, event: Event) -> None:
-        # All ranks report the same epochs and notes.
+        # All ranks send the same epochs and notes.
         is_first = event.rank == 0
         if isinstance(event, PrintedLine):
             self._log(event, event.text)
@@ -338,7 +338,7 @@ class Relay(Lines):
         return True
 
 
-# Number of reports over which the speed is measured; the very first step is slow.
+# Number of events over which the speed is measured; the very first step is slow.
 _RECENT = 20
 
 
@@ -416,7 +416,7 @@ class Live(Lines):
 
 
 class Speed:
-    """Speed of the last reported steps."""
+    """Speed of the last steps that events showed."""
 
     def __init__(self) -> None:
         self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
@@ -428,7 +428,7 @@ class Speed:
         self._recent.clear()
 
     def describe(self, event: StepEnded) -> list[str]:
-        """Return rows per second and the remaining time; empty after only one report."""
+        """Return rows per second and the remaining time; empty after only one event."""
         first = self._recent[0] if self._recent else event
         steps, seconds = event.step - first.step, event.seconds - first.seconds
         if steps <= 0 or seconds <= 0:

@@ -17,7 +17,7 @@ from pybackend.core.api.calls import (
     EvaluationCall,
     ModelCall,
     PredictionCall,
-    Trained,
+    TrainedModel,
     read_keras_defaults,
 )
 from pybackend.core.data import arrays
@@ -38,7 +38,7 @@ from pybackend.core.words import term
 
 def evaluate_here(
     find_model: Callable[[], Any],
-    known: Trained | None,
+    known: TrainedModel | None,
     data: Any,
     call: EvaluationCall,
 ) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def evaluate_here(
 
 def predict_here(
     find_model: Callable[[], Any],
-    known: Trained | None,
+    known: TrainedModel | None,
     x: Any,
     call: PredictionCall,
 ) -> Any:
@@ -94,7 +94,7 @@ def shape_outputs(
     complete: Any,
     x: Any,
     call: PredictionCall,
-    known: Trained | None,
+    known: TrainedModel | None,
     find_model: Callable[[], Any],
 ) -> Any:
     """Return outputs for the complete rows of ``x`` in the form that ``type`` asks for.

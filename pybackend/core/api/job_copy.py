@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pybackend.core.api import job_record
-from pybackend.core.api.job_folder import EVENTS, JobFolder, Result, Root, list_folders
+from pybackend.core.api.job_folder import EVENTS, JobFolder, JobStore, Result, list_folders
 from pybackend.core.data.files import hide_password, open_folder
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
@@ -119,7 +119,7 @@ class JobCopy:
             return open_folder(self.uri).read(name)
 
 
-def list_jobs(root: Root) -> list[JobFolder | JobCopy]:
+def list_jobs(root: JobStore) -> list[JobFolder | JobCopy]:
     """Return all jobs in a folder or at a URI, oldest first."""
     if root.copies is None:
         return [*list_folders(root.path)]
@@ -171,7 +171,7 @@ def copied(folder: JobFolder) -> Iterator[None]:
         yield
         return
     has_ended, is_complete = threading.Event(), threading.Event()
-    writer = _Writer(folder, uri)
+    writer = _CopyWriter(folder, uri)
     # Daemons: a store that hangs must not keep the driver from ending.
     thread = threading.Thread(target=writer.run, args=(has_ended,), daemon=True)
     # On a thread of its own, since a large log or result takes long.
@@ -196,7 +196,7 @@ def _beat(uri: str, is_complete: threading.Event) -> None:
                 files.write(_BEAT, str(time.time()).encode())
 
 
-class _Writer:
+class _CopyWriter:
     """Writes what is new in a job's folder to its copy, and reads requests from there."""
 
     def __init__(self, folder: JobFolder, uri: str) -> None:

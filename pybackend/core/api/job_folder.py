@@ -57,7 +57,7 @@ _GAP = Note("lines are missing here: the log could not be written, perhaps becau
 
 
 @dataclass(frozen=True)
-class Root:
+class JobStore:
     """The folder of all jobs on this machine, and the URI of their copies, if there is one."""
 
     path: Path
@@ -67,7 +67,7 @@ class Root:
         return hide_password(self.copies or str(self.path))
 
 
-def find_root(place: Any = None, argument: str = "folder") -> Root:
+def find_store(place: Any = None, argument: str = "folder") -> JobStore:
     """Return where all jobs are: ``place``, ``TFDIST_JOBS``, or a folder in the home folder."""
     if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
         raise InputError(f"`{argument}` must be a path or a URI, not {show(place)}")
@@ -79,7 +79,7 @@ def find_root(place: Any = None, argument: str = "folder") -> Root:
         raise InputError(f"jobs cannot be in {show(chosen)}: other processes cannot read it")
     if copies:
         chosen = usual if usual and not is_remote(usual) else str(Path(state, "tfdist", "jobs"))
-    return Root(Path(local_path(os.path.expanduser(chosen))), copies)
+    return JobStore(Path(local_path(os.path.expanduser(chosen))), copies)
 
 
 @dataclass(frozen=True)

@@ -138,24 +138,24 @@ class _Seen:
 _SEEN: dict[str, _Seen] = {}
 
 
-def age_of_beat(place: str, beat: Hashable, find_age: Callable[[], float]) -> float:
+def age_of_beat(where: str, beat: Hashable, find_age: Callable[[], float]) -> float:
     """Return the age in seconds of the last beat of the job at a path or URI.
 
     ``beat`` is a value that changes with each beat; ``find_age`` returns the age by clocks that may
     differ.
     """
-    now, seen = time.monotonic(), _SEEN.get(place)
+    now, seen = time.monotonic(), _SEEN.get(where)
     if seen is None or seen.beat != beat:
         # A beat that changed is not older than the last look.
         age = min(max(0.0, find_age()), now - seen.last if seen else float("inf"))
         seen = _Seen(beat, now, now, age)
-    _SEEN[place] = replace(seen, last=now)
+    _SEEN[where] = replace(seen, last=now)
     return seen.age + now - seen.first
 
 
-def watched_seconds(place: str) -> float:
+def watched_seconds(where: str) -> float:
     """Return for how long this session has seen the same beat of a job."""
-    seen = _SEEN.get(place)
+    seen = _SEEN.get(where)
     return seen.last - seen.first if seen else 0.0
 
 

@@ -109,19 +109,19 @@ def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
     ticks = find_ticks(0.0, max(totals) or 1.0)
     rows = _Rows([bar.label for bar in bars], ticks, show)
     drawn = list(rows.drawn)
-    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+    for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         begin = 0.0
         for kind, value in bar.parts:
             x, end = rows.at(begin), rows.at(begin + value)
             named = f"{bar.label}, {kind}" if len(bar.parts) > 1 else bar.label
             drawn.append(
-                f'<rect class="bar {kind}" x="{x:.1f}" y="{rows.top(place):.1f}" '
+                f'<rect class="bar {kind}" x="{x:.1f}" y="{rows.top(row):.1f}" '
                 f'width="{max(0.0, end - x):.1f}" height="{rows.thick:.1f}">'
                 f"<title>{escape(named)}: {show(value)}</title></rect>"
             )
             begin += value
-        if rows.is_labelled(place):
-            drawn.append(rows.value(place, total, show(total)))
+        if rows.is_labelled(row):
+            drawn.append(rows.value(row, total, show(total)))
     return _svg(title, rows.height, drawn, key)
 
 
@@ -133,9 +133,9 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
     ticks = find_ticks(0.0, far if far <= 2 * highest else highest * 1.1)
     rows = _Rows([box.label for box in boxes], ticks, show)
     drawn = list(rows.drawn)
-    for place, box in enumerate(boxes):
+    for row, box in enumerate(boxes):
         least, low, first, median, third, high, most = box.quantiles
-        top, thick, middle = rows.top(place), rows.thick, rows.top(place) + rows.thick / 2
+        top, thick, middle = rows.top(row), rows.thick, rows.top(row) + rows.thick / 2
         drawn.append(_rule(rows.at(low), middle, rows.at(high), middle, "whisker"))
         drawn.append(
             f'<rect class="box" x="{rows.at(first):.1f}" y="{top:.1f}" '
@@ -166,22 +166,22 @@ class _Rows:
         self.drawn = [_rule(self.at(t), _TOP - 4, self.at(t), bottom, "grid") for t in ticks]
         self.drawn += [_text(self.at(t), bottom + 17, show(t)) for t in ticks]
         self.drawn += [
-            _text(self._left - 7, self.top(place) + self.thick / 2 + 4, label, "end")
-            for place, label in enumerate(labels)
-            if self.is_labelled(place)
+            _text(self._left - 7, self.top(row) + self.thick / 2 + 4, label, "end")
+            for row, label in enumerate(labels)
+            if self.is_labelled(row)
         ]
 
     def at(self, value: float) -> float:
         return self._left + (_WIDTH - 46 - self._left) * value / self._ticks[-1]
 
-    def top(self, place: int) -> float:
-        return _TOP + self._step * (place + 0.17)
+    def top(self, row: int) -> float:
+        return _TOP + self._step * (row + 0.17)
 
-    def is_labelled(self, place: int) -> bool:
-        return place % self._every == 0
+    def is_labelled(self, row: int) -> bool:
+        return row % self._every == 0
 
-    def value(self, place: int, at: float, text: str) -> str:
-        return _text(self.at(at) + 5, self.top(place) + self.thick / 2 + 4, text, "start")
+    def value(self, row: int, at: float, text: str) -> str:
+        return _text(self.at(at) + 5, self.top(row) + self.thick / 2 + 4, text, "start")
 
 
 def _join(points: Sequence[tuple[float, float]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pybackend.core.api.calls import ModelCall, PredictionCall, Trained, TrainingCall
+from pybackend.core.api.calls import ModelCall, PredictionCall, TrainedModel, TrainingCall
 from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.core.data.predictions import Output, Predictions
 from pybackend.core.errors import InputError
@@ -15,7 +15,7 @@ from pybackend.core.job.options import DataOptions
 from pybackend.core.words import setting, show
 
 
-def choose_columns(call: ModelCall, options: DataOptions, known: Trained | None) -> ColumnSpec:
+def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | None) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
     columns = ColumnSpec(
         features=as_list(call.options["features"]),
@@ -34,7 +34,7 @@ def choose_columns(call: ModelCall, options: DataOptions, known: Trained | None)
     return columns if known is None else _add_defaults(columns, known)
 
 
-def _add_defaults(columns: ColumnSpec, known: Trained) -> ColumnSpec:
+def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
     """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 
@@ -134,10 +134,10 @@ def divide_predictions(
     from pybackend.core.model.labels import take_output
 
     found = {}
-    for place, output in enumerate(predictions.outputs):
+    for index, output in enumerate(predictions.outputs):
         found[output.name] = Predictions((replace(output, name=""),))
         names = check_levels(levels.get(output.name))
-        if names and (alone := take_output(model, output.name, place)) is not None:
+        if names and (alone := take_output(model, output.name, index)) is not None:
             found[output.name] = predictions_of(alone, None, None, names)
     return found
 

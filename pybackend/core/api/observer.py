@@ -284,7 +284,7 @@ def list_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, (int, float)):
             found[name] = float(value)
         elif isinstance(value, (list, tuple)):
-            found |= list_numbers({f"{name}.{place}": one for place, one in enumerate(value)})
+            found |= list_numbers({f"{name}.{index}": one for index, one in enumerate(value)})
     return found
 
 

@@ -103,7 +103,7 @@ def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
         yield Curve(f"{label} {number}", epochs, values, is_validation)
 
 
-class Shown(Protocol):
+class ShownResult(Protocol):
     """Attributes of a `TrainResult` that are shown."""
 
     @property
@@ -129,7 +129,7 @@ class Shown(Protocol):
     def epochs_of(self, name: str) -> Sequence[int]: ...
 
 
-def summarize(result: Shown) -> list[str]:
+def summarize(result: ShownResult) -> list[str]:
     """Return lines with the metrics of the last epoch, and with what each worker did."""
     workers = [
         f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
@@ -140,7 +140,7 @@ def summarize(result: Shown) -> list[str]:
     return [*_list_facts(result), *workers, *_list_events(result)]
 
 
-def show_in_notebook(result: Shown) -> str:
+def show_in_notebook(result: ShownResult) -> str:
     """Return self-contained HTML: facts, curves, events, workers and settings."""
     events = _list_events(result)
     rows = [
@@ -190,16 +190,16 @@ def _draw_panel(panel: Panel) -> str:
     return NOTEBOOK.figure(panel.name, draw_lines(f"{panel.name} by epoch", lines), kinds=names)
 
 
-def _number_workers(result: Shown) -> dict[int, WorkerReport]:
+def _number_workers(result: ShownResult) -> dict[int, WorkerReport]:
     return {_number(result, worker.rank): worker for worker in result.workers}
 
 
-def _number(result: Shown, rank: int) -> int:
+def _number(result: ShownResult, rank: int) -> int:
     """Return the number of a worker: its rank, unless ranks have changed since it started."""
     return result.generations[-1].workers[rank] if len(result.generations) > 1 else rank
 
 
-def _list_facts(result: Shown) -> list[str]:
+def _list_facts(result: ShownResult) -> list[str]:
     rows = sum(worker.rows for worker in result.workers)
     lines = [
         f"{counted(len(result.workers), 'worker')}, {counted(rows, 'row')}, "
@@ -213,7 +213,7 @@ def _list_facts(result: Shown) -> list[str]:
     return [*lines, *_list_audit(result)]
 
 
-def _list_audit(result: Shown) -> list[str]:
+def _list_audit(result: ShownResult) -> list[str]:
     audit, taken = result.audit, result.workers[0].steps
     if audit is None:
         return []
@@ -234,7 +234,7 @@ def _list_audit(result: Shown) -> list[str]:
     ]
 
 
-def _list_events(result: Shown) -> list[str]:
+def _list_events(result: ShownResult) -> list[str]:
     """Return lines about workers that left or joined, and about the one that held up the others."""
     lines = [_describe_change(generation) for generation in result.generations[1:]]
     if result.straggler is not None:
@@ -295,8 +295,8 @@ def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
     columns = min(len(panels), _COLUMNS)
     rows = -(-len(panels) // columns)
     figure = HistoryFigure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
-    for place, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(rows, columns, place)
+    for index, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, index)
         for number, curve in enumerate(panel.curves):
             _draw_curve(axes, curve, f"C{number}", smooth)
         axes.set_title(panel.name)

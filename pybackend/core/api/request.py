@@ -13,7 +13,7 @@ from pybackend.core.api import call_data, sent_objects
 from pybackend.core.api.calls import (
     ModelCall,
     PredictionCall,
-    Trained,
+    TrainedModel,
     TrainingCall,
     read_keras_defaults,
 )
@@ -140,7 +140,7 @@ def prepare(
     `SerializationError`.
     """
     given = call.model
-    result = given if isinstance(given, Trained) else None
+    result = given if isinstance(given, TrainedModel) else None
     options = check_data_options(call.options.get("data_options"))
     job = replace(
         make_job(kind, call.arguments),
@@ -186,7 +186,7 @@ def _encode(
     as_file: bool,
 ) -> Request[Kind]:
     given = call.model
-    model = given.model if isinstance(given, Trained) else given
+    model = given.model if isinstance(given, TrainedModel) else given
     custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
     rows: Any = None
     source = model

@@ -14,7 +14,7 @@ from pybackend.core.api.calls import (
     EvaluationCall,
     PredictionCall,
     Target,
-    Trained,
+    TrainedModel,
     explain_arguments,
     take_options,
 )
@@ -141,7 +141,7 @@ def barrier_predict(
         outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
     else:
         outputs = _predict_nothing(request.model)
-    known = model if isinstance(model, Trained) else None
+    known = model if isinstance(model, TrainedModel) else None
     return shape_outputs(outputs, reader.complete, x, call, known, lambda: here)
 
 
@@ -208,8 +208,8 @@ def _interleave(parts: list[Any], rows: int) -> Any:
         }
     if isinstance(known, (list, tuple)):
         return [
-            _interleave([None if p is None else p[place] for p in parts], rows)
-            for place in range(len(known))
+            _interleave([None if p is None else p[index] for p in parts], rows)
+            for index in range(len(known))
         ]
     with_rows = (part for part in parts if part is not None)
     arrays.check_row_shapes(with_rows, "the output of the model", "on different workers")
@@ -323,7 +323,7 @@ def predict_spark(
     groups = _group_columns(columns, df, request.job.floatx)
     names_of_numbers = {input_name(group.key): group.names for group in groups}
     check_features(request.model, columns.features, names_of_numbers)
-    known = model_columns.check_levels(model.levels) if isinstance(model, Trained) else None
+    known = model_columns.check_levels(model.levels) if isinstance(model, TrainedModel) else None
     predictions = model_columns.predictions_of(request.model, type, names, known)
     files, inputs = request.files, None
     if runtime == "onnx":
@@ -345,7 +345,7 @@ def predict_spark(
 
 
 def check_model(model: Any) -> None:
-    if not (isinstance(model, Trained) or is_keras_model(model)):
+    if not (isinstance(model, TrainedModel) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         message = f"`model` must be a Keras 3 model or a {term('TrainResult')}, not a {kind}"
         raise InputError(message + ": it comes first, `df` second" * kind.endswith("DataFrame"))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from pybackend.core.api.calls import Trained
+from pybackend.core.api.calls import TrainedModel
 from pybackend.core.data.datasets import describe_function, is_dataset
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import InputError, SerializationError, TfdistError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def find_source(model: Any) -> Literal["file", "function"]:
     """Return whether a model (or a result with one) or a function that builds one was passed."""
-    if isinstance(model, Trained) or is_keras_model(model):
+    if isinstance(model, TrainedModel) or is_keras_model(model):
         return "file"
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if kind.startswith("tf_keras"):
@@ -259,18 +259,18 @@ def _list_stored(code: CodeType, is_own: bool) -> Iterator[str]:
     """
     steps = list(dis.get_instructions(code))
     names = [step.opname for step in steps]
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            holder = steps[place - 1]
+            holder = steps[index - 1]
             is_self = holder.opname == "LOAD_FAST" and holder.argval in code.co_varnames[:1]
             if not (is_own and is_self):
                 yield step.argval
-        elif step.opname == "STORE_SUBSCR" or names[place : place + 3] == [
+        elif step.opname == "STORE_SUBSCR" or names[index : index + 3] == [
             "COPY",
             "COPY",
             "BINARY_SUBSCR",
         ]:  # a[b] = c; a[b] += c
-            yield f"{steps[place - 2].argval}[]"
+            yield f"{steps[index - 2].argval}[]"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _list_stored(constant, is_own)

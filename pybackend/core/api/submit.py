@@ -16,7 +16,7 @@ from pybackend.core import launchers
 from pybackend.core.api import training_hooks
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.job_copy import new_copy
-from pybackend.core.api.job_folder import VARIABLE, JobFolder, Root, find_root, new_folder
+from pybackend.core.api.job_folder import VARIABLE, JobFolder, JobStore, find_store, new_folder
 from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.request import Request
@@ -34,9 +34,9 @@ _START_SECONDS = 60.0
 _ROWS, _REST = "rows.pickle", "rest.pickle"
 
 
-def check_submission(call: TrainingCall, folder: Place | None) -> Root:
+def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
     """Check that a process of its own can drive a training; return the folder of all jobs."""
-    root = find_root(folder)
+    root = find_store(folder)
     launcher = launchers.launcher_for(call.spark)
     if isinstance(launcher, launchers.Bound) and launcher.why_bound is not None:
         raise InputError(
@@ -53,7 +53,7 @@ def check_submission(call: TrainingCall, folder: Place | None) -> Root:
     return root
 
 
-def submit(prepared: PreparedTraining, began: float, root: Root) -> JobFolder:
+def submit(prepared: PreparedTraining, began: float, root: JobStore) -> JobFolder:
     """Write a training run to a new folder, and start the process that drives it."""
     job, launcher = prepared.request.job, prepared.launcher
     if isinstance(launcher, launchers.Checking):

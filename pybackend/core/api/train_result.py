@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.api import rendering
-from pybackend.core.api.calls import EvaluationCall, PredictionCall, Trained
+from pybackend.core.api.calls import EvaluationCall, PredictionCall, TrainedModel
 from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
 from pybackend.core.job import report
@@ -29,7 +29,7 @@ _PLAIN = (
 
 
 @dataclass(frozen=True)
-class TrainResult(Trained):
+class TrainResult(TrainedModel):
     """A trained model, its history and a report of each worker.
 
     Attributes
