@@ -18,7 +18,7 @@ from pybackend.core.api.training_run import run_training
 from pybackend.core.data.mnist import Digits, Mnist, find_mnist
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.checkpoint import Recovery
-from pybackend.core.job.job import TrainingJob, make_job
+from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.resources import Resources
 from pybackend.core.launchers import count_workers, launcher_for
 from pybackend.core.model.quiet import import_tensorflow
@@ -122,7 +122,7 @@ def train_mnist(
         },
     )
     # Check the arguments before the images are searched, or even downloaded.
-    make_job(TrainingJob, call.arguments)
+    call.make_job(TrainingJob)
     split_trackers(callbacks)
     digits = _find_digits(path, limit, verbose)
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, U
 import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
 from pybackend.core.job import call_options
+from pybackend.core.job.job import ModelJob, make_job
 from pybackend.core.job.options import DataOptions, Elastic, Exchange
 from pybackend.core.launchers import Launcher
 from pybackend.core.machine.janitor import check_temporary_folder
@@ -29,6 +30,7 @@ class SparkSession(Protocol):
     def createDataFrame(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
+Kind = TypeVar("Kind", bound=ModelJob)
 # The first argument of a call.
 Target = Launcher | SparkSession | Literal["local"] | None
 
@@ -73,6 +75,10 @@ class ModelCall:
     def arguments(self) -> dict[str, Any]:
         """All arguments by name, for `make_job`."""
         return {**vars(self), **self.options}
+
+    def make_job(self, kind: type[Kind]) -> Kind:
+        """Return the job of this call, with Keras's global settings."""
+        return replace(make_job(kind, self.arguments), **read_keras_defaults())
 
 
 IN_THIS_PROCESS = {"workers": 1}

@@ -33,7 +33,10 @@ from pybackend.core.words import either, show, term
 def read_function_data(launcher: launchers.Launcher, data: Any) -> dict[str, Any]:
     """Return the argument ``data`` in the form that launchers take."""
     if is_frame(data):
-        data = data if is_pandas(data) else _to_pandas(data)
+        if not is_pandas(data):
+            import pyarrow as pa
+
+            data = pa.table(data).to_pandas()
         data = {str(name): column.to_numpy() for name, column in data.items()}
     if isinstance(data, Mapping):
         return {ROWS: _read_arrays(data)}
@@ -53,12 +56,6 @@ def read_function_data(launcher: launchers.Launcher, data: Any) -> dict[str, Any
             f"pass its session, e.g. {example}"
         )
     return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
-
-
-def _to_pandas(table: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.table(table).to_pandas()
 
 
 def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:

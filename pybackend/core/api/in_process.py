@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from pybackend.core.api import model_columns
 from pybackend.core.api.call_data import read_data
 from pybackend.core.api.calls import (
     EvaluationCall,
-    ModelCall,
     PredictionCall,
     TrainedModel,
-    read_keras_defaults,
 )
 from pybackend.core.data import arrays
 from pybackend.core.data.columns import ColumnSpec
@@ -29,7 +26,7 @@ from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import Rows, StoredRows, to_rows
 from pybackend.core.data.sources import FileRows, read_table
 from pybackend.core.errors import InputError
-from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
+from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob
 from pybackend.core.job.options import check_data_options
 from pybackend.core.launchers import is_spark_frame, launcher_for
 from pybackend.core.model.quiet import quiet_about_traces
@@ -47,7 +44,7 @@ def evaluate_here(
     ``find_model`` may be slow, so checks that do not need the model come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = _make_job(EvaluationJob, call)
+    job = call.make_job(EvaluationJob)
     columns = model_columns.choose_columns(
         call, check_data_options(call.options["data_options"]), known
     )
@@ -76,7 +73,7 @@ def predict_here(
     model_columns.check_levels(call.options["levels"])
     skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = _make_job(PredictionJob, call)
+    job = call.make_job(PredictionJob)
     columns = model_columns.choose_columns(call, check_data_options(None), known)
     complete = None
     if is_dataset(x):
@@ -140,10 +137,6 @@ def _spread_outputs(outputs: Any, complete: Any) -> Any:
     import keras
 
     return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
-
-
-def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
-    return replace(make_job(kind, call.arguments), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:

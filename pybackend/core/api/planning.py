@@ -226,7 +226,12 @@ def describe_plan(prepared: PreparedTraining) -> Plan:
     return Plan(
         launcher=launcher.where,
         workers=tuple(
-            PlannedWorker(rank, role_of(job, rank), place, count)
+            PlannedWorker(
+                rank,
+                place_of(job.roles, rank)[0] if job.is_asynchronous else "worker",
+                place,
+                count,
+            )
             for rank, (place, count) in enumerate(zip(found.places, counts, strict=True))
         ),
         data=planned.what,
@@ -251,8 +256,7 @@ def _list_choices(job: TrainingJob) -> list[str]:
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """Known properties of a data set: ``what`` it is, and ``which`` rows each worker gets, in
-    words.
+    """What is known of a data set; ``what`` and ``which`` rows each worker gets are in words.
 
     ``rows`` of all workers together, the ``counts`` of each worker in an epoch, by rank, and the
     ``steps`` of an epoch are None if they are not known yet. ``later`` has sentences about what is
@@ -285,7 +289,9 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     rows = count_data(data)
     if job.is_asynchronous:
-        return _plan_asynchronous(what, rows, job)
+        which = "rows that TensorFlow sends to it; workers take steps as soon as they are ready"
+        later = "how many steps each worker takes, and on which rows"
+        return PlannedRows(what, rows, which=which, later=(later,))
     counts = tuple(count_sharded(rows, job.workers))
     steps = job.steps_per_epoch or count_steps(counts, job.batch_size)
     which = f"every {_ordinal(job.workers)} row, starting with the row of its rank"
@@ -317,20 +323,6 @@ def describe_data(data: Any) -> str:
     if isinstance(data, FrameRows):
         return f"a data frame of {counted(count_data(data), 'row')}, {_describe_columns(data)}"
     return f"arrays of {counted(count_data(data), 'row')}: {_describe_tensors(data)}"
-
-
-def role_of(job: TrainingJob, rank: int) -> str:
-    return place_of(job.roles, rank)[0] if job.is_asynchronous else "worker"
-
-
-def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:
-    return PlannedRows(
-        what,
-        rows,
-        which="rows that TensorFlow sends to it; workers take steps as soon as they are ready",
-        steps=None,
-        later=("how many steps each worker takes, and on which rows",),
-    )
 
 
 def _describe_columns(data: Any) -> str:

@@ -199,6 +199,7 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
+    exchange = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
     return {
         "launcher": launcher.where,
         "workers": job.workers,
@@ -210,7 +211,7 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
         "shuffle": job.shuffle,
         "seed": job.seed,
         "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
-        "exchange": _describe_exchange(job),
+        "exchange": {"kind": type(job.exchange).__name__, **_plain(exchange)},
         "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
         "roles": dict(job.roles) or None,
         "resources": asdict(job.resources),
@@ -221,11 +222,6 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
         "timeout": job.timeout,
         "versions": read_versions(launcher),
     }
-
-
-def _describe_exchange(job: TrainingJob) -> dict[str, Any]:
-    options = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
-    return {"kind": type(job.exchange).__name__, **_plain(options)}
 
 
 def describe_optimizer(model: Any) -> dict[str, Any] | None:

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 from pybackend.core.api import call_data, sent_objects
 from pybackend.core.api.calls import (
+    Kind,
     ModelCall,
     PredictionCall,
     TrainedModel,
@@ -37,11 +38,9 @@ from pybackend.core.job.job import (
     MODEL_OBJECTS,
     SOURCE,
     Job,
-    ModelJob,
     TrainingJob,
     argument_of,
     code_classes,
-    make_job,
 )
 from pybackend.core.job.model_options import check_model_options
 from pybackend.core.job.options import check_data_options
@@ -50,7 +49,6 @@ from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcom
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
 
-Kind = TypeVar("Kind", bound=ModelJob)
 
 # Features whose names are sent with a job.
 _MOST_NAMES = 1000
@@ -143,10 +141,9 @@ def prepare(
     result = given if isinstance(given, TrainedModel) else None
     options = check_data_options(call.options.get("data_options"))
     job = replace(
-        make_job(kind, call.arguments),
+        call.make_job(kind),
         in_memory=options.in_memory,
         model_source=sent_objects.find_source(given),
-        **read_keras_defaults(),
     )
     columns = choose_columns(call, options, result)
     observers, callbacks = split_observers(

@@ -265,12 +265,9 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
 def _relative_paths(callback: Any) -> Iterator[str]:
     for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
         path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
-        if isinstance(path, (str, os.PathLike)) and not _is_found_anywhere(os.fspath(path)):
-            yield f"{kind}({show(os.fspath(path))})"
-
-
-def _is_found_anywhere(path: str) -> bool:
-    return os.path.isabs(path) or "://" in path
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if text is not None and not os.path.isabs(text) and "://" not in text:
+            yield f"{kind}({show(text)})"
 
 
 class EventFiles:
