@@ -424,6 +424,27 @@ def test_batches_that_cannot_be_of_that_size_are_refused(
         pybackend.barrier_train("local", build_dense, data, verbose=0)
 
 
+@pytest.mark.parametrize(("value", "count"), [(None, "0"), ("{}", "1")])
+def test_only_processes_of_the_command_have_the_hook(value: str | None, count: str) -> None:
+    variables = {name: text for name, text in os.environ.items() if name != VARIABLE}
+    program = "import sys, pybackend; from pybackend.core import api; print(len(api.hooks))"
+    program += "; assert not any(name.startswith('pybackend.scaling') for name in sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables if value is None else {**variables, VARIABLE: value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == count
+
+
+def test_a_script_does_not_hand_its_training_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "hooks", [lambda: HOOK])
+    with pytest.raises(InputError, match=r"bench-scale waits for the training: call barrier_train"):
+        pybackend.submit_training("local", build_dense, np.zeros((8, 8)))
+
+
 def test_rows_of_a_step_are_counted() -> None:
     reports = [WorkerReport(rank, "h", 1, rows=100, steps=14) for rank in range(2)]
     result = TrainResult(b"", "h5", "", {}, reports, 1.0, 0, epochs=2)

@@ -83,6 +83,16 @@ def find_store(place: Any = None, argument: str = "folder") -> JobStore:
 
 
 @dataclass(frozen=True)
+class _File:
+    """Attribute of a `JobFolder`: the path of a file in it."""
+
+    name: str
+
+    def __get__(self, folder: JobFolder, kind: object = None) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True)
 class JobFolder:
     """All files of a job."""
 
@@ -95,46 +105,15 @@ class JobFolder:
     def id(self) -> str:
         return self.path.name
 
-    @property
-    def job(self) -> Path:
-        """The `Job`, as JSON."""
-        return self.path / "job.json"
-
-    @property
-    def request(self) -> Path:
-        """Folder with the model, the rows and the launcher, for the driver."""
-        return self.path / "request"
-
-    @property
-    def result(self) -> Path:
-        """The result, as `TrainResult.save` writes it."""
-        return self.path / "result.json"
-
-    @property
-    def decoder(self) -> Path:
-        """The function that builds the model from the file in the result."""
-        return self.path / "decoder.pickle"
-
-    @property
-    def output(self) -> Path:
-        """Output of the driver, which is empty if all goes well."""
-        return self.path / "driver.log"
-
-    @property
-    def events(self) -> Path:
-        return self.path / EVENTS
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "submitted.json"
-
-    @property
-    def _ended(self) -> Path:
-        return self.path / "ended.json"
+    job = _File("job.json")  # the `Job`
+    request = _File("request")  # a folder with the model, rows and launcher, for the driver
+    result = _File("result.json")  # as `TrainResult.save` writes it
+    decoder = _File("decoder.pickle")  # builds the model from the file in the result
+    output = _File("driver.log")  # of the driver; empty if all goes well
+    events = _File(EVENTS)
+    lock = _File("lock")
+    record = _File("submitted.json")
+    _ended = _File("ended.json")
 
     @property
     def submitted(self) -> Submitted:
