@@ -28,6 +28,14 @@ from pybackend.core.job.messages import Note
 from pybackend.core.launchers import Launcher, is_spark_frame, read_schema
 from pybackend.core.words import either, setting, show, term
 
+# Types of data whose rows are arrays in their attribute `columns`.
+HELD_AS_COLUMNS = (FrameRows, Batches)
+# Number of rows on which a copy of a model is checked.
+_TRIED = 8
+# Arguments that only data with columns can have.
+_ABOUT_COLUMNS = ("features", "weight")
+_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
+
 
 def read_training_data(
     launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
@@ -201,18 +209,6 @@ def _read_function(fn: Any, name: str, job: ModelJob) -> Any:
             f"`{name}` function return {term('(x, y, sample_weight)')}"
         )
     return FunctionRows(fn)
-
-
-# Types of data whose rows are arrays in their attribute `columns`.
-HELD_AS_COLUMNS = (FrameRows, Batches)
-
-# Number of rows on which a copy of a model is checked.
-_TRIED = 8
-
-# Arguments that only data with columns can have.
-_ABOUT_COLUMNS = ("features", "weight")
-
-_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
 
 
 def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:

@@ -23,6 +23,22 @@ from pybackend.core.launchers import Launcher
 from pybackend.core.machine.janitor import check_temporary_folder
 from pybackend.core.words import call_of, either, setting, show, term
 
+Kind = TypeVar("Kind", bound=ModelJob)
+IN_THIS_PROCESS = {"workers": 1}
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
+_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
+# Where code that is not the caller's own is: this package, other ones, and the standard library.
+# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
+_OWN = (
+    os.path.dirname(pybackend.__file__),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
+# Settings with which Keras ends training early, and the arguments that replace them.
+_LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
+
 
 class SparkSession(Protocol):
     """A ``pyspark.sql.SparkSession``, classic or Connect, for annotations without pyspark."""
@@ -30,7 +46,6 @@ class SparkSession(Protocol):
     def createDataFrame(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-Kind = TypeVar("Kind", bound=ModelJob)
 # The first argument of a call.
 Target = Launcher | SparkSession | Literal["local"] | None
 
@@ -81,9 +96,6 @@ class ModelCall:
         return replace(make_job(kind, self.arguments), **read_keras_defaults())
 
 
-IN_THIS_PROCESS = {"workers": 1}
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
@@ -126,15 +138,6 @@ class TrainingCall(ModelCall):
 
     def with_options(self, **options: Unpack[call_options.TrainingOptions]) -> Self:
         return replace(self, options={**self.options, **options})
-
-
-_P = ParamSpec("_P")
-
-_T = TypeVar("_T")
-
-_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
-
-_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
 
 
 def _list_advice() -> dict[str | None, dict[str, str]]:
@@ -226,15 +229,6 @@ def _pass(**argument: Any) -> str:
 
 def _submit() -> str:
     return f"call `{call_of('submit_training', ...)}`, which returns a job"
-
-
-# Where code that is not the caller's own is: this package, other ones, and the standard library.
-# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
-_OWN = (
-    os.path.dirname(pybackend.__file__),
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
-    "<frozen",
-)
 
 
 def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -375,10 +369,6 @@ def _explain(
         "machine, or a SparkSession"
     )
     return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"
-
-
-# Settings with which Keras ends training early, and the arguments that replace them.
-_LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 
 
 def read_keras_defaults() -> dict[str, Any]:

@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 
 # Workers that wait for the same one say so within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
-
 _NO_NUMBER = (
     "the loss became NaN or infinite: look for missing or infinite values in the features, or "
     "lower the learning rate. {} in `callbacks` stops training when this happens"
 )
-
 _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
 

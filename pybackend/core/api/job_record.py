@@ -1,4 +1,4 @@
-"""What a detached job's folder and its copy have in common: their files, and signs of life.
+"""Records of a detached job, in its folder and in its copy, and the signs of life of its driver.
 
 A driver counts as lost if its beat does not change while this session watches, for as long as
 `LOST_SECONDS`. The first look has nothing to compare with: it takes the beat's age from a clock,
@@ -22,10 +22,12 @@ from pybackend.core.job.messages import Event, Note, read_event
 from pybackend.core.words import Language, call_of
 
 End = Literal["finished", "failed", "cancelled"]
-
 Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
-
 _GAP = Note("a part of the log is damaged, and left out")
+BEAT_SECONDS = 10.0
+"""Seconds between two signs of life of a driver."""
+LOST_SECONDS = 120.0
+"""On another machine, a driver counts as lost if its last beat is older."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,6 @@ def next_step(record: Submitted) -> str:
         "workers ended with it: make the same call again, with "
         f"`{call_of('Recovery', ..., resume=True)}` if it wrote checkpoints"
     )
-
-
-BEAT_SECONDS = 10.0
-"""Seconds between two signs of life of a driver."""
-
-LOST_SECONDS = 120.0
-"""On another machine, a driver counts as lost if its last beat is older."""
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,33 @@ from pybackend.core.figures import show_number, show_value
 
 # Two of them are side by side in a notebook.
 _WIDTH, _HEIGHT = 400, 220
-
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
-
 _ROW, _MOST_HEIGHT = 24.0, 720.0
-
 _LABEL_HEIGHT = 13.0
-
 # With more epochs, dots would overlap.
 _MOST_DOTS = 60
-
 # Of medium lightness, for contrast with both white and black.
 COLORS = ("#3b82c4", "#e0812b", "#35a06b", "#c9559f", "#8a78d8", "#a8872e")
-
 Show = Callable[[float], str]
+_RULE = "border-bottom:1px solid rgba(128,128,128,0.35)"
+_CELL = f"padding:2px 12px 2px 0;{_RULE};color:inherit;text-align"
+# By class or, without one, by tag. The text has the notebook's own color.
+_STYLES = {
+    "block": "color:inherit;max-width:60em",
+    "charts": "display:flex;flex-wrap:wrap;gap:8px;margin:6px 0",
+    "details": "margin:6px 0",
+    "figure": "margin:0",
+    "first": "font-weight:600",
+    "h3": "font-size:1em;margin:4px 0",
+    "later": "opacity:0.85",
+    "number": f"{_CELL}:right",
+    "pre": "color:inherit;background:rgba(128,128,128,0.12);padding:8px;overflow:auto;"
+    "max-height:28em;font-size:0.88em",
+    "summary": "cursor:pointer",
+    "table": "border-collapse:collapse;background:none;color:inherit;font-size:0.92em",
+    "td": f"{_CELL}:left",
+    "th": f"{_CELL}:left",
+}
 
 
 @dataclass(frozen=True)
@@ -233,29 +246,6 @@ def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
     return list(range(first, last + 1, step))
 
 
-_RULE = "border-bottom:1px solid rgba(128,128,128,0.35)"
-
-_CELL = f"padding:2px 12px 2px 0;{_RULE};color:inherit;text-align"
-
-# By class or, without one, by tag. The text has the notebook's own color.
-_STYLES = {
-    "block": "color:inherit;max-width:60em",
-    "charts": "display:flex;flex-wrap:wrap;gap:8px;margin:6px 0",
-    "details": "margin:6px 0",
-    "figure": "margin:0",
-    "first": "font-weight:600",
-    "h3": "font-size:1em;margin:4px 0",
-    "later": "opacity:0.85",
-    "number": f"{_CELL}:right",
-    "pre": "color:inherit;background:rgba(128,128,128,0.12);padding:8px;overflow:auto;"
-    "max-height:28em;font-size:0.88em",
-    "summary": "cursor:pointer",
-    "table": "border-collapse:collapse;background:none;color:inherit;font-size:0.92em",
-    "td": f"{_CELL}:left",
-    "th": f"{_CELL}:left",
-}
-
-
 @dataclass(frozen=True)
 class Cell:
     """Number in a table, and the text that shows it."""
@@ -363,6 +353,5 @@ def _is_number(value: Any) -> bool:
 
 
 PAGE = Markup()
-
 # Some notebooks remove style sheets.
 NOTEBOOK = Markup(_STYLES)

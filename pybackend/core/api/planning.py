@@ -256,7 +256,7 @@ def _list_choices(job: TrainingJob) -> list[str]:
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """What is known of a data set; ``what`` and ``which`` rows each worker gets are in words.
+    """Known properties of a data set; ``what`` and ``which`` rows each worker gets are in words.
 
     ``rows`` of all workers together, the ``counts`` of each worker in an epoch, by rank, and the
     ``steps`` of an epoch are None if they are not known yet. ``later`` has sentences about what is

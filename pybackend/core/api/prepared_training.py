@@ -32,7 +32,6 @@ from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
 
 ReadData = Callable[[Launcher, TrainingCall, ColumnSpec, TrainingJob], Mapping[str, Any]]
-
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
@@ -40,6 +39,7 @@ _SYNCHRONOUS = {
     "class_weight": "pass sample weights",
     "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
+_PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def _asynchronous() -> str:
@@ -193,9 +193,6 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         workers = max(count_workers(launcher, None), elastic.min)
         workers = min(workers, elastic.max or workers)
     return replace(call, elastic=elastic).with_options(workers=workers)
-
-
-_PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:

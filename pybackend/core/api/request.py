@@ -48,13 +48,15 @@ from pybackend.core.job.pickling import pickle_value
 from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
-
-
 # Features whose names are sent with a job.
 _MOST_NAMES = 1000
-
 # Calls on several threads may share a model, and Keras's settings are global.
 _encoding = threading.RLock()
+# Times after the start at which it is shown that no worker has answered yet.
+_STARTING_SECONDS = (10.0, 60.0, 300.0)
+# A worker has about ten; one that is started again and again must not fill the memory.
+_MOST_MOMENTS = 1000
+_OF_A_WORKER = 20
 
 
 @dataclass(frozen=True)
@@ -221,15 +223,6 @@ def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
         for name, data in datasets.items()
         if isinstance(data, FileRows)
     }
-
-
-# Times after the start at which it is shown that no worker has answered yet.
-_STARTING_SECONDS = (10.0, 60.0, 300.0)
-
-# A worker has about ten; one that is started again and again must not fill the memory.
-_MOST_MOMENTS = 1000
-
-_OF_A_WORKER = 20
 
 
 @contextmanager

@@ -34,12 +34,12 @@ from pybackend.core.model.serialization import model_from_bytes
 from pybackend.core.words import either, show
 
 Result = TypeVar("Result")
-
 SUFFIX = ".json"
-
 _FORMAT, _VERSION = "tfdist result", 1
-
 _NESTED = {"step_times": StepTimes, "audit": Audit}
+# Useless without the session.
+_LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
+_SUFFIXES = (".h5", ".keras")
 
 
 def write_result(
@@ -147,10 +147,6 @@ def _as_number(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
 
 
-# Useless without the session.
-_LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
-
-
 def describe_worker(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: value for name, value in worker.items() if name not in _LEFT_OUT_OF_WORKERS}
     return {**known, "rows_per_second": _find_throughput(worker, fields)}
@@ -179,9 +175,6 @@ def make_plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
-
-
-_SUFFIXES = (".h5", ".keras")
 
 
 def check_path(path: Any, wanted: str) -> Path:

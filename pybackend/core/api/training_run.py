@@ -36,6 +36,8 @@ from pybackend.core.model.serialization import sha256_of
 from pybackend.core.words import call_of, show
 
 Complete = Callable[[TrainResult], TrainResult]
+# The attribute that holds the path, by the name of the class.
+_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
 
 
 def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
@@ -244,10 +246,6 @@ def run_with_restarts(
             resuming = replace(checkpoint, resume=True)
             request = replace(request, job=replace(request.job, checkpoint=resuming))
     return run()
-
-
-# The attribute that holds the path, by the name of the class.
-_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
 
 
 def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
