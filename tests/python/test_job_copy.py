@@ -16,7 +16,7 @@ import pytest
 from conftest import wait_for
 
 import pybackend.core.api.detached_job as detached_job
-import pybackend.core.api.job_copy as job_copy
+import pybackend.core.api.job_record as job_record
 import pybackend.core.api.submit as submit
 from pybackend import ClusterError, InputError
 from pybackend.core.api.job_copy import JobCopy, copied, new_copy
@@ -87,7 +87,7 @@ def test_a_slow_upload_of_the_result_does_not_look_lost(
         write(self, name, content)
 
     monkeypatch.setattr(Folder, "write", slow)
-    monkeypatch.setattr(job_copy, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(job_record, "BEAT_SECONDS", 0.05)
     copy = copy_of(folder)
     beat = Path(copy.uri.removeprefix("file://"), "beat")
 
