@@ -69,10 +69,7 @@ class ScaledScript:
     steps: int | None
 
     def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
-        with (
-            _ending_with_exit(),
-            tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder,
-        ):
+        with _ending_with_exit(), tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder:
             order = ScaleOrder(workers, is_shared, self.batch_size, self.steps, folder)
             ended = subprocess.run(
                 self.command, env=write_order(order), stdout=_STDERR, check=False

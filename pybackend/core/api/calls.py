@@ -174,8 +174,7 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
             "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
             "view_metrics": "`verbose` shows the progress, and the result draws the curves",
             **dict.fromkeys(
-                ("min_workers", "max_workers"),
-                _pass(workers=call_of("Elastic", 4, min=2, max=8)),
+                ("min_workers", "max_workers"), _pass(workers=call_of("Elastic", 4, min=2, max=8))
             ),
         },
         "callbacks": {

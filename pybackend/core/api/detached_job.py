@@ -29,13 +29,7 @@ from pybackend.core.data.files import hide_password
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.call_options import Place
-from pybackend.core.job.messages import (
-    EpochEnded,
-    Event,
-    Note,
-    PrintedLine,
-    StopTraining,
-)
+from pybackend.core.job.messages import EpochEnded, Event, Note, PrintedLine, StopTraining
 from pybackend.core.words import Code, call_of, either, show
 
 _END_SECONDS = 60.0

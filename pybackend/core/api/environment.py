@@ -16,8 +16,7 @@ from pybackend.core.words import show
 
 @explain_arguments
 def pack_environment(
-    path: str | os.PathLike[str] = "environment.tar.gz",
-    environment: str | os.PathLike[str] = THIS,
+    path: str | os.PathLike[str] = "environment.tar.gz", environment: str | os.PathLike[str] = THIS
 ) -> PackedEnvironment:
     """Pack a Python environment into a file: its packages, interpreter and standard library.
 

@@ -12,11 +12,7 @@ import numpy as np
 
 from pybackend.core.api import model_columns
 from pybackend.core.api.call_data import read_data
-from pybackend.core.api.calls import (
-    EvaluationCall,
-    PredictionCall,
-    TrainedModel,
-)
+from pybackend.core.api.calls import EvaluationCall, PredictionCall, TrainedModel
 from pybackend.core.data import arrays
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
@@ -34,10 +30,7 @@ from pybackend.core.words import term
 
 
 def evaluate_here(
-    find_model: Callable[[], Any],
-    known: TrainedModel | None,
-    data: Any,
-    call: EvaluationCall,
+    find_model: Callable[[], Any], known: TrainedModel | None, data: Any, call: EvaluationCall
 ) -> dict[str, Any]:
     """Evaluate a model in this process, for `TrainResult.evaluate`.
 
@@ -64,10 +57,7 @@ def evaluate_here(
 
 
 def predict_here(
-    find_model: Callable[[], Any],
-    known: TrainedModel | None,
-    x: Any,
-    call: PredictionCall,
+    find_model: Callable[[], Any], known: TrainedModel | None, x: Any, call: PredictionCall
 ) -> Any:
     model_columns.check_type(call.options["type"])
     model_columns.check_levels(call.options["levels"])

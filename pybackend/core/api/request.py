@@ -235,9 +235,7 @@ def following(
     """
     display = choose_display(job)
     job = replace(
-        job,
-        reports_steps=_is_seen_by_step(job, display, observers),
-        is_observed=bool(observers),
+        job, reports_steps=_is_seen_by_step(job, display, observers), is_observed=bool(observers)
     )
     show = Narrator(display)
     # Until the first worker runs, nothing is heard: a cluster may compute a table first.

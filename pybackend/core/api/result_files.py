@@ -21,13 +21,7 @@ from pybackend.core.errors import InputError, Moment, SerializationError
 from pybackend.core.job.checkpoint import Checkpoint, pointing_to
 from pybackend.core.job.codec import read_fields
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.job.report import (
-    Audit,
-    Generation,
-    Restart,
-    StepTimes,
-    WorkerReport,
-)
+from pybackend.core.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
 from pybackend.core.model.file_checks import check_digest
 from pybackend.core.model.quiet import import_tensorflow
 from pybackend.core.model.serialization import model_from_bytes

@@ -32,22 +32,14 @@ from pybackend.core.job.model_options import ModelOptions
 from pybackend.core.job.options import ColumnEncoding, DataOptions
 from pybackend.core.job.report import read_metrics
 from pybackend.core.job.values import decode_value
-from pybackend.core.launchers import (
-    count_workers,
-    is_spark_frame,
-    launcher_for,
-    read_schema,
-)
+from pybackend.core.launchers import count_workers, is_spark_frame, launcher_for, read_schema
 from pybackend.core.words import setting, term
 
 
 @explain_arguments
 @take_options
 def barrier_evaluate(
-    spark: Target,
-    model: Any,
-    data: Any,
-    **options: Unpack[call_options.EvaluationOptions],
+    spark: Target, model: Any, data: Any, **options: Unpack[call_options.EvaluationOptions]
 ) -> dict[str, float]:
     """Evaluate a model on several workers, with the same values as in one process.
 
@@ -98,10 +90,7 @@ def barrier_evaluate(
 @explain_arguments
 @take_options
 def barrier_predict(
-    spark: Target,
-    model: Any,
-    x: Any,
-    **options: Unpack[call_options.PredictionOptions],
+    spark: Target, model: Any, x: Any, **options: Unpack[call_options.PredictionOptions]
 ) -> Any:
     """Predict with a model on several workers.
 

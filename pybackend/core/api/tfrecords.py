@@ -101,10 +101,7 @@ def write_tfrecords(
 
 
 def read_tfrecords(
-    spark: Any,
-    path: str | os.PathLike[str],
-    *,
-    tfrecord_spec: Mapping[str, str] | None = None,
+    spark: Any, path: str | os.PathLike[str], *, tfrecord_spec: Mapping[str, str] | None = None
 ) -> Any:
     """Read TFRecord files of ``tf.train.Example`` as a Spark DataFrame.
 

@@ -17,10 +17,7 @@ from pybackend.core.job.call_options import Place, TrainingOptions
 @explain_arguments
 @take_options
 def barrier_train(
-    spark: Target,
-    model: Any,
-    data: Any,
-    **options: Unpack[TrainingOptions],
+    spark: Target, model: Any, data: Any, **options: Unpack[TrainingOptions]
 ) -> TrainResult:
     """Train a Keras model on several workers.
 
