@@ -77,10 +77,8 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
             "always has the same rows"
         )
-    for name, value in {
-        "data": call.data,
-        "validation_data": call.options["validation_data"],
-    }.items():
+    rows = {"data": call.data, "validation_data": call.options["validation_data"]}
+    for name, value in rows.items():
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "

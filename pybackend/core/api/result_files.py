@@ -107,15 +107,7 @@ def _read(
     decode = None
     if result.model_format in ("h5", "keras"):
         decode = Decoder(
-            kind=result.model_format,
-            digest=result.model_sha256,
-            make_copy=None,
-            custom_objects=custom_objects or {},
-            safe_mode=safe_mode,
-            inputs=result.inputs,
-            weights="",
-            checkpoint=None,
-            verbose=1,
+            result.model_format, result.model_sha256, custom_objects or {}, safe_mode, result.inputs
         )
     others = {n: value for n, value in values.items() if n not in (*names, "model_base64")}
     return replace(result, decode=decode, fetch=read_model_file), others
@@ -250,13 +242,13 @@ class Decoder:
 
     kind: str
     digest: str
-    make_copy: Callable[[], Any] | None
     custom_objects: Mapping[str, Any]
     safe_mode: bool
     inputs: Any
-    weights: str
-    checkpoint: Checkpoint | None
-    verbose: int
+    make_copy: Callable[[], Any] | None = None
+    weights: str = ""
+    checkpoint: Checkpoint | None = None
+    verbose: int = 1
 
     def __call__(self, data: bytes) -> Any:
         import_tensorflow(self.verbose)
