@@ -32,6 +32,9 @@ from pybackend.core.words import call_of, term
 _START_SECONDS = 60.0
 # Files of a request, which only the driver reads.
 _ROWS, _REST = "rows.pickle", "rest.pickle"
+# Attributes of a `PreparedTraining` and of its `Request` that are sent unchanged.
+_OF_TRAINING = ("recovery", "settings", "trackers")
+_OF_REQUEST = ("files", "columns", "custom_objects", "snapshot")
 
 
 def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
@@ -129,17 +132,12 @@ def write_request(
     rest: Mapping[str, Any] = {
         "launcher": prepared.launcher if moved is None else None,
         "session": None if moved is None else moved.session,
-        "recovery": prepared.recovery,
-        "settings": prepared.settings,
-        "trackers": prepared.trackers,
         "began": began,
-        "files": request.files,
         "functions": functions,
-        "columns": request.columns,
         "model": model,
         "described": request.describe_model(),
-        "custom_objects": request.custom_objects,
-        "snapshot": request.snapshot,
+        **{name: getattr(prepared, name) for name in _OF_TRAINING},
+        **{name: getattr(request, name) for name in _OF_REQUEST},
     }
     owners = [*(rows.fn for rows in functions.values()), model, request.snapshot]
     owners += request.custom_objects.values()
@@ -166,14 +164,9 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
             launcher = launchers.launcher_for(session)
         request = Request(
             job=replace(job, verbose=0, reports_lines=True),
-            files=rest["files"],
             datasets=datasets,
-            columns=rest["columns"],
-            model=rest["model"],
-            custom_objects=rest["custom_objects"],
-            snapshot=rest["snapshot"],
             observers=Observers(),
-            described=rest["described"],
+            **{name: rest[name] for name in ("model", "described", *_OF_REQUEST)},
         )
-        parts = (rest[name] for name in ("recovery", "settings", "trackers"))
+        parts = (rest[name] for name in _OF_TRAINING)
         yield PreparedTraining(request, launcher, *parts), rest["began"]
