@@ -226,6 +226,7 @@ def bench_scale(
     order = list(dict.fromkeys((n, m == "strong" and n > 1) for m in modes for n in counts))
     found: dict[tuple[int, bool], list[measured.ScaledTraining]] = {key: [] for key in order}
     with without_fork_server():
+        # Interleaved: a machine that slows down meanwhile slows all of them.
         for count, is_shared in order * repeats:
             training = run(count, is_shared)
             found[count, is_shared].append(training)

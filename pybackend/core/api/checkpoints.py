@@ -60,6 +60,7 @@ def load_checkpoint(
         The model cannot be read; see `load_model`.
     """
     store = CheckpointStore(check_uri(uri))
+    # The warning names the caller: above it are the lambda, `find_newest` and this function.
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(

@@ -292,6 +292,7 @@ class Relay(Lines):
         self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
+        # R would keep its bar.
         self._pass_on("end", {})
 
     def begin(self, text: str, job: Job) -> None:

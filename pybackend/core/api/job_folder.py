@@ -308,6 +308,7 @@ class JobFolder:
         _check_owner(self.path)
         try:
             if self.path.is_dir():
+                # A folder may have been moved to another disk, behind a link, which rmtree rejects.
                 shutil.rmtree(os.path.realpath(self.path))
             if os.path.lexists(self.path):
                 self.path.unlink()
@@ -338,6 +339,7 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     with _naming_unwritable(root):
         folder.path.mkdir(0o700)
     try:
+        # Who can write to the folder of all jobs could replace this one.
         folder.check_private()
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -424,6 +426,7 @@ class EventLog:
             if os.write(self._descriptor, content) == len(content):
                 return True
         with suppress(OSError):
+            # Half a line would damage the next one, too.
             os.ftruncate(self._descriptor, size)
         return False
 

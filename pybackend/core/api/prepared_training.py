@@ -134,6 +134,7 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     call = resolve_checkpoint(call)
     recovery = check_recovery(call.options["recovery"])
     request = prepare(TrainingJob, call, partial(read, launcher, call))
+    # Other machines have packages of their own.
     if launcher.is_here:
         _check_installed(request.job, call)
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})

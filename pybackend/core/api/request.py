@@ -254,6 +254,7 @@ def following(
             starting(messages.Phase("starting"))
         try:
             yield job, on_event
+        # Else its timer would show the phase after an error.
         finally:
             starting.end()
 

@@ -88,6 +88,7 @@ def write_tfrecords(
         raise InputError(
             f"`overwrite` must be {show(True)} or {show(False)}, not {show(overwrite)}"
         )
+    # Not isinstance: True is an int.
     if partitions is not None and not (type(partitions) is int and partitions > 0):
         raise InputError(
             f"`partitions` must be a positive whole number or {show(None)}, not {show(partitions)}"
