@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.encoding import ONE_HOT, encoding_of
+from pybackend.core.data.columns import ONE_HOT, ColumnSpec, encoding_of
 from pybackend.sql.query import Encoding, Question, free_prefix, list_columns
 from pybackend.sql.writer import SqlWriter
 

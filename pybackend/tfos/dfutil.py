@@ -10,10 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pybackend.core.api.records import read_tfrecords, write_tfrecords
-from pybackend.core.data.tfrecord.chunks import Chunk
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.core.data.tfrecord.encode import encode_batch
-from pybackend.core.data.tfrecord.framing import FOOT, HEAD
+from pybackend.core.data.tfrecord.framing import FOOT, HEAD, Chunk
 from pybackend.core.errors import InputError
 from pybackend.tfos.session import session_of
 

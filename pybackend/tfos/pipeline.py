@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Params, TypeConverters
 
-from pybackend.core.data.dataframe import column_as_array
+from pybackend.core.data.spark_rows import column_as_array
 from pybackend.core.errors import InputError
 from pybackend.core.launchers import SavedModel, apply_saved_model
 from pybackend.ml.params import param

@@ -15,8 +15,8 @@ from pybackend.core.api.observer import EventFolder, Tracker, list_callbacks
 from pybackend.core.api.planned_rows import count_known
 from pybackend.core.api.prepared_training import prepare_training
 from pybackend.core.api.progress import epoch_line, say
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
 from pybackend.core.job.job import TrainingJob, make_job

@@ -12,9 +12,10 @@ from pybackend.core.data.checkpoint_checks import (
     check_is_same,
     check_rows_are_as_many,
     describe_settings,
+    find_difference,
+    shorten,
 )
 from pybackend.core.data.checkpoint_store import Manifest, Part
-from pybackend.core.data.structures import find_difference, shorten
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.options import Elastic

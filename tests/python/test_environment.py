@@ -37,7 +37,7 @@ from pybackend import (
 )
 from pybackend.core.job.job import EvaluationJob, FunctionJob, Job
 from pybackend.core.job.messages import Note
-from pybackend.core.launchers.environment import serving
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import (
     PackedEnvironment,
     make_manifest,
@@ -51,14 +51,15 @@ from pybackend.core.launchers.environment.contents import (
     list_entries,
 )
 from pybackend.core.launchers.environment.installing import (
+    ArchiveServer,
     Installation,
     Interpreter,
+    UnreachedError,
     check_host,
     install_command,
     install_here,
     read_blocks,
 )
-from pybackend.core.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.core.launchers.slurm.launcher import _install
 from pybackend.core.launchers.spark import barrier
 from pybackend.core.launchers.spark.preflight import _place
@@ -652,7 +653,7 @@ def test_executors_of_a_host_share_an_environment(
         sent.append(path)
         return read_blocks(path)
 
-    monkeypatch.setattr(serving, "read_blocks", count)
+    monkeypatch.setattr(installing, "read_blocks", count)
     if not is_reached:
         nowhere = cluster.driver, "127.0.0.9"
         monkeypatch.setattr(barrier, "driver_addresses", lambda _: nowhere)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.core.data.ragged import Ragged
+from pybackend.core.data.arrays import Ragged
 from pybackend.core.data.row_store import RowStoreWriter, write_columns
 from pybackend.core.data.rows import ArrayRows, StoredRows
 from pybackend.core.data.sharding import (

@@ -40,16 +40,16 @@ from threads import Threads
 
 from pybackend.core.collective import Mesh
 from pybackend.core.collective.links import Link
+from pybackend.core.data.arrays import Ragged
 from pybackend.core.data.checkpoint_store import CheckpointStore
-from pybackend.core.data.ragged import Ragged
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import StoredRows
-from pybackend.core.data.text import decode_lines, encode_lines
-from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.spark_rows import decode_lines, encode_lines
+from pybackend.core.data.tfrecord.encode import write_part
 from pybackend.core.data.tfrecord.folder import Manifest
 from pybackend.core.data.tfrecord.framing import build_heads
-from pybackend.core.data.tfrecord.part import write_part
-from pybackend.core.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
+from pybackend.core.data.tfrecord.protobuf import BYTES, FLOAT, INT64, to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 from pybackend.core.errors import (
     ClusterError,
     Failure,

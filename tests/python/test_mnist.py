@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pybackend.core.api.mnist import mnist
-from pybackend.core.data import mnist as module
+from pybackend.core.data import mnist_file as module
 from pybackend.core.errors import InputError
 
 SUBSET = Path(module.__file__).with_name("mnist_subset.npz")

@@ -34,7 +34,7 @@ from pythons import python_with
 
 from pybackend import InputError, barrier_train, predict_spark
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.dataframe import DataFrameRows
+from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.launchers.spark import predict
 from pybackend.core.launchers.spark.predict import PredictTask, remove_dates
 from pybackend.core.model import scorers

@@ -13,10 +13,10 @@ import pytest
 from pybackend import InputError
 from pybackend.core.data import files
 from pybackend.core.data.tfrecord import folder
-from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord.encode import write_part
 from pybackend.core.data.tfrecord.folder import Manifest
-from pybackend.core.data.tfrecord.part import write_part
-from pybackend.core.data.tfrecord.types import to_spark_fields
+from pybackend.core.data.tfrecord.protobuf import to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 
 TOKEN = "0123456789abcdef"
 

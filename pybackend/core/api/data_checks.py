@@ -9,11 +9,11 @@ import numpy as np
 
 from pybackend.core.api.calls import ModelCall
 from pybackend.core.data import arrays
+from pybackend.core.data.arrays import Ragged
+from pybackend.core.data.batches import Batches, is_dataset
 from pybackend.core.data.columns import TEXT, ColumnSpec, TableRows
-from pybackend.core.data.datasets import Batches, is_dataset
 from pybackend.core.data.files import is_path
 from pybackend.core.data.frames import FrameRows, holds_frame
-from pybackend.core.data.ragged import Ragged
 from pybackend.core.data.sharding import count_steps
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import InputError

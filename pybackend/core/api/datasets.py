@@ -19,8 +19,8 @@ from pybackend.core.api.data_checks import (
 )
 from pybackend.core.api.progress import showing
 from pybackend.core.data import arrays
+from pybackend.core.data.batches import Batches, read_batches
 from pybackend.core.data.columns import ColumnSpec, TableRows
-from pybackend.core.data.datasets import Batches, read_batches
 from pybackend.core.data.frames import FrameRows, holds_frame
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.errors import InputError
@@ -166,7 +166,7 @@ def _read_spark_frame(
             f"{show('local')}: pass its session, e.g. "
             f"barrier_train({either('df.sparkSession, model, df', 'sc, model, data')}, ...)"
         )
-    from pybackend.core.data.dataframe import DataFrameRows
+    from pybackend.core.data.spark_rows import DataFrameRows
 
     check_no_records(columns, name)
     if job.shuffles_globally and name == "data":

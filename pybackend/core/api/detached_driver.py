@@ -28,7 +28,7 @@ from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.result import TrainResult
 from pybackend.core.api.submit import opened_request
 from pybackend.core.api.train import run_prepared
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import ClusterError, TfdistError
 from pybackend.core.words import either, show, speak
 

@@ -23,8 +23,8 @@ from pybackend.core.api.model_columns import (
 )
 from pybackend.core.api.settings import read_keras_defaults
 from pybackend.core.data import arrays
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.data.frames import FrameRows, has_frames, is_frame, is_pandas
 from pybackend.core.data.predictions import Predictions, spread_rows
 from pybackend.core.data.row_store import write_columns

@@ -15,7 +15,7 @@ from pybackend.core.api.observer import split_trackers
 from pybackend.core.api.progress import say
 from pybackend.core.api.result import TrainResult
 from pybackend.core.api.train import run_training
-from pybackend.core.data.mnist import Digits, Mnist, find_mnist
+from pybackend.core.data.mnist_file import Digits, Mnist, find_mnist
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.checkpoint import Recovery
 from pybackend.core.job.job import TrainingJob, make_job

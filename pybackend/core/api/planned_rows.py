@@ -8,11 +8,11 @@ from typing import Any
 
 from pybackend.core.api.data_checks import HELD_AS_COLUMNS
 from pybackend.core.data.arrays import count_rows
-from pybackend.core.data.dataframe import DataFrameRows
-from pybackend.core.data.datasets import Batches
+from pybackend.core.data.batches import Batches
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.sharding import count_sharded, count_steps
 from pybackend.core.data.sources import FileRows, FunctionRows
+from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.roles import place_of

@@ -185,7 +185,7 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[ColumnGroup]:
     """Return the tensors that the model's inputs get."""
     from pybackend.core.data.column_groups import group_columns
-    from pybackend.core.data.dataframe import column_types, describe_type
+    from pybackend.core.data.spark_rows import column_types, describe_type
 
     types = column_types(read_schema(frame), columns)
     kinds = {name: describe_type(kind) for name, kind in types.items()}

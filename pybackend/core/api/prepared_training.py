@@ -24,8 +24,8 @@ from pybackend.core.api.planned_rows import count_known
 from pybackend.core.api.request import Request, prepare
 from pybackend.core.api.scaled import check_scale, resolve_scale
 from pybackend.core.api.settings import describe_optimizer, describe_settings
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
 from pybackend.core.job.checkpoint import Recovery, check_recovery

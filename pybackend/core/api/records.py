@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.core.data.files import as_place, open_folder
-from pybackend.core.data.tfrecord.compression import Compression, check_compression
+from pybackend.core.data.tfrecord.framing import Compression, check_compression
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import check_tfrecord_spec
 from pybackend.core.launchers import is_session, is_spark_frame

@@ -26,9 +26,9 @@ from pybackend.core.api.progress import Timeline, following
 from pybackend.core.api.result import TrainResult
 from pybackend.core.api.settings import read_keras_defaults
 from pybackend.core.api.shared_state import check_shared_state
+from pybackend.core.data.batches import Batches
 from pybackend.core.data.columns import ColumnSpec, TableRows
-from pybackend.core.data.datasets import Batches
-from pybackend.core.data.disk import naming_open_files
+from pybackend.core.data.files import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.job.job import (
     MODEL_OBJECTS,

@@ -15,7 +15,7 @@ from pybackend.core.api.calls import Target, hide_frames, suggest
 from pybackend.core.api.data_checks import check_takes
 from pybackend.core.api.progress import Timeline, printer
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnSpec
-from pybackend.core.data.disk import naming_open_files
+from pybackend.core.data.files import naming_open_files
 from pybackend.core.data.frames import is_frame, is_pandas
 from pybackend.core.errors import Failure, InputError, WorkerFailedError
 from pybackend.core.function.adapters import RankZero, read_script
@@ -105,7 +105,7 @@ def _as_frame(session: Any, rows: Any) -> Any:
 
 
 def _read_frame(frame: Any) -> Any:
-    from pybackend.core.data.dataframe import DataFrameRows, describe_type
+    from pybackend.core.data.spark_rows import DataFrameRows, describe_type
 
     kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
     spec = ColumnSpec(features={name: [name] for name in kinds}, label=None, finds_levels=False)

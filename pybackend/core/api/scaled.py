@@ -15,7 +15,7 @@ from typing import Any
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.request import Request
 from pybackend.core.api.result import TrainResult
-from pybackend.core.data.datasets import Batches
+from pybackend.core.data.batches import Batches
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import check_whole_number

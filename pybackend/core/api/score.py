@@ -20,8 +20,8 @@ from pybackend.core.api.model_columns import check_levels, check_on_missing, che
 from pybackend.core.api.request import prepare
 from pybackend.core.api.result import TrainResult
 from pybackend.core.data import arrays
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.data.frames import FrameRows, has_frames
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import (

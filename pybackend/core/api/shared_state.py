@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from pybackend.core.data.datasets import describe_function, is_dataset
+from pybackend.core.data.batches import describe_function, is_dataset
 from pybackend.core.errors import InputError
 from pybackend.core.job.pickling import is_sent, list_parts
 

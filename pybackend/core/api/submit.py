@@ -21,7 +21,7 @@ from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.request import Request
 from pybackend.core.api.scaled import VARIABLE as BENCH
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.call_options import Place

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import narrow
+from pybackend.core.data.arrays import Ragged, narrow, pack_lists
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
-from pybackend.core.data.ragged import Ragged, pack_lists
 from pybackend.core.errors import InputError
 from pybackend.core.words import Code, setting, show
 

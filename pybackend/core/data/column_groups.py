@@ -13,14 +13,16 @@ import numpy as np
 
 from pybackend.core.data.columns import (
     DEFAULT_LABEL,
+    ONE_HOT,
     TEXT,
     ColumnGroup,
     ColumnKind,
     ColumnSpec,
+    encoding_of,
+    expand_names,
     list_groups,
     list_inputs,
 )
-from pybackend.core.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import Promise
 from pybackend.core.words import REST, either, setting, show, spoken

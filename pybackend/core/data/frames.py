@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import Columns, flatten_part, to_array
+from pybackend.core.data.arrays import (
+    Columns,
+    Ragged,
+    concatenate,
+    flatten_part,
+    to_array,
+    to_dense,
+)
 from pybackend.core.data.arrow import (
     TensorReader,
     Tensors,
@@ -32,13 +39,13 @@ from pybackend.core.data.columns import (
     ColumnKind,
     ColumnSpec,
     TableRows,
+    find_categories,
     find_index,
     input_name,
+    keep_categories,
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.core.data.encoding import find_categories, keep_categories
-from pybackend.core.data.ragged import Ragged, concatenate, to_dense
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show, term
 

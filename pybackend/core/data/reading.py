@@ -12,11 +12,9 @@ import keras
 import tensorflow as tf
 
 from pybackend.core.collective import Alone, Collective, all_gather_values
-from pybackend.core.data.arrays import check_row_shapes, flatten
-from pybackend.core.data.datasets import describe_uneven
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.ragged import join_texts
-from pybackend.core.data.row_store import RowStoreWriter, unify_layout
+from pybackend.core.data.arrays import check_row_shapes, flatten, join_texts
+from pybackend.core.data.batches import describe_uneven
+from pybackend.core.data.row_store import RowStoreWriter, check_layouts, read_layouts, unify_layout
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import InputError
 from pybackend.core.job.context import WorkerContext

@@ -12,9 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import Columns, count_rows
-from pybackend.core.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
-from pybackend.core.data.ragged import Ragged, to_dense, to_strings, unpack_list
+from pybackend.core.data.arrays import (
+    Columns,
+    Ragged,
+    count_rows,
+    to_dense,
+    to_strings,
+    unpack_list,
+)
+from pybackend.core.data.row_store import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
-from pybackend.core.data.arrow import TensorReader, describe_schema, require_values
+from pybackend.core.data.arrow import (
+    TensorReader,
+    describe_schema,
+    drop_views,
+    has_views,
+    require_values,
+)
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
+    MOST_CATEGORIES,
     ColumnSpec,
     TableRows,
+    find_categories,
     find_index,
+    keep_categories,
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.core.data.encoding import MOST_CATEGORIES, find_categories, keep_categories
-from pybackend.core.data.files import Places, as_places, find_files, open_file
-from pybackend.core.data.parquet import ParquetFiles
+from pybackend.core.data.files import Places, as_places, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
 from pybackend.core.data.sharding import cut_ranges
 from pybackend.core.errors import InputError
@@ -214,7 +226,7 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
         if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name, found)
-    from pybackend.core.data.tfrecord.files import RecordFiles
+    from pybackend.core.data.tfrecord.record_files import RecordFiles
 
     try:
         records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
@@ -236,3 +248,264 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
             f"({error})"
         ) from error
     return records
+
+
+# Hive's and Spark's name of a partition without a value.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# int() and float() accept more: "2026_01", "nan".
+_NUMBERS: dict[type, re.Pattern[str]] = {
+    int: re.compile(r"-?[0-9]{1,18}"),
+    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
+}
+_BATCH_BYTES = 2 << 20
+_MOST_ROWS = 8192
+# Column chunks of a file whose null counts are read: 5 ms.
+_MOST_NOTES = 1000
+# Threads that read footers: a remote one takes a round trip or two.
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Files with one schema; rows are numbered across the files, in file order.
+
+    Attributes
+    ----------
+    groups
+        Number of rows in each row group, by file.
+    schema
+        A ``pyarrow.Schema``.
+    index
+        Columns that are the index of the pandas data frame that was written.
+    partitions
+        Columns encoded in folder names (``day=1/``): one value per file. They come last in the
+        schema.
+    nulls
+        For each column that has nulls according to the statistics, the number of the first file
+        that has any.
+    """
+
+    files: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    schema: Any
+    index: tuple[str, ...] = ()
+    partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    nulls: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def at(
+        cls, uri: Places, name: str = "data", listed: Sequence[str] | None = None
+    ) -> ParquetFiles:
+        """Open the files at paths or URIs, reading only their footers.
+
+        Parameters
+        ----------
+        listed
+            What `find_files` returned for the path, if it is known.
+
+        Raises
+        ------
+        InputError
+            A file does not exist or is not a Parquet file, or the schemas differ.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise InputError("reading Parquet files needs the Python package pyarrow") from error
+        files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            footers = list(pool.map(lambda file: _read_footer(file, name), files))
+        schema = footers[0].schema
+        for file, footer in zip(files, footers, strict=True):
+            if not footer.schema.equals(schema):
+                difference = _tell_difference(files[0], schema, file, footer.schema)
+                raise InputError(f"`{name}`: {difference}")
+        groups = tuple(footer.groups for footer in footers)
+        index = _read_index(schema.metadata)
+        partitions = {
+            column: values
+            for column, values in find_partitions(uri, files).items()
+            if column not in schema.names
+        }
+        for column, values in partitions.items():
+            schema = schema.append(pa.field(column, pa.array(values).type))
+        nulls: dict[str, int] = {}
+        for number, footer in enumerate(footers):
+            unnamed = {column for column, values in partitions.items() if values[number] is None}
+            nulls = {**dict.fromkeys(footer.nulls | unnamed, number), **nulls}
+        return cls(tuple(files), groups, schema.remove_metadata(), index, partitions, nulls)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of rows in each file."""
+        return tuple(map(sum, self.groups))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in all files."""
+        return sum(self.counts)
+
+    def pieces(
+        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
+
+        The ranges must be in order. Each row group is read once for all of its ranges.
+
+        Raises
+        ------
+        InputError
+            A file has changed since its footer was read.
+        """
+        own = [column for column in columns if column not in self.partitions]
+        own = own or self.schema.names[:1]  # gives the number of rows of partition columns
+        begin = 0
+        for number, (file, groups) in enumerate(zip(self.files, self.groups, strict=True)):
+            end = begin + sum(groups)
+            inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
+            if inside:
+                for place, batch in _read_ranges(file, groups, inside, own):
+                    yield begin + place, self._add_partitions(batch, number, columns)
+            begin = end
+
+    def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
+        """Add a file's partition columns to a batch, in the order of ``columns``."""
+        if not self.partitions:
+            return batch
+        import pyarrow as pa
+
+        def column_of(name: str) -> Any:
+            if name not in self.partitions:
+                return batch.column(name)
+            kind = self.schema.field(name).type
+            return pa.repeat(pa.scalar(self.partitions[name][number], kind), batch.num_rows)
+
+        return pa.RecordBatch.from_arrays([column_of(name) for name in columns], list(columns))
+
+
+def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return the columns encoded in folder names (Hive partitions), with one value per file.
+
+    A column becomes integers, or else floats, if all of its values can be parsed as such; otherwise
+    it is text.
+    """
+    roots = [find_root(one) for one in ([uri] if isinstance(uri, str) else uri)]
+    found: list[dict[str, str]] = []
+    for file in files:
+        root = max((root for root in roots if file.startswith(root)), key=len, default=file)
+        folders = file.rpartition("/")[0][len(root) :].split("/")
+        pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
+        found.append({unquote(column): unquote(value) for column, value in pairs})
+    columns = dict.fromkeys(column for pairs in found for column in pairs)
+    return {column: _parse([pairs.get(column) for pairs in found]) for column in columns}
+
+
+def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
+    known = [None if value == _NO_VALUE else value for value in values]
+    for kind, pattern in _NUMBERS.items():
+        if all(value is None or pattern.fullmatch(value) for value in known):
+            return tuple(None if value is None else kind(value) for value in known)
+    return tuple(known)
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """Footer of a file: rows of each row group, schema, and columns with nulls."""
+
+    groups: tuple[int, ...]
+    schema: Any
+    nulls: frozenset[str]
+
+
+def _read_footer(file: str, name: str) -> _Footer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_file(file) as source, pq.ParquetFile(source) as parquet:
+            metadata = parquet.metadata
+            groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+            rows = tuple(group.num_rows for group in groups)
+            return _Footer(rows, parquet.schema_arrow, _find_nulls(groups))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
+
+
+def _find_nulls(groups: Sequence[Any]) -> frozenset[str]:
+    """Return the columns, except nested ones, that have nulls according to the statistics."""
+    some = groups[: max(1, _MOST_NOTES // max(1, groups[0].num_columns))] if groups else ()
+    columns = (group.column(number) for group in some for number in range(group.num_columns))
+    noted = ((column.path_in_schema, column.statistics) for column in columns)
+    return frozenset(name for name, values in noted if values is not None and values.null_count)
+
+
+def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
+    """Return the index columns in pandas' metadata; a RangeIndex has no column."""
+    try:
+        noted = json.loads((metadata or {}).get(b"pandas", b"{}"))
+        return tuple(name for name in noted.get("index_columns", []) if isinstance(name, str))
+    except (ValueError, AttributeError, TypeError):  # written by another program
+        return ()
+
+
+def _read_ranges(
+    file: str,
+    groups: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    columns: Sequence[str],
+) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # No pre-buffering: a column of a row group may be larger than the memory for it.
+    with open_file(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
+        metadata = parquet.metadata
+        if tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)) != tuple(
+            groups
+        ):
+            raise InputError(
+                f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when training "
+                "began: it was replaced, or is a different file on this host"
+            )
+        viewed = any(map(has_views, parquet.schema_arrow.types))
+        begin = 0
+        for number, rows in enumerate(groups):
+            if any(a < begin + rows and begin < b for a, b in ranges):
+                size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
+                place = begin
+                for batch in parquet.iter_batches(size, [number], columns=list(columns)):
+                    batch = batch.select(list(columns))
+                    if viewed:
+                        plain = map(drop_views, batch.columns)
+                        batch = pa.RecordBatch.from_arrays(list(plain), list(columns))
+                    yield from _cut_ranges(batch, place, ranges)
+                    place += batch.num_rows
+            begin += rows
+
+
+def _cut_ranges(
+    batch: Any, place: int, ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the parts of a batch in the ranges; ``place`` is the number of its first row."""
+    for first, last in ranges:
+        begin, end = max(first, place), min(last, place + batch.num_rows)
+        if begin < end:
+            yield begin, batch.slice(begin - place, end - begin)
+
+
+def _choose_batch_rows(group_bytes: int, rows: int) -> int:
+    return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
+
+
+def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
+    """Describe the first column in which two files differ."""
+    for one, two in zip_longest(schema, other):
+        if one is None or two is None or not one.equals(two):
+            there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
+            here = "missing" if two is None else f"{show(two.name)} ({two.type})"
+            place = schema.names.index(one.name) if one is not None else len(schema)
+            break
+    return (
+        f"the columns of {file} differ from those of {first}: column {place + 1} is {here}, "
+        f"expected {there}"
+    )

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import Collective, all_gather_values, broadcast_bytes
-from pybackend.core.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.core.data.checkpoint_checks import (
+    check_is_same,
+    describe_settings,
+    shorten,
+    show_argument,
+)
 from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.core.data.files import check_writable
 from pybackend.core.data.rows import Rows, ShardedRows
-from pybackend.core.data.structures import shorten, show_argument
 from pybackend.core.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.core.engine.feed import Feed
 from pybackend.core.engine.lifecycle import Lifecycle, Start, build_what_is_restored, wait_for_all

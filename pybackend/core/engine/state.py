@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.core.collective import Collective, all_gather_values, is_true_anywhere
-from pybackend.core.data.structures import digest_text
+from pybackend.core.data.checkpoint_checks import digest_text
 from pybackend.core.errors import InputError
 from pybackend.core.model.compare import is_random_state
 from pybackend.core.model.structure import describe_structure

@@ -289,7 +289,7 @@ class Arrival:
     packages
         Result of `pybackend.core.job.packages.read_versions` there.
     layouts
-        Result of `pybackend.core.data.layout.read_layouts` for the worker's folder.
+        Result of `pybackend.core.data.row_store.read_layouts` for the worker's folder.
     has_failed
         Whether the process failed to read its rows; then no worker starts.
     nonce

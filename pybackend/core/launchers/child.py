@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import Failure, Kind, Moment, printable
 from pybackend.core.figures import show_bytes
 from pybackend.core.job.codec import encode_line

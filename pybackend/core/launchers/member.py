@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.row_store import unify_layout
+from pybackend.core.data.row_store import check_layouts, read_layouts, unify_layout
 from pybackend.core.errors import ClusterError, Failure, InputError
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job

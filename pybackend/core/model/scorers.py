@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import nest
-from pybackend.core.data.ragged import Ragged, to_dense
+from pybackend.core.data.arrays import Ragged, nest, to_dense
 from pybackend.core.data.rows import Rows, reshape_columns, to_rows
 from pybackend.core.errors import InputError
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.data.arrays import nest
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.data.rows import Rows, Spec
 from pybackend.core.job.job import TrainingJob
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.data.layout import check_layouts, read_layouts
 from pybackend.core.data.reading import read_sources
-from pybackend.core.data.row_store import unify_layout
+from pybackend.core.data.row_store import check_layouts, read_layouts, unify_layout
 from pybackend.core.engine.train import Training
 from pybackend.core.errors import ClusterError
 from pybackend.core.function.call import take_part

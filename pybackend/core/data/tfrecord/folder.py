@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pybackend.core.data.files import Folder, open_folder
-from pybackend.core.data.tfrecord.compression import SUFFIX, Compression, check_compression
-from pybackend.core.data.tfrecord.part import Part
-from pybackend.core.data.tfrecord.types import to_schema
+from pybackend.core.data.tfrecord.encode import Part
+from pybackend.core.data.tfrecord.framing import SUFFIX, Compression, check_compression
+from pybackend.core.data.tfrecord.protobuf import to_schema
 from pybackend.core.errors import InputError
 from pybackend.core.job.codec import read_fields
 from pybackend.core.words import setting, show

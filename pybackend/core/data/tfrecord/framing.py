@@ -13,13 +13,17 @@ from __future__ import annotations
 import functools
 import importlib
 import struct
+import zlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pybackend.core.data.tfrecord.protobuf import Bytes, Flags, Index
+from pybackend.core.errors import InputError
+from pybackend.core.words import show
 
 Checksums = npt.NDArray[np.uint32]
 
@@ -269,3 +273,152 @@ def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]
         run = 2 * run if matched == count else 0
     starts = np.arange(begin + HEAD, place + HEAD, stride)
     return starts, np.full(len(starts), length), place
+
+
+Compression = Literal["gzip", "zlib"] | None
+
+SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
+_WINDOW = {"gzip": 31, "zlib": 15}
+# The fastest level: records are read more often than written, but by cores that would be idle.
+_LEVEL = 1
+_READ_BYTES = 1 << 20
+
+
+def check_compression(compression: Any) -> Compression:
+    """Return a valid compression; raise ``InputError`` for other values."""
+    if compression is None or compression in _WINDOW:
+        return compression  # type: ignore[no-any-return]
+    raise InputError(
+        f"`compression` must be {show(None)}, {show('gzip')} or {show('zlib')}, not "
+        f"{show(compression)}"
+    )
+
+
+def recognize_compression(first_bytes: bytes) -> Compression:
+    """Return the compression of a file with these first bytes.
+
+    Raises
+    ------
+    ValueError
+        It is not a TFRecord file.
+    """
+    if not first_bytes or read_first_length(first_bytes) is not None:
+        return None
+    if first_bytes[:2] == b"\x1f\x8b":
+        return "gzip"
+    # A zlib stream begins with its method, 8, and its first two bytes are a multiple of 31.
+    if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
+        return "zlib"
+    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
+
+
+class CompressingWriter:
+    """Writer that compresses content into a file; call `finish` at the end."""
+
+    def __init__(self, file: Any, compression: str) -> None:
+        self._file = file
+        self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
+
+    def write(self, content: Any) -> None:
+        """Compress and write content."""
+        self._file.write(self._stream.compress(content))
+
+    def finish(self) -> None:
+        """Write the end of the stream."""
+        self._file.write(self._stream.flush())
+
+
+class DecompressingReader:
+    """Reader of a compressed file that has one or several consecutive streams."""
+
+    def __init__(self, file: Any, compression: str) -> None:
+        self._file = file
+        self._window = _WINDOW[compression]
+        self._stream = zlib.decompressobj(self._window)
+        self._left = b""
+
+    def read(self, size: int) -> bytes:
+        """Return the next ``size`` bytes of the content; fewer only at its end.
+
+        Raises
+        ------
+        ValueError
+            The stream is damaged or truncated.
+        """
+        parts: list[bytes] = []
+        while size > 0 and (part := self._read_some(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _read_some(self, size: int) -> bytes:
+        while True:
+            if self._stream.eof:
+                self._left = self._stream.unused_data or self._left
+            self._left = self._left or self._file.read(_READ_BYTES)
+            if self._stream.eof:
+                if not self._left:
+                    return b""
+                self._stream = zlib.decompressobj(self._window)
+            if not self._left:
+                raise ValueError("its compressed stream ends too early: the file is truncated")
+            try:
+                part = self._stream.decompress(self._left, size)
+            except zlib.error as error:
+                raise ValueError(f"its compressed stream is damaged: {error}") from error
+            self._left = self._stream.unconsumed_tail
+            if part:
+                return part
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records of a file.
+
+    Attributes
+    ----------
+    file
+        Path of the file, for messages.
+    first, place
+        Number of the first record within the file, and the offset of ``content`` in the
+        (decompressed) file.
+    content, starts, lengths
+        The data of record i is ``content[starts[i]:starts[i] + lengths[i]]``.
+    """
+
+    file: str
+    first: int
+    place: int
+    content: bytes
+    starts: Index
+    lengths: Index
+
+    def between(self, first: int, last: int) -> Chunk:
+        """Return the records numbered ``first`` to ``last`` - 1."""
+        rows = slice(max(0, first - self.first), max(0, last - self.first))
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
+
+    def name_record(self, row: int = 0) -> str:
+        """Return the file, number and position of a record, for messages."""
+        # A record that is longer than its chunk is not yet in `starts`.
+        offset = int(self.starts[row]) - HEAD if len(self.starts) else 0
+        return f"record {self.first + row} of {self.file} (at byte {self.place + offset})"
+
+    def report_damage(self, what: str, row: int = 0) -> InputError:
+        return InputError(
+            f"{self.name_record(row)} is damaged: the checksum of its {what} is wrong. Write or "
+            "copy the file again"
+        )
+
+    def check_lengths(self) -> None:
+        row = find_wrong_head(self.content, self.starts, self.lengths)
+        if row is not None:
+            raise self.report_damage("length", row)
+
+    def check(self) -> Checksums:
+        """Verify and return the data checksums; an `InputError` names the first mismatch."""
+        row = find_wrong_data(self.content, self.starts, self.lengths)
+        if row is not None:
+            raise self.report_damage("data", row)
+        return read_checksums(self.content, self.starts, self.lengths)

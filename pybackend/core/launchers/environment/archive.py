@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import InputError
 from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import counted

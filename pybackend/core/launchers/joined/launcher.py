@@ -34,11 +34,11 @@ from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.fork_server import keeping_fork_server
-from pybackend.core.launchers.joined.claims import describe_call
 from pybackend.core.launchers.joined.gathering import (
     CallGroup,
     JoinedCall,
     Reminder,
+    describe_call,
     find_meeting,
     meet_first,
     meet_others,

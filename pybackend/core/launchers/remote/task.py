@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.row_store import digest_rows
+from pybackend.core.data.row_store import check_layouts, digest_rows, read_layouts
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import TRAINED

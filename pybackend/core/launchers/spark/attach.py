@@ -21,7 +21,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from pybackend.core.data.dataframe import DataFrameRows
+from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.base import DataSets
 from pybackend.core.launchers.spark.session import ask, get_session, is_connect

@@ -14,9 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.core.data.dataframe import DataFrameRows
-from pybackend.core.data.row_store import SCHEMA as BLOB_SCHEMA
-from pybackend.core.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
+from pybackend.core.data.spark_rows import SCHEMA as BLOB_SCHEMA
+from pybackend.core.data.spark_rows import (
+    Counts,
+    DataFrameRows,
+    count_rows_to_send,
+    describe_layout,
+    pack_blobs,
+)
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.job.job import LOGGER, Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Emit

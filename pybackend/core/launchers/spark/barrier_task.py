@@ -27,8 +27,8 @@ import numpy as np
 
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.columns import ColumnGroup
-from pybackend.core.data.row_store import Layout, RowStoreWriter, store_blobs
-from pybackend.core.data.text import decode_lines
+from pybackend.core.data.row_store import RowStoreWriter
+from pybackend.core.data.spark_rows import Layout, decode_lines, store_blobs
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job, TrainingJob
@@ -327,7 +327,7 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
     archive
         Archive from the driver: this package, and a pickled `Member`.
     rows
-        File with this worker's rows, in the format of `pybackend.core.data.text`.
+        File with this worker's rows, in the format of `pybackend.core.data.spark_rows`.
     options
         JSON with ``rank``, ``addresses``, ``cores`` and ``rscript``.
 

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import ColumnGroup, ColumnSpec
-from pybackend.core.data.dataframe import add_fields, column_as_array, column_types, describe_type
 from pybackend.core.data.predictions import TEXT, Field, Predictions
+from pybackend.core.data.spark_rows import add_fields, column_as_array, column_types, describe_type
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, PredictionJob
 from pybackend.core.launchers.spark.session import (

@@ -28,11 +28,13 @@ from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.core.launchers.environment.serving import (
+from pybackend.core.launchers.environment.installing import (
     ArchiveServer,
+    Interpreter,
     ServedArchive,
     UnreachedError,
+    install_here,
+    read_blocks,
 )
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.jobs import give_up_after

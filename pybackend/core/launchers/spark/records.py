@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pybackend.core.data.tfrecord.compression import Compression
-from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord.encode import Part, write_part
 from pybackend.core.data.tfrecord.folder import (
     Manifest,
     begin,
@@ -25,8 +24,9 @@ from pybackend.core.data.tfrecord.folder import (
     finish,
     is_begun,
 )
-from pybackend.core.data.tfrecord.part import Part, write_part
-from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
+from pybackend.core.data.tfrecord.framing import Compression
+from pybackend.core.data.tfrecord.protobuf import to_schema, to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 from pybackend.core.errors import InputError
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.session import (

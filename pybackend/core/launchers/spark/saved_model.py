@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from pybackend.core.data.arrays import to_dense
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import ColumnGroup, ColumnSpec
-from pybackend.core.data.dataframe import column_as_array, describe_type
 from pybackend.core.data.predictions import nest_lists
-from pybackend.core.data.ragged import to_dense
+from pybackend.core.data.spark_rows import column_as_array, describe_type
 from pybackend.core.errors import InputError
 from pybackend.core.launchers.spark.predict import set_up_tensorflow
 from pybackend.core.launchers.spark.records import call_in_task

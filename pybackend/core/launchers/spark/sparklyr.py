@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from pybackend.core.data.text import TEXT_SCHEMA, encode_lines
+from pybackend.core.data.spark_rows import TEXT_SCHEMA, encode_lines
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Event

@@ -11,11 +11,11 @@ import pytest
 from conftest import build_dense
 
 from pybackend import Exchange
+from pybackend.core.data.arrays import Ragged
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.ragged import Ragged
 from pybackend.core.data.sources import FileRows
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, TrainingJob
-from pybackend.core.launchers.joined.claims import (
+from pybackend.core.launchers.joined.gathering import (
     describe_call,
     describe_columns,
     find_disagreement,

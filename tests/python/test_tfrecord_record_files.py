@@ -19,12 +19,12 @@ from conftest import full
 from records import entry, example, field, write
 
 from pybackend import InputError
-from pybackend.core.data.tfrecord import chunks, files
-from pybackend.core.data.tfrecord.files import RecordFiles
+from pybackend.core.data.tfrecord import record_files
+from pybackend.core.data.tfrecord.encode import write_part
 from pybackend.core.data.tfrecord.folder import Manifest
 from pybackend.core.data.tfrecord.framing import build_heads
-from pybackend.core.data.tfrecord.part import write_part
-from pybackend.core.data.tfrecord.types import INT64, to_spark_fields
+from pybackend.core.data.tfrecord.protobuf import INT64, to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 
 X = pa.schema([("x", pa.int64())])
 
@@ -32,9 +32,9 @@ X = pa.schema([("x", pa.int64())])
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of a kilobyte with as many marks, so that small files have several."""
-    monkeypatch.setattr(files, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr("pybackend.core.data.tfrecord.part._MARK_BYTES", 1000)
-    monkeypatch.setattr("pybackend.core.data.tfrecord.part._BYTES_TOGETHER", 3000)
+    monkeypatch.setattr(record_files, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr("pybackend.core.data.tfrecord.encode._MARK_BYTES", 1000)
+    monkeypatch.setattr("pybackend.core.data.tfrecord.encode._BYTES_TOGETHER", 3000)
 
 
 def batch_of(first: int, last: int) -> pa.RecordBatch:
@@ -79,8 +79,8 @@ def test_a_compressed_file_is_decompressed_once_for_ranges_in_order(
 ) -> None:
     data = RecordFiles.at(written(tmp_path / "data", "gzip", (300,)))
     opened: list[str] = []
-    real = chunks.open_file
-    monkeypatch.setattr(chunks, "open_file", lambda uri: opened.append(uri) or real(uri))
+    real = record_files.open_file
+    monkeypatch.setattr(record_files, "open_file", lambda uri: opened.append(uri) or real(uri))
     ranges = [(first, first + 10) for first in range(0, 300, 20)]
     found = [pa.Table.from_batches(data.batches(*pair, ["x"]))["x"].to_pylist() for pair in ranges]
     assert found == [list(range(*pair)) for pair in ranges]

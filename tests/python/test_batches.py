@@ -15,9 +15,9 @@ from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
 from pybackend.core.api import progress
-from pybackend.core.data import datasets
+from pybackend.core.data import batches as module
 from pybackend.core.data.arrays import count_rows, nest, shard
-from pybackend.core.data.datasets import is_dataset, read_batches
+from pybackend.core.data.batches import is_dataset, read_batches
 from pybackend.core.data.sharding import share_batches
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import MODEL_FILE, TrainingJob
@@ -324,7 +324,7 @@ def test_validation_data_that_change_between_epochs_are_rejected(rows: Any) -> N
 
 
 def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) -> None:
-    monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
+    monkeypatch.setattr(module, "MOST_BYTES", 4000)
 
     def rows() -> Any:
         while True:
@@ -396,7 +396,7 @@ def test_batches_without_rows_are_no_steps() -> None:
 
 
 def test_infinite_data_that_this_process_could_not_hold_name_the_steps(monkeypatch: Any) -> None:
-    monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
+    monkeypatch.setattr(module, "MOST_BYTES", 4000)
     with pytest.raises(InputError, match=r"has 6 batches for all .* of more than 0"):
         read_batches(endless(), "float32", "data", passes=2, steps=3)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pybackend import ClusterError
-from pybackend.core.data.text import decode_lines, encode_lines
+from pybackend.core.data.spark_rows import decode_lines, encode_lines
 
 
 def written(path: Path, batches: list[pa.RecordBatch]) -> list[str]:

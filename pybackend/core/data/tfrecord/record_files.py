@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pybackend.core.data.files import Folder, Places, find_files, get_size, is_pattern, open_folder
-from pybackend.core.data.tfrecord.chunks import (
-    CHUNK_BYTES,
-    Chunk,
-    ForwardReader,
-    detect_compression,
-    read_chunks,
+from pybackend.core.data.files import (
+    Folder,
+    Places,
+    find_files,
+    get_size,
+    is_pattern,
+    open_file,
+    open_folder,
 )
-from pybackend.core.data.tfrecord.compression import Compression
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
+from pybackend.core.data.tfrecord.encode import Mark, Marks, place_marks, update_checksum
 from pybackend.core.data.tfrecord.folder import NAME as MANIFEST
 from pybackend.core.data.tfrecord.folder import TEMPORARY, Manifest, read_manifest
-from pybackend.core.data.tfrecord.framing import HEAD
-from pybackend.core.data.tfrecord.part import Mark, Marks, place_marks, update_checksum
-from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
+from pybackend.core.data.tfrecord.framing import (
+    FOOT,
+    HEAD,
+    Chunk,
+    Compression,
+    DecompressingReader,
+    find_records,
+    read_first_length,
+    recognize_compression,
+)
+from pybackend.core.data.tfrecord.protobuf import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import check_tfrecord_spec
 from pybackend.core.words import show
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_FILES = 8
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -321,3 +332,127 @@ def sample_spec(
             "the records in `tfrecord_spec`"
         )
     return spec
+
+
+# Larger chunks would be allocated again each time, which costs more than it saves.
+CHUNK_BYTES = 4 << 20
+# protobuf's own limit.
+_MOST_BYTES = (1 << 31) - 1
+_READ_BYTES = 16 << 20
+
+
+def detect_compression(uri: str) -> Compression:
+    """Return the compression of a file; raise `InputError` if it is not a TFRecord file."""
+    with open_for_reading(uri) as file:
+        first_bytes = file.read(HEAD)
+    try:
+        return recognize_compression(first_bytes)
+    except ValueError as error:
+        raise InputError(f"{uri} is not a TFRecord file: {error}") from error
+
+
+def read_chunks(
+    uri: str,
+    compression: Compression,
+    mark: tuple[int, int] = (0, 0),
+    size: int = CHUNK_BYTES,
+) -> Iterator[Chunk]:
+    """Yield a file's records, starting at ``mark``: the number of a record and its offset.
+
+    Only the length checksums are verified; `Chunk.check` verifies the data checksums.
+
+    Raises
+    ------
+    InputError
+        Names the file, and the record and byte at which it is truncated or damaged.
+    """
+    first, place = mark
+    with open_for_reading(uri) as file:
+        file.seek(place)
+        stream = DecompressingReader(file, compression) if compression else file
+        content = _read(uri, stream, size)
+        while content:
+            starts, lengths, end = find_records(content)
+            chunk = Chunk(uri, first, place, content, starts, lengths)
+            if not len(starts):
+                content += _read_rest(chunk, stream)
+                continue
+            chunk.check_lengths()
+            yield chunk
+            first, place, content = first + len(starts), place + end, content[end:]
+            content += _read(uri, stream, size - len(content))
+
+
+class ForwardReader:
+    """Reader of a compressed file for ranges of rows in increasing order.
+
+    It decompresses the file once for all ranges, instead of starting over for each range.
+    """
+
+    def __init__(self, uri: str, compression: Compression) -> None:
+        self._last: Chunk | None = None
+        self._rest = read_chunks(uri, compression)
+
+    def has(self, row: int) -> bool:
+        """Return whether the reader has not yet passed a row."""
+        return self._last is None or self._last.first <= row
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the last chunk that was read, and the following ones."""
+        if self._last is not None:
+            yield self._last
+        for chunk in self._rest:
+            self._last = chunk
+            yield chunk
+
+
+@contextmanager
+def open_for_reading(uri: str) -> Iterator[Any]:
+    """Open a file for reading; an `InputError` names the host on which this fails."""
+    try:
+        file = open_file(uri)
+    except OSError as error:
+        raise InputError(
+            f"{uri} cannot be read on {socket.gethostname()}: {error}. Every machine that reads "
+            "it must see it at this path: use a shared file system, or a URI"
+        ) from error
+    with closing(file):
+        yield file
+
+
+def _read_rest(chunk: Chunk, stream: Any) -> bytes:
+    """Read the rest of a record that is longer than its chunk."""
+    content = chunk.content
+    if len(content) < HEAD:
+        raise _truncated_error(chunk)
+    length = read_first_length(content)
+    if length is None:
+        raise chunk.report_damage("length")
+    if length > _MOST_BYTES:
+        raise InputError(
+            f"{chunk.name_record()} claims to have {length:,} bytes, more than the limit of 2 GB "
+            "for a tf.train.Example: write the file again"
+        )
+    missing = HEAD + length + FOOT - len(content)
+    rest = _read(chunk.file, stream, missing)
+    if len(rest) < missing:
+        raise _truncated_error(chunk)
+    return rest
+
+
+def _read(uri: str, stream: Any, size: int) -> bytes:
+    """Read up to ``size`` bytes; allocate no more memory than the file has bytes."""
+    parts: list[bytes] = []
+    try:
+        while size > 0 and (part := stream.read(min(size, _READ_BYTES))):
+            parts.append(part)
+            size -= len(part)
+    except ValueError as error:
+        raise InputError(f"{uri} cannot be read: {error}") from error
+    return b"".join(parts)
+
+
+def _truncated_error(chunk: Chunk) -> InputError:
+    return InputError(
+        f"{chunk.name_record()} is incomplete: the file is truncated. Write or copy it again"
+    )
