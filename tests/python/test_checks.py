@@ -116,7 +116,6 @@ CROSS_CUTTING = {
     "collective_peers": "peers of the collective that misbehave",
     "connect": "Spark Connect",
     "constraints": "constraints.txt",
-    "datasets": "a tf.data.Dataset or PyDataset given directly",
     "elastic_checkpoints": "elastic training that resumes",
     "epochs": "which epochs run, and which validate",
     "exact": "two workers end where one process ends",

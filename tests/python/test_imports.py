@@ -226,7 +226,7 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
     rooms = ("launchers.spark.", "doctor.", "ml.", "tfos.")
     elsewhere = {name for name in importing if not name.startswith(rooms)}
     # Rows and vectors of Spark, which feeds and workers need.
-    assert elsewhere <= {"data.dataframe", "tfos.feed.items", "job.value_kinds"}
+    assert elsewhere <= {"data.spark_rows", "tfos.feed.items", "job.value_kinds"}
 
 
 def reach(name: str) -> set[str]:

@@ -2,7 +2,8 @@
 
 A data set is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a
 list, tuple or dict of arrays for models with several inputs or outputs. Internally, it is a flat
-dict of arrays named ``x``, ``x/#0``, ``x/left``, ...; these names encode the structure.
+dict of arrays named ``x``, ``x/#0``, ``x/left``, ...; these names encode the structure. A column
+whose rows differ in length, such as text, is `Ragged`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Array = npt.NDArray[Any]
 class Ragged:
     """Rows of different lengths: row i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    With ``values`` of shape (n, 3), a row is a list of vectors of 3 numbers.
-    With ``is_text`` the values are UTF-8 bytes, and a row is one string. With ``most_texts``, which
-    is at least the length of the longest list, a row is a list of strings (see `pack_lists`).
+    With ``values`` of shape (n, 3), a row is a list of vectors of 3 numbers. With ``is_text`` the
+    values are UTF-8 bytes, and a row is one string. With ``most_texts``, which is at least the
+    length of the longest list, a row is a list of strings (see `pack_lists`).
     """
 
     values: Array
@@ -45,11 +46,9 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        """Number of values in each row."""
         return np.diff(self.offsets)
 
     def __getitem__(self, rows: slice) -> Ragged:
-        """Copy some rows."""
         places = np.arange(len(self))[rows]
         lengths = self.lengths[places]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -58,7 +57,6 @@ class Ragged:
 
 
 def concatenate(parts: Sequence[Ragged]) -> Ragged:
-    """Concatenate ragged columns of the same type."""
     lengths = np.concatenate([part.lengths for part in parts])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
@@ -87,7 +85,7 @@ def pack_lists(texts: Ragged, sizes: Array) -> Ragged:
 
 
 def unpack_list(row: bytes) -> list[bytes]:
-    """Return the strings of a row that `pack_lists` packed."""
+    """The inverse of `pack_lists`, for one row."""
     texts, start = [], 0
     while start < len(row):
         end = start + 4 + int.from_bytes(row[start : start + 4], "little")
@@ -97,14 +95,9 @@ def unpack_list(row: bytes) -> list[bytes]:
 
 
 def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
-    """Convert a column to an array: values padded with zeros, or strings.
+    """Pad the values of a column with zeros to at least ``longest``, or convert them to strings.
 
     Strings have shape (rows, 1), lists of strings (rows, longest), padded with empty strings.
-
-    Parameters
-    ----------
-    longest
-        Minimum length of padded rows.
     """
     if not isinstance(column, Ragged):
         return column
@@ -123,7 +116,7 @@ def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
 
 
 def to_strings(rows: Sequence[Sequence[bytes]], longest: int) -> Array:
-    """Convert lists of strings to an array, padded with empty strings to at least this length."""
+    """Pad lists of strings with empty ones, to at least this length."""
     strings = np.full((len(rows), max([longest, *map(len, rows)])), b"", object)
     for row, texts in enumerate(rows):
         strings[row, : len(texts)] = texts
@@ -152,12 +145,8 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     """Check a data set and flatten it to named arrays of equal length.
 
     Floating-point arrays become ``floatx``, as in Keras's own ``fit``; the types of integers and
-    booleans do not change. Text among the inputs becomes `Ragged`.
-
-    Raises
-    ------
-    InputError
-        Names the array and what is wrong with it.
+    booleans do not change. Text among the inputs becomes `Ragged`. An `InputError` names the array
+    and what is wrong with it.
     """
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
         data = (data,)
@@ -189,7 +178,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
 
 
 def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = False) -> Columns:
-    """Check inputs without labels and flatten them, like `flatten_data`."""
+    """Flatten inputs without labels, like `flatten_data`."""
     columns = {key: to_array(key, value, floatx, "x") for key, value in flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
@@ -221,12 +210,10 @@ def flatten(batch: Any) -> dict[str, Any]:
 
 
 def count_rows(columns: Columns) -> int:
-    """Number of rows: the common length of all columns; 0 if there are no columns."""
     return len(next(iter(columns.values()), ()))
 
 
 def check_row_shapes(parts: Iterable[Any], what: str, where: str = "in different batches") -> None:
-    """Reject parts of an array whose rows do not have the same shape."""
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InputError(
@@ -236,7 +223,7 @@ def check_row_shapes(parts: Iterable[Any], what: str, where: str = "in different
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
-    """Return the rows of one worker, as views."""
+    """The rows of one worker are views, not copies."""
     part = shard_slice(count_rows(columns), workers, rank)
     return {key: array[part] for key, array in columns.items()}
 
@@ -244,7 +231,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 def check_enough_rows(
     rows: int, workers: int, name: str = "data", argument: str = "workers"
 ) -> None:
-    """Raise an error if there are fewer rows than workers; ``argument`` sets their number."""
+    """``argument`` is the one that sets the number of workers."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
@@ -284,7 +271,7 @@ def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
 
 
 def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
-    """Check one array of a data set and convert it, as described in `flatten_data`."""
+    """Check and convert one array, as `flatten_data` does."""
     if np.ma.is_masked(value):
         row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
         raise InputError(
@@ -324,12 +311,9 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
 
 
 def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
-    """Cast numbers to another floating-point type; raise an error if one becomes infinite.
+    """Cast numbers to another floating-point type; an `InputError` names one that becomes infinite.
 
-    Parameters
-    ----------
-    name_row
-        Called with a row number, from 0; returns the column and row for the error message.
+    ``name_row`` receives a row number, from 0, and returns the column and row for the message.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         found = numbers.astype(dtype)
@@ -345,13 +329,11 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Return whether a value is a scipy sparse matrix or array, without importing scipy."""
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(value))
 
 
 def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
-    """Convert a sparse matrix to a dense array."""
     dtype = np.dtype(floatx) if matrix.dtype.kind == "f" else matrix.dtype
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:

@@ -22,7 +22,6 @@ _SHOWN_WIDTHS = 5
 
 
 def describe_schema(schema: Any) -> dict[str, ColumnKind]:
-    """Return the kind of each column of an Arrow schema."""
     return {field.name: _describe_type(field.type) for field in schema}
 
 
@@ -53,7 +52,7 @@ def _list_types() -> tuple[Any, ...]:
 
 
 def _is_view(kind: Any, of: str) -> bool:
-    """Return whether a type is a view of text or bytes; old versions of Arrow have no views."""
+    """Old versions of Arrow have no views."""
     import pyarrow as pa
 
     check = getattr(pa.types, f"is_{of}_view", None)
@@ -88,7 +87,7 @@ def drop_views(column: Any) -> Any:
 
 
 def has_views(kind: Any) -> bool:
-    """Return whether a type is a view or contains one."""
+    """Also inside lists and dictionaries."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
     return (
@@ -116,11 +115,8 @@ class TensorReader:
     def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
         """Return the tensors of a batch, by column group key.
 
-        Parameters
-        ----------
-        name_row
-            Called with a row's number in the batch; returns its name for errors. None (default):
-            errors show the row's values.
+        ``name_row`` receives a row's number in the batch, and returns its name for errors. None
+        (default): errors show the row's values.
         """
         self._batch = batch
         self._name_row = name_row or self._describe_row
@@ -138,7 +134,7 @@ class TensorReader:
         return found
 
     def _describe_row(self, row: int) -> str:
-        """Return the values of a row as text, for tables without row numbers."""
+        """Describe a row by its values, for tables without row numbers."""
         names = list_columns(self._groups)
         shown = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
@@ -180,7 +176,6 @@ class TensorReader:
         return self._cast(numbers, name, group, lambda row: row)
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Return numbers of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -274,7 +269,7 @@ class TensorReader:
     def _cast(
         self, numbers: Array, name: str, group: ColumnGroup, row_of: Callable[[int], int]
     ) -> Array:
-        """Cast numbers to the tensor's type, in this machine's byte order, if they fit."""
+        """Also to this machine's byte order. Numbers that do not fit raise an error."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -295,7 +290,7 @@ class TensorReader:
         return cast
 
     def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
-        """Return the elements of lists; ``row_sizes`` is their number in each row of the batch."""
+        """``row_sizes`` is the number of elements in each row of the batch."""
 
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
@@ -338,7 +333,7 @@ def _explain_widths(name: str, sizes: Array, expected: str) -> str:
 
 
 def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
-    """Return the position of each value among a column's categories; null for other values."""
+    """Return the index of each value among a column's categories; null for other values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -354,7 +349,6 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
 
 
 def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
-    """Return whether each value of a column is one of its categories."""
     known: Array = _look_up(_decode(column), name, categories).is_valid()
     return np.asarray(known)
 
@@ -381,7 +375,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
 
 
 def _is_complete(column: Any) -> bool:
-    """Return whether a column has only finite numbers and no nulls, also within lists."""
+    """True if a column has only finite numbers and no nulls, also within lists."""
     import pyarrow as pa
 
     if column.null_count:
@@ -420,7 +414,7 @@ def _read_strings(column: Any) -> Ragged:
 
 
 def _read_offsets(wide: Any) -> Array:
-    """Return the offsets of a large_binary column's rows in its buffer."""
+    """The offsets are those in the buffer of a large_binary column."""
     if not len(wide):
         return np.zeros(1, np.int64)
     every = np.frombuffer(wide.buffers()[1], np.int64)
@@ -429,7 +423,7 @@ def _read_offsets(wide: Any) -> Array:
 
 
 def _measure_lists(lists: Any) -> Array:
-    """Return the lengths of lists that contain no nulls."""
+    """The lists contain no nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
@@ -438,7 +432,7 @@ def _measure_lists(lists: Any) -> Array:
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Return the number of values in each row, given the number in each of its lists."""
+    """Add up the numbers of values in each row's lists."""
     edges = np.concatenate([[0], np.cumsum(outer)])
     totals = np.concatenate([[0], np.cumsum(inner)])
     summed: Array = totals[edges[1:]] - totals[edges[:-1]]

@@ -59,11 +59,8 @@ class Batches:
     def adapt(self, job: TrainingJob) -> TrainingJob:
         """Return the job with these batches as its steps.
 
-        Raises
-        ------
-        InputError
-            The job has more steps per epoch than there are batches, or uses ``shuffle="global"`` or
-            ``scale_lr``.
+        Raises `InputError` if the job has more steps per epoch than there are batches, or uses
+        ``shuffle="global"`` or ``scale_lr``.
         """
         if job.shuffle == "global":
             raise InputError(
@@ -86,12 +83,11 @@ class Batches:
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether data is a ``tf.data.Dataset`` or ``PyDataset``, without importing either."""
+    """True for a ``tf.data.Dataset`` or ``PyDataset``; neither package is imported."""
     return _is_tensorflows(data) or _is_keras(data)
 
 
 def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    """Return the error message for a batch whose arrays have different numbers of rows."""
     listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
     return f"a batch of `{name}` has arrays of different lengths ({listed})"
 
@@ -99,26 +95,18 @@ def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
 def read_batches(
     data: Any, floatx: str, name: str, *, passes: int, steps: int | None = None
 ) -> Batches:
-    """Read the batches of a data set.
+    """Read the batches of a data set, whose elements are ``x``, ``(x, y)`` or ``(x, y,
+    sample_weight)``.
 
-    Parameters
-    ----------
-    data
-        Data set with elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x``
-        and ``y`` may be lists or dicts of tensors.
-    passes
-        Number of epochs or evaluations that use its rows. They must be the same in each, so the
-        data set is read twice. A `PyDataset` is read as often as Keras reads it, with its
-        ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
-    steps
-        Batches of each pass, if each continues where the one before ended, as with Keras's
-        ``steps_per_epoch``. No more are read from an infinite ``tf.data.Dataset``.
+    ``passes`` is the number of epochs or evaluations that use its rows. They must be the same in
+    each, so the data set is read twice. A `PyDataset` is read as often as Keras reads it, with its
+    ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
 
-    Raises
-    ------
-    InputError
-        The data set is endless, is larger than `MOST_BYTES`, yields different rows when it is read
-        again, or has elements with a different structure.
+    ``steps`` is the number of batches of each pass, if each continues where the one before ended,
+    as with Keras's ``steps_per_epoch``. No more are read from an infinite ``tf.data.Dataset``.
+
+    Raises `InputError` if the data set is endless, is larger than `MOST_BYTES`, yields different
+    rows when it is read again, or has elements with a different structure.
     """
     needed = None if steps is None or _is_keras(data) else passes * steps
     # A finite data set is read whole, so that what is stored does not depend on the epochs.
@@ -190,7 +178,7 @@ def _or_steps(data: Any, name: str) -> str:
 
 
 def _length(data: Any) -> int | None:
-    """Return the number of batches of a PyDataset; None if it has none."""
+    """Number of batches of a PyDataset; None if it has none."""
     try:
         length = data.num_batches
     except (NotImplementedError, TypeError):

@@ -61,18 +61,10 @@ def _select(exchange: Any) -> Any:
 def check_is_same(
     uri: str, saved: Manifest, job: TrainingJob, described: Mapping[str, Any]
 ) -> None:
-    """Reject a checkpoint of another training run.
+    """Reject a checkpoint of another training run; the `InputError` names what differs.
 
-    Parameters
-    ----------
-    described
-        Description of this training run, by argument; includes at least that of
-        `describe_settings`.
-
-    Raises
-    ------
-    InputError
-        Names what differs.
+    ``described`` is the description of this run, by argument, and includes at least that of
+    `describe_settings`.
     """
     which = f"the checkpoint of {saved.place} at {show(uri)}"
     for name in described:
@@ -99,7 +91,7 @@ def check_is_same(
 
 
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
-    """Reject a checkpoint whose data sets had different numbers of rows; None: not known yet."""
+    """The numbers of rows are None for data sets that have not been counted."""
     for name, here in rows.items():
         argument = argument_of(name)
         there = sum(count for count, _ in saved.job.get(argument) or ())
@@ -145,7 +137,7 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
 
 
 def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
-    """Return whether an older release cut the rows into the same batches."""
+    """True if an older release cut the rows into the same batches."""
     counts = [count for count, _ in saved.job.get(argument_of("train")) or ()]
     if job.batches is not None or job.is_asynchronous or not counts:
         return True
@@ -154,7 +146,6 @@ def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
-    """Describe what differs and what to do."""
     differs = f"was {_show(there)}, but is now {_show(here)}"
     if name == "seed":
         return f"`seed` {differs}: pass {setting(seed=there)}"
@@ -180,14 +171,12 @@ def _explain(name: str, there: Any, here: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    """Describe a setting, with options as code."""
     if not isinstance(value, dict) or TYPE not in value:
         return show(value)
     return call_of(value[TYPE], **{name: one for name, one in value.items() if name != TYPE})
 
 
 def _find_first(there: Any, here: Any) -> str:
-    """Describe the first item in which two lists differ."""
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
     return f"number {number} was {one}, but is now {other}"
@@ -200,17 +189,14 @@ _DIGEST = 64
 
 
 def shorten(text: str) -> str:
-    """Return a description for a file: compressed, as text; empty if there is none."""
+    """Compress a description, as `pybackend.core.model.structure` makes it, for a file."""
     return text and base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def find_difference(there: str, here: str) -> str | None:
     """Describe the first argument in which two descriptions of models differ; None: they are equal.
 
-    Parameters
-    ----------
-    there, here
-        Results of `shorten`; ``there`` may be the digest that older releases wrote.
+    Both are results of `shorten`; ``there`` may be the digest that older releases wrote.
     """
     if there == here:
         return None
@@ -261,5 +247,4 @@ def show_argument(value: Any) -> str:
 
 
 def digest_text(text: str) -> str:
-    """Return a digest of a description."""
     return hashlib.sha256(text.encode()).hexdigest()

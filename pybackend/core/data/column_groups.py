@@ -39,19 +39,10 @@ _INTERVALS = re.compile(r"extension<pandas\.interval|interval\[")
 def group_columns(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
 ) -> tuple[list[ColumnGroup], list[str]]:
-    """Return the tensors of a spec, and the columns to read for them, in the order of `places`.
+    """Return the tensors of a spec, and the columns to read for them, in the order of `indices`.
 
-    Parameters
-    ----------
-    kinds
-        Kind of each column of the table.
-    name
-        The argument that holds the table, for messages.
-
-    Raises
-    ------
-    InputError
-        Names the column and what is expected.
+    ``name`` is the argument that holds the table. An `InputError` names the column and what is
+    expected.
     """
     targets = list_groups("y", spec.label)
     used = spec.label_columns
@@ -88,7 +79,7 @@ def group_columns(
 
 @dataclass(frozen=True)
 class _GroupBuilder:
-    """Builder of `ColumnGroup` objects, which collects the columns that they read."""
+    """It collects the columns that the groups read."""
 
     spec: ColumnSpec
     kinds: Mapping[str, ColumnKind]
@@ -260,7 +251,6 @@ class _GroupBuilder:
 
 
 def _suggest_number(column: str, found: str) -> str:
-    """Suggest how to convert a column of dates, times or durations to numbers."""
     if spark := _SPARK_TIMES.fullmatch(found):
         return _suggest_in_spark(column, *spark.groups())
     if spoken() == "R":  # data frames of R do not come here, only files
@@ -282,7 +272,7 @@ def _suggest_number(column: str, found: str) -> str:
 
 
 def _suggest_in_spark(column: str, date: str | None, time: str | None, _: str | None) -> str:
-    """Suggest how to convert a Spark column, in the words of PySpark or of dplyr."""
+    """In the words of PySpark or of dplyr."""
     if date is None and time is None:
         return (
             "seconds or months between its ends: the difference of their unix_timestamp(), or "

@@ -1,7 +1,9 @@
-"""Columns of a table and the tensors made from them, for all kinds of tables.
+"""Columns of a table, the tensors made from them, and the codes of their categories.
 
 A `ColumnGroup` becomes one tensor of the model's input or labels: one column, or several side by
-side. The driver builds the groups using only the columns' types; `arrow` makes the tensors.
+side. The driver builds the groups using only the columns' types; `arrow` makes the tensors. The
+code of a value, 0, 1, 2, ..., is its index in the column's list of categories, which is determined
+here if the user gives none. One-hot columns have a number per category.
 """
 
 from __future__ import annotations
@@ -45,12 +47,10 @@ class ColumnSpec:
 
     @property
     def label_columns(self) -> list[str]:
-        """The columns that hold labels."""
         return [column for group in list_groups("y", self.label).values() for column in group]
 
     @property
     def weight_columns(self) -> list[str]:
-        """The columns that hold weights."""
         groups = list_groups("sample_weight", self.weight).values()
         return [column for group in groups for column in group]
 
@@ -120,7 +120,7 @@ class ColumnGroup:
 
     @property
     def is_target(self) -> bool:
-        """True if this is a label or a weight, in which NaN is not allowed."""
+        """True for a label or a weight, in which NaN is not allowed."""
         return not self.key.startswith("x")
 
 
@@ -180,13 +180,7 @@ class TableRows:
 
 
 def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = ()) -> list[str]:
-    """Return the index columns that no argument names.
-
-    Parameters
-    ----------
-    index
-        Columns that the table marks as an index.
-    """
+    """Return the index columns that no argument names; ``index``: those that the table marks."""
     known = set(index)
     found = [column for column in columns if column in known or _INDEX.fullmatch(column)]
     return [column for column in found if column not in spec.named_columns]
@@ -215,7 +209,7 @@ def input_name(key: str) -> str:
 
 
 def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
-    """Return the names of the columns that groups read, in the order of ``places``."""
+    """Return the names of the columns that groups read, in the order of ``indices``."""
     names = {
         p: c for group in column_groups for p, c in zip(group.places, group.columns, strict=True)
     }
@@ -223,13 +217,7 @@ def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
 
 
 def check_column_spec(spec: ColumnSpec) -> None:
-    """Check the arguments that can be checked without a table.
-
-    Raises
-    ------
-    InputError
-        Names the argument.
-    """
+    """Check the arguments that can be checked without a table."""
     if spec.label is not None:
         _check_names("label", spec.label, single=True)
     if spec.features is not None:
@@ -244,7 +232,6 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    """Reject a table with two columns of the same name."""
     seen: set[str] = set()
     for column in columns:
         known = column.lower() if ignores_case else column
@@ -266,7 +253,6 @@ def as_plain(values: Any) -> list[Any]:
 
 
 def list_names(names: Names) -> list[str]:
-    """Convert one name or several to a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -301,16 +287,9 @@ def find_categories(
 ) -> ColumnSpec:
     """Add the categories of text labels, and of features that are encoded.
 
-    Parameters
-    ----------
-    distinct
-        Called with a column whose categories the user did not name; returns its values.
-
-    Raises
-    ------
-    InputError
-        Names the column: it cannot be encoded, has too many values, or needs the categories of an
-        earlier training run, which were not given.
+    ``distinct`` is called with a column whose categories the user did not name, and returns its
+    values. An `InputError` names the column: it cannot be encoded, has too many values, or needs
+    the categories of an earlier training run, which were not given.
     """
     spec = _add_label_categories(spec, kinds, distinct)
     encode = choose_encodings(spec, kinds)
@@ -335,13 +314,8 @@ def keep_categories(
 
     Columns for which the arguments specify something else are unchanged. A column that shares an
     input with others is one-hot encoded, like text. A single column becomes codes, but a single
-    text column remains text.
-
-    Parameters
-    ----------
-    find
-        Returns the categories of a column; None or empty if it has none. Called only for columns
-        whose categories are used.
+    text column remains text. ``find`` returns the categories of a column, None or empty if it has
+    none; it is called only for columns whose categories are used.
     """
     if not spec.finds_levels or spec.known_from is not None:
         return spec
@@ -365,7 +339,6 @@ def keep_categories(
 
 
 def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
-    """Raise an error if a feature has too many values to encode."""
     most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
     if len(values) > most:
         raise InputError(
@@ -401,14 +374,13 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
 
 
 def encoding_of(spec: ColumnSpec, column: str) -> str:
-    """Return the encoding of a feature column with categories."""
     if isinstance(spec.encode, Mapping):
         return spec.encode.get(column, "integer")
     return spec.encode or "integer"
 
 
 def expand_names(column: str, categories: Iterable[Any]) -> list[str]:
-    """Return the names of the numbers from a one-hot column, in order: ``column_value``."""
+    """Name the numbers of a one-hot column, in order: ``column_value``."""
     return [f"{column}_{value}" for value in categories]
 
 

@@ -1,6 +1,7 @@
 """Access to files and folders by path or URI, with the operations of fsspec.
 
-`find_filesystem` is the one place where local files and others are told apart.
+`find_filesystem` is the one place where local files and others are told apart. `naming_full_disk`
+and `naming_open_files` turn errors of disks and limits into advice.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _USER = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]*@")
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether a URI refers to storage other than this machine's file system."""
+    """True for storage other than this machine's file system."""
     scheme = _SCHEME.match(uri)
     return scheme is not None and scheme[1].lower() != "file"
 
 
 def hide_password(text: str) -> str:
-    """Return a text whose URIs show neither a password nor its user."""
+    """Replace the passwords in URIs, and their users."""
     return _USER.sub("***@", text)
 
 
@@ -56,13 +57,12 @@ def as_place(uri: str) -> str:
 
 
 def is_path(data: Any) -> bool:
-    """Return whether the data is a path, or several paths."""
+    """True also for several paths."""
     several = data if isinstance(data, (list, tuple)) and data else [data]
     return all(isinstance(one, (str, os.PathLike)) for one in several)
 
 
 def as_places(data: Any) -> Places:
-    """Convert a path or URI, or several, to text."""
     return tuple(map(os.fspath, data)) if isinstance(data, (list, tuple)) else os.fspath(data)
 
 
@@ -71,12 +71,8 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
 
     Names that begin with ``_`` or ``.`` are Spark's metadata, not data. Folders are searched
     recursively. With several paths, the files are in the order of the paths. A path may be a glob
-    pattern.
-
-    Raises
-    ------
-    InputError
-        The path does not exist or has no files, or a file is named twice.
+    pattern. Raises `InputError` if the path does not exist or has no files, or a file is named
+    twice.
     """
     if isinstance(uri, tuple):
         found = [file for one in uri for file in find_files(one, name)]
@@ -96,7 +92,7 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
 
 
 def is_pattern(uri: str) -> bool:
-    """Return whether a path is a glob pattern: it has wildcards, and is not an existing file."""
+    """True for a glob pattern: a path that has wildcards, and is not an existing file."""
     return bool(_MAGIC.search(uri)) and (is_remote(uri) or not os.path.lexists(local_path(uri)))
 
 
@@ -138,31 +134,22 @@ def _is_data(name: str) -> bool:
 
 
 def open_file(uri: str, mode: str = "rb") -> Any:
-    """Open a binary file."""
     filesystem, path = find_filesystem(uri)
     return filesystem.open(path, mode)
 
 
 def read_file(uri: str) -> bytes:
-    """Return the content of a file."""
     with open_file(uri) as file:
         return bytes(file.read())
 
 
 def get_size(uri: str) -> int:
-    """Return the size of a file in bytes."""
     filesystem, path = find_filesystem(uri)
     return int(filesystem.size(path))
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Raise an error if a local file's folder cannot be created or written to; write nothing.
-
-    Raises
-    ------
-    InputError
-        Names the argument and the folder.
-    """
+    """Raise `InputError` if a local file's folder cannot be created or written to; write nothing."""
     if is_remote(uri):
         return
     folder = _find_folder(uri)
@@ -184,13 +171,7 @@ def _find_folder(uri: str) -> str:
 
 
 def check_writable(uri: str, argument: str) -> None:
-    """Check that a file can be written, by writing and removing another file in its folder.
-
-    Raises
-    ------
-    InputError
-        It cannot be written. The message names the argument.
-    """
+    """Raise `InputError` if a file cannot be written; write and remove another file in its folder."""
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
         if not is_remote(uri):
@@ -223,7 +204,6 @@ def write_whole(uri: str, content: bytes) -> None:
 
 
 def remove_file(uri: str) -> None:
-    """Remove a file."""
     filesystem, path = find_filesystem(uri)
     filesystem.rm(path)
 
@@ -332,7 +312,6 @@ class Folder:
         return sorted(posixpath.basename(name.rstrip("/")) for name in listed)
 
     def is_file(self) -> bool:
-        """Return whether its path is a file."""
         filesystem, path = find_filesystem(self.uri)
         return bool(filesystem.exists(path)) and not filesystem.isdir(path)
 
@@ -356,7 +335,6 @@ class Folder:
         filesystem.pipe_file(path, content)
 
     def move(self, name: str, new: str) -> None:
-        """Rename a file within the folder."""
         filesystem, path = find_filesystem(self.path(name))
         filesystem.mv(path, find_filesystem(self.path(new))[1])
 
@@ -375,22 +353,11 @@ class Folder:
 
 @contextmanager
 def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> Iterator[None]:
-    """Raise `ClusterError` with the path if a write fails because of a limit: of a disk or a file.
+    """Raise `ClusterError` with the path if a write to a folder fails because of a limit.
 
-    Parameters
-    ----------
-    folder
-        Folder that is written to.
-    content
-        Plural for the message, such as ``"rows"``.
-    variable
-        The environment variable that names another folder.
-
-    Raises
-    ------
-    ClusterError
-        The disk of ``folder`` is full, the user's quota on it is used up, or a file there has the
-        size that the system allows.
+    The disk is full, the user's quota on it is used up, or a file there has the size that the
+    system allows. ``content`` is a plural for the message, such as ``"rows"``; ``variable`` is the
+    environment variable that names another folder.
     """
     try:
         yield
@@ -408,7 +375,7 @@ def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> It
 
 
 def _describe_large_file(folder: Path, content: str) -> ClusterError:
-    """Return the error for the largest file in a folder; the system's error has no name."""
+    """The largest file in the folder is named: the system's error has no name."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size, default=folder)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -425,13 +392,7 @@ def _describe_large_file(folder: Path, content: str) -> ClusterError:
 
 @contextmanager
 def naming_open_files() -> Iterator[None]:
-    """Raise `ClusterError` with advice if an operation fails because too many files are open.
-
-    Raises
-    ------
-    ClusterError
-        This process or the machine has reached its limit.
-    """
+    """Raise `ClusterError` if this process or the machine has reached its limit of open files."""
     try:
         yield
     except OSError as error:

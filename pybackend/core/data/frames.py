@@ -76,21 +76,11 @@ class FrameRows(TableRows):
     ) -> FrameRows:
         """Convert the selected columns to tensors, following the rules for a Spark DataFrame.
 
-        Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
-
-        Parameters
-        ----------
-        data
-            Tables, or a tuple of tables, labels and weights (see `holds_frame`).
-        skips_incomplete
-            Whether to leave out rows with a null or an unknown category; then there may be zero
-            rows.
-
-        Raises
-        ------
-        InputError
-            Names the column, and the row that has a null, a label that is NaN, an unknown category
-            or an array of a different length.
+        ``data`` are tables, or a tuple of tables, labels and weights (see `holds_frame`). Without
+        `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ... With
+        ``skips_incomplete``, rows with a null or an unknown category are left out; then there may
+        be zero rows. An `InputError` names the column, and the row that has a null, a label that is
+        NaN, an unknown category or an array of a different length.
         """
         frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
         if is_frame(frame):
@@ -126,16 +116,14 @@ class FrameRows(TableRows):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(next(iter(self.columns.values())))
 
 
 def _read_tensors(
     table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
 ) -> tuple[Columns, Array | None]:
-    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of rows.
-
-    The mask is True for complete rows.
+    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of complete
+    ones.
     """
     import pyarrow as pa
 
@@ -174,7 +162,7 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether the data is a table in memory, without importing its library."""
+    """True for a table in memory; its library is not imported."""
     is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
         hasattr(data, "columns") or hasattr(data, "schema")
     )
@@ -183,13 +171,12 @@ def is_frame(data: Any) -> bool:
 
 
 def is_pandas(data: Any) -> bool:
-    """Return whether the data is a pandas DataFrame."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def has_frames(x: Any) -> bool:
-    """Return whether x is a table, or a dict or list of tables and arrays of several inputs."""
+    """True for a table, or a dict or list of tables and arrays of several inputs."""
     inputs = list(x.values()) if isinstance(x, Mapping) else x
     if not isinstance(inputs, (list, tuple)):
         return is_frame(x)
@@ -201,7 +188,7 @@ def has_frames(x: Any) -> bool:
 
 
 def holds_frame(data: Any) -> bool:
-    """Return whether x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
+    """True if x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
     if not isinstance(data, (list, tuple)):
         return has_frames(data)
     return 1 <= len(data) <= 3 and has_frames(data[0])
@@ -395,7 +382,6 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
-    """Convert an array to an Arrow column."""
     import pyarrow as pa
 
     if hasattr(part, "__arrow_c_stream__"):
@@ -491,7 +477,7 @@ def _name_row(rows: Array, row: int) -> str:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate parts of a column; ragged numbers are zero-padded to equal length."""
+    """Ragged numbers are zero-padded to equal length."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     column = concatenate(parts)

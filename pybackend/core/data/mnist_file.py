@@ -1,4 +1,4 @@
-"""The MNIST digits (LeCun, Cortes and Burges), in the layout of Keras's ``mnist.npz``."""
+"""MNIST (LeCun, Cortes and Burges) from a file in the layout of Keras's ``mnist.npz``."""
 
 from __future__ import annotations
 
@@ -61,18 +61,9 @@ def find_mnist(
 ) -> Mnist:
     """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, a download, or the built-in subset.
 
-    Parameters
-    ----------
-    path, limit
-        As in `pybackend.mnist`.
-    download
-        Called if there is no file; returns the images and labels of the training and test sets, or
-        None.
-
-    Raises
-    ------
-    InputError
-        A named file is missing or is not an ``mnist.npz``.
+    ``path`` and ``limit`` are those of `pybackend.mnist`. ``download`` is called if there is no
+    file; it returns the images and labels of the training and test sets, or None. Raises
+    `InputError` if a named file is missing or is not an ``mnist.npz``.
     """
     if limit is not None:
         limit = check_whole_number("limit", limit, least=1)

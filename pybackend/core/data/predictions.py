@@ -42,7 +42,6 @@ class Output:
         return "int32" if "int" in self.dtype else "float32"
 
     def make_empty(self) -> Array:
-        """Return the output for zero rows."""
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)
 
 
@@ -86,7 +85,6 @@ class Predictions:
 
     @property
     def fields(self) -> list[Field]:
-        """Columns in order."""
         if not (self.has_class or self.has_numbers):
             return [
                 Field(f".pred_{output.name}" if output.name else ".pred", output.held, output.depth)
@@ -102,15 +100,10 @@ class Predictions:
         return found
 
     def arrow(self, outputs: Sequence[Array], complete: Array | None = None) -> list[Any]:
-        """Return the columns as Arrow arrays.
+        """Return the columns as Arrow arrays, from the model's outputs of shape (rows, ...).
 
-        Parameters
-        ----------
-        outputs
-            The model's outputs for the rows: arrays of shape (rows, ...).
-        complete
-            Mask of the rows for which the model computed outputs, if not all; the other rows become
-            null.
+        ``complete`` is a mask of the rows for which the model computed outputs, if not all; the
+        other rows become null.
         """
         if complete is None or complete.all():
             return self._arrow(outputs)
@@ -187,7 +180,6 @@ def spread_rows(outputs: Array, complete: Array) -> Array:
 
 
 def nest_lists(numbers: Array, depth: int) -> Any:
-    """Convert rows of numbers to nested Arrow lists."""
     import pyarrow as pa
 
     found = pa.array(np.ascontiguousarray(numbers).reshape(-1))

@@ -64,17 +64,9 @@ def read_sources(
 ) -> Sources:
     """Store the rows of all data sets that this worker reads itself.
 
-    Parameters
-    ----------
-    order
-        The launcher's `Order`, whose ``peers`` are the addresses of all workers.
-    functions
-        The data sets that functions return, by name.
-
-    Raises
-    ------
-    InputError
-        The rows, or the result of the function, are not valid.
+    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``functions`` are
+    the data sets that functions return, by name. Raises `InputError` if the rows, or the result of
+    a function, are not valid.
     """
     names = []
     stream = None
@@ -106,13 +98,7 @@ def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
 
 
 def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
-    """Call the user's function and check that it returns a data set of batches.
-
-    Raises
-    ------
-    InputError
-        The function returned something else.
-    """
+    """Call the user's function and check that it returns a data set of batches."""
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(

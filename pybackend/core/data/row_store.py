@@ -1,12 +1,9 @@
-"""A worker's rows on disk or packed as bytes, read back by row number in bounded memory.
+"""A worker's rows on disk, in the layout that `rows` reads by row number in bounded memory.
 
 Fixed-width columns are stored row by row in one ``.npy`` file with a structured type, so that one
 read returns a whole row. For a ragged column, this file has the position and length of each row's
-values; the values are in a separate ``.npy`` file.
-
-All but the first rows are read with ``pread``, not through a memory map: reading shuffled rows from
-a memory map makes the whole file resident, which counts towards the memory limits of containers and
-resource managers.
+values; the values are in a separate ``.npy`` file. `LAYOUT` is a file with the columns' types,
+which workers compare.
 """
 
 from __future__ import annotations
@@ -69,7 +66,6 @@ class Kind:
 
     @classmethod
     def of(cls, column: Array | Ragged) -> Kind:
-        """Return the kind of a column in memory."""
         if isinstance(column, Ragged):
             is_list = column.most_texts is not None
             longest = column.most_texts or int(column.lengths.max(initial=0))
@@ -106,12 +102,11 @@ Kinds = dict[str, Kind]
 
 
 def describe_columns(columns: Mapping[str, Array | Ragged]) -> Kinds:
-    """Return the kind of each column."""
     return {key: Kind.of(column) for key, column in columns.items()}
 
 
 def row_dtype(kinds: Kinds) -> np.dtype[Any]:
-    """Return the structured type of a row: fields ``f0``, ``f1``, ... in column order."""
+    """The fields are named ``f0``, ``f1``, ... in column order."""
     fields = [(f"f{place}", kind.field) for place, kind in enumerate(kinds.values())]
     return np.dtype(
         [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields]
@@ -140,7 +135,7 @@ def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
 
 
 def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
-    """Write the layout of a folder of rows; called again once the rows of all workers are known."""
+    """Called again once the rows of all workers are known."""
     layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
     layout["sha256"] = _digest(layout)
     (folder / LAYOUT).write_text(json.dumps(layout))
@@ -158,7 +153,6 @@ def read_layouts(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a layout; raise `ClusterError` if it was altered."""
     try:
         layout = json.loads(path.read_text())
         if layout.pop("sha256") == _digest(layout):
@@ -185,10 +179,7 @@ def _digest(layout: Mapping[str, Any]) -> str:
 def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
     """Reject data sets without rows, and rows whose types differ between workers.
 
-    Parameters
-    ----------
-    layouts
-        Result of `read_layouts` on each worker.
+    ``layouts`` is the result of `read_layouts` on each worker.
     """
     for name in layouts[0]:
         found = [layout[name] for layout in layouts]
@@ -234,13 +225,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class RowStoreWriter:
-    """Writer of rows into a new folder.
-
-    Parameters
-    ----------
-    kinds
-        Kinds of the columns; None: those of the first rows.
-    """
+    """Writer of rows into a new folder; ``kinds`` None: those of the first rows."""
 
     def __init__(self, folder: Path, kinds: Kinds | None = None) -> None:
         folder.mkdir()
@@ -355,7 +340,7 @@ def unify_layout(folder: Path, layouts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def digest_rows(folder: Path) -> str:
-    """Return a digest of a folder's files; it is the same for the same rows in the same order."""
+    """The digest is the same for the same rows in the same order."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())

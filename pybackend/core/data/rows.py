@@ -54,8 +54,6 @@ class Rows(Protocol):
 
 
 class ArrayRows:
-    """Rows of arrays in memory."""
-
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._count = count_rows(columns)
@@ -63,7 +61,6 @@ class ArrayRows:
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         columns = [
             array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
         ]
@@ -74,22 +71,14 @@ class ArrayRows:
         return self._count
 
     def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
         return {key: array[places] for key, array in self._columns.items()}
 
 
 class StoredRows:
     """Rows in a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
 
-    Parameters
-    ----------
-    in_memory
-        Read all rows into memory immediately.
-
-    Raises
-    ------
-    ClusterError
-        The files were altered. `take` raises it, too.
+    ``in_memory`` reads all rows into memory immediately. Both this and `take` raise `ClusterError`
+    if the files were altered.
     """
 
     def __init__(self, folder: Path, in_memory: bool = False) -> None:
@@ -107,14 +96,12 @@ class StoredRows:
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         return self._row_bytes
 
     def __len__(self) -> int:
         return self._count
 
     def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
         records = np.ndarray(len(places), self._dtype, self._records.take(places))
         found = {}
         for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
@@ -145,7 +132,7 @@ class _Items:
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Return contiguous bytes with shape (number of positions, size)."""
+        """Return contiguous bytes with shape (number of rows, size)."""
         if self._is_whole:
             return np.take(self._mapped, places, axis=0)
         is_mapped = places < self._mapped_count
@@ -239,7 +226,6 @@ def _measure_row(spec: Spec) -> int:
 
 
 def to_rows(columns: Rows | Mapping[str, Any]) -> Rows:
-    """Convert arrays to `Rows`; return rows unchanged."""
     return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
 
 
@@ -257,7 +243,6 @@ class _View:
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         return self._rows.row_bytes
 
     def __len__(self) -> int:
@@ -274,7 +259,6 @@ class Reshaped(_View):
         self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
     def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
         found = self._rows.take(places)
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
 
@@ -288,7 +272,6 @@ class Renamed(_View):
         self.spec: Spec = self._rename(rows.spec)
 
     def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
         return self._rename(self._rows.take(places))
 
     def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,10 +281,7 @@ class Renamed(_View):
 def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
     """Reshape flat rows of columns to these shapes; a shape with an unknown size is left alone.
 
-    Raises
-    ------
-    InputError
-        A row has more or fewer numbers than the shape.
+    Raises `InputError` if a row has more or fewer numbers than the shape.
     """
     for key, wanted in shapes.items():
         own = rows.spec[key][1]
@@ -319,12 +299,8 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
 
 
 class ShardedRows:
-    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds.
-
-    Attributes
-    ----------
-    everything
-        The rows of all workers.
+    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds
+    (``everything``).
     """
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
@@ -335,12 +311,10 @@ class ShardedRows:
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         return self.everything.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))
 
     def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
         return self.everything.take(places * self._workers + self._rank)

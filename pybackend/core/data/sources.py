@@ -1,4 +1,8 @@
-"""Data that every worker reads itself: files, or the data set that a user's function returns."""
+"""Data that every worker reads itself: Parquet and TFRecord files, or a user's function.
+
+Rows of files are numbered across the files, in file order; row groups and columns of Parquet are
+read only when needed.
+"""
 
 from __future__ import annotations
 
@@ -89,10 +93,7 @@ class FileRows(TableRows):
     def at(cls, path: Any, spec: ColumnSpec, floatx: str, name: str) -> FileRows:
         """Open the files at a path or URI, or at several, and check their schema.
 
-        Raises
-        ------
-        InputError
-            Names the file, or the column, and what is expected.
+        An `InputError` names the file, or the column, and what is expected.
         """
         files, left_out = _open(path, spec, name)
         kinds = describe_schema(files.schema)
@@ -117,7 +118,6 @@ class FileRows(TableRows):
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files."""
         return self.files.rows
 
     def counts(self, workers: int) -> list[int]:
@@ -129,11 +129,8 @@ class FileRows(TableRows):
     ) -> None:
         """Write one worker's rows, or all of them, into a new folder.
 
-        Parameters
-        ----------
-        in_order
-            True if the worker gets every ``workers``-th row, as of an array, instead of ranges. It
-            then reads all of them.
+        With ``in_order``, the worker gets every ``workers``-th row, as of an array, instead of
+        ranges. It then reads all of them.
         """
         reader = TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
@@ -160,7 +157,7 @@ class FileRows(TableRows):
                 require_values(batch.column(0), column, partial(self._name_row, place))
 
     def _name_row(self, place: int, row: int) -> str:
-        """Return a row's name, which includes its file; ``place`` is the first row of the batch."""
+        """The name includes the file; ``first`` is the first row of the batch."""
         ends = list(itertools.accumulate(self.files.counts))
         file = bisect.bisect_right(ends, place + row)
         inside = place + row - (ends[file - 1] if file else 0)
@@ -171,8 +168,8 @@ class FileRows(TableRows):
 class FunctionRows:
     """Rows from a user's function, which is called on each worker.
 
-    ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
-    elements are local batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose elements are local
+    batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
 
     fn: Callable[[Any], Any]
@@ -298,15 +295,8 @@ class ParquetFiles:
     ) -> ParquetFiles:
         """Open the files at paths or URIs, reading only their footers.
 
-        Parameters
-        ----------
-        listed
-            What `find_files` returned for the path, if it is known.
-
-        Raises
-        ------
-        InputError
-            A file does not exist or is not a Parquet file, or the schemas differ.
+        ``listed`` is what `find_files` returned for the path, if it is known. Raises `InputError`
+        if a file does not exist or is not a Parquet file, or the schemas differ.
         """
         try:
             import pyarrow as pa
@@ -337,12 +327,10 @@ class ParquetFiles:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of rows in each file."""
         return tuple(map(sum, self.groups))
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files."""
         return sum(self.counts)
 
     def pieces(
@@ -350,12 +338,8 @@ class ParquetFiles:
     ) -> Iterator[tuple[int, Any]]:
         """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
 
-        The ranges must be in order. Each row group is read once for all of its ranges.
-
-        Raises
-        ------
-        InputError
-            A file has changed since its footer was read.
+        The ranges must be in order. Each row group is read once for all of its ranges. Raises
+        `InputError` if a file has changed since its footer was read.
         """
         own = [column for column in columns if column not in self.partitions]
         own = own or self.schema.names[:1]  # gives the number of rows of partition columns
@@ -369,7 +353,6 @@ class ParquetFiles:
             begin = end
 
     def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
-        """Add a file's partition columns to a batch, in the order of ``columns``."""
         if not self.partitions:
             return batch
         import pyarrow as pa
@@ -410,7 +393,7 @@ def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Footer:
-    """Footer of a file: rows of each row group, schema, and columns with nulls."""
+    """Rows of each row group, schema, and columns with nulls."""
 
     groups: tuple[int, ...]
     schema: Any
@@ -486,7 +469,7 @@ def _read_ranges(
 def _cut_ranges(
     batch: Any, place: int, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the parts of a batch in the ranges; ``place`` is the number of its first row."""
+    """Yield the parts of a batch in the ranges; ``start`` is the number of its first row."""
     for first, last in ranges:
         begin, end = max(first, place), min(last, place + batch.num_rows)
         if begin < end:
@@ -498,7 +481,6 @@ def _choose_batch_rows(group_bytes: int, rows: int) -> int:
 
 
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
-    """Describe the first column in which two files differ."""
     for one, two in zip_longest(schema, other):
         if one is None or two is None or not one.equals(two):
             there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"

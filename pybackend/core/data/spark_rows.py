@@ -1,4 +1,9 @@
-"""Rows that reach the workers through Spark: DataFrames, arrays, and batches as lines of text."""
+"""Rows that reach the workers through Spark: DataFrames, arrays, and batches as lines of text.
+
+A DataFrame is checked on the driver, using only its schema. Arrays are sent as `SCHEMA`: packed
+rows, in pieces of `BLOB_BYTES`. Programs that cannot transfer bytes get Arrow batches as lines: a
+checksum (CRC-32, 8 hexadecimal digits) and the base64 of an Arrow stream.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +67,8 @@ class DataFrameRows(TableRows):
         """Check names and types against the schema.
 
         A Spark job runs for each encoded column (text label or feature) without `categories`: its
-        sorted values become the codes 0, 1, 2, ...
-
-        Raises
-        ------
-        InputError
-            Names the column and what is expected.
+        sorted values become the codes 0, 1, 2, ... An `InputError` names the column and what is
+        expected.
         """
         reject_duplicate_columns(
             [field.name for field in frame.schema.fields], name, ignores_case=True
@@ -116,7 +117,6 @@ def add_fields(frame: Any, types: Iterable[str]) -> Any:
 
 
 def describe_type(kind: Any) -> ColumnKind:
-    """Return the kind of a column that has a Spark type."""
     depth, inner = 0, kind
     while inner.typeName() == "array":
         depth, inner = depth + 1, inner.elementType
@@ -180,13 +180,7 @@ Counts = Mapping[str, list[int]]
 
 
 def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
-    """Return the kinds of each data set's columns.
-
-    Raises
-    ------
-    InputError
-        A column holds text, whose rows have different widths.
-    """
+    """Raise `InputError` for a column of text, whose rows have different widths."""
     layout = {name: describe_columns(columns) for name, columns in datasets.items()}
     for name, kinds in layout.items():
         for key, kind in kinds.items():
@@ -228,10 +222,7 @@ def pack_blobs(
 def store_blobs(
     batches: Iterable[Any], layout: Layout, counts: Counts, rank: int, folder: Path
 ) -> None:
-    """Write a worker's shards from Arrow batches of `SCHEMA`, which may arrive in any order.
-
-    Each data set becomes a folder with its name.
-    """
+    """Write a worker's shards, a folder per data set; batches of `SCHEMA` arrive in any order."""
     missing = sum(counts[name][rank] * row_dtype(layout[name]).itemsize for name in layout)
     with ExitStack() as stack:
         writers = {
@@ -274,13 +265,7 @@ def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def decode_lines(path: Path) -> Iterator[Any]:
-    """Decode the batches in a file of lines that `encode_lines` wrote.
-
-    Raises
-    ------
-    ClusterError
-        A line is damaged; the message has its number.
-    """
+    """Decode the batches in a file of lines; a `ClusterError` has the number of a damaged one."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -28,7 +28,7 @@ def number_machine() -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address always refers to the machine itself."""
+    """True for a host name or address that always refers to the machine itself."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -44,7 +44,7 @@ def resolve(host: str) -> list[str]:
 
 
 def look_up(host: str) -> list[str]:
-    """Return the addresses of a host; raise `OSError` if this machine cannot resolve its name."""
+    """Like `resolve`, but raise `OSError`."""
     infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in infos]
 
@@ -70,7 +70,7 @@ def reached_address() -> str | None:
 
 
 def is_own_address(address: str) -> bool:
-    """Return whether this is an address at which others can reach this machine."""
+    """True for an address at which others can reach this machine."""
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.is_loopback or known.is_link_local:
         return False

@@ -42,13 +42,7 @@ class Stat:
 
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
-    """Return what the system reports of a process.
-
-    Raises
-    ------
-    OSError
-        It has ended and was reaped, or this is not Linux.
-    """
+    """Raise `OSError` if the process has ended and was reaped, or this is not Linux."""
     return _parse((proc / str(pid) / "stat").read_text(errors="replace"))
 
 
@@ -92,13 +86,7 @@ def find_family(pid: int) -> set[int]:
 
 
 def name_process(pid: int) -> str:
-    """Return the PID and start time of a process, which no later process has; Linux only.
-
-    Raises
-    ------
-    OSError
-        It has ended.
-    """
+    """Return the PID and start time of a process, which no later process has; Linux only."""
     stat = read_stat(pid)
     if stat.state in "ZX":
         raise ProcessLookupError(f"process {pid} has ended")
@@ -106,7 +94,7 @@ def name_process(pid: int) -> str:
 
 
 def is_process(name: str) -> bool:
-    """Return whether the process that `name_process` named is running."""
+    """True if the process that `name_process` named is running."""
     try:
         return name_process(int(name.partition("-")[0])) == name
     except OSError:
@@ -133,10 +121,7 @@ def read_main_thread(pid: int) -> tuple[str, str] | None:
 def read_variables(pid: int) -> list[bytes]:
     """Return the variables with which a process started, as ``name=value``.
 
-    Raises
-    ------
-    OSError
-        It has ended, or belongs to another user.
+    Raises `OSError` if it has ended, or belongs to another user.
     """
     return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
 

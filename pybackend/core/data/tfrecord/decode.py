@@ -64,7 +64,6 @@ class Features:
     ends: Index
 
     def at(self, rows: Index) -> Features:
-        """Return the entries at these indices."""
         return Features(
             self.records[rows],
             self.key_starts[rows],
@@ -95,12 +94,8 @@ class Lists:
 
 
 def parse_features(chunk: Chunk) -> Features:
-    """Return all features of a chunk's records.
-
-    Raises
-    ------
-    InputError
-        Names the first record that is not a tf.train.Example.
+    """Return all features of a chunk's records; an `InputError` names one that is not a
+    tf.train.Example.
     """
     records = np.arange(len(chunk.starts))
     features = parse_record_fields(chunk, records, chunk.starts, chunk.starts + chunk.lengths)
@@ -190,7 +185,6 @@ def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index
 
 
 def malformed_error(chunk: Chunk, record: int) -> InputError:
-    """Return the error for a record that is not a tf.train.Example."""
     return InputError(
         f"{chunk.name_record(record)} is not a tf.train.Example: only files of such records can "
         "be read as columns"
@@ -210,17 +204,8 @@ _FLOAT_BYTES = 4
 def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
     """Return all values of lists of one kind, and the number of values in each list.
 
-    Returns
-    -------
-    values
-        An Arrow array of ``large_binary``, ``float`` or ``int64``.
-    counts
-        One entry per list.
-
-    Raises
-    ------
-    InputError
-        Names the record whose list is malformed.
+    The values are an Arrow array of ``large_binary``, ``float`` or ``int64``. An `InputError` names
+    the record whose list is malformed.
     """
     import pyarrow as pa
 
@@ -273,7 +258,7 @@ _LIST = "[]"
 
 
 def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
-    """Convert a checked `tfrecord_spec` to a schema, in the same order."""
+    """The columns are in the order of the checked `tfrecord_spec`."""
     import pyarrow as pa
 
     fields = []
@@ -287,12 +272,8 @@ def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
     """Infer the `tfrecord_spec` of a sample, sorted by name.
 
     A feature is a scalar if it has one value in each record that contains it, otherwise a list.
-    Bytes remain bytes: records do not specify whether they are text.
-
-    Raises
-    ------
-    InputError
-        Names the feature that has more than one kind, or whose type cannot be inferred.
+    Bytes remain bytes: records do not specify whether they are text. An `InputError` names the
+    feature that has more than one kind, or whose type cannot be inferred.
     """
     kinds: dict[str, int] = {}
     single: dict[str, bool] = {}
@@ -318,11 +299,8 @@ def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
 def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     """Return the features of a schema, in schema order; null where a record lacks one.
 
-    Raises
-    ------
-    InputError
-        Names the record, and the feature that has the wrong kind, does not have exactly one value
-        although the schema requires it, or has a value that its type cannot hold.
+    An `InputError` names the record, and the feature that has the wrong kind, does not have exactly
+    one value although the schema requires it, or has a value that its type cannot hold.
     """
     import pyarrow as pa
 

@@ -75,12 +75,10 @@ class Payload:
 
 
 def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
-    """Build the payload of a column; `choose_list` must support its type.
+    """Build the payload of a column.
 
-    Raises
-    ------
-    InputError
-        The type is not supported, or an array has a null; row numbers start at ``first_row``.
+    Raises `InputError` if a record cannot hold the type, or an array has a null; row numbers start
+    at ``first_row``.
     """
     kind = choose_list(column.type)
     if kind is None:
@@ -197,18 +195,7 @@ class EncodedBatch(NamedTuple):
 
 
 def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
-    """Encode all rows of a batch.
-
-    Parameters
-    ----------
-    first_row
-        Number of the first row, for messages.
-
-    Raises
-    ------
-    InputError
-        As in `build_payload`.
-    """
+    """Encode all rows of a batch; ``first_row`` is the number of the first, for `build_payload`."""
     import pyarrow as pa
 
     columns = []
@@ -302,13 +289,7 @@ class Part:
 def write_part(
     batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: Compression = None
 ) -> Part | None:
-    """Write a file; if there are no rows, write nothing and return None.
-
-    Raises
-    ------
-    InputError
-        Names the column and row whose value a record cannot hold.
-    """
+    """Write a file; if there are no rows, write nothing and return None."""
     slices = _slice_batches(batches)
     first = next(slices, None)
     if first is None:
@@ -331,19 +312,15 @@ def write_part(
 
 
 def update_checksum(checksums: Checksums, before: int = 0) -> int:
-    """Return the checksum of a `Part` with these records, given the checksum ``before`` them."""
+    """Return the checksum of a `RecordFile` with these records, given the one ``before`` them."""
     return zlib.crc32(checksums.astype("<u4").tobytes(), before)
 
 
 def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
     """Return marks for the first of some records and about one per megabyte.
 
-    Parameters
-    ----------
-    offsets
-        Starts of the records, relative to ``place``.
-    row
-        Number of the first record.
+    ``offsets`` are the starts of the records, relative to the offset ``start``; ``row`` is the
+    number of the first.
     """
     megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
     chosen = np.searchsorted(offsets, megabytes)

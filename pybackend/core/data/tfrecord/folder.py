@@ -53,11 +53,10 @@ class Manifest:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns with their Arrow types."""
         return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data with a digest."""
+        """The plain data include a digest."""
         values = {
             "format": "tfrecord",
             "version": _VERSION,
@@ -72,11 +71,8 @@ class Manifest:
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
         """Restore a manifest from the data that `to_json` returned.
 
-        Raises
-        ------
-        ValueError
-            The digest is missing or wrong, a value has the wrong type, or two values contradict
-            each other.
+        Raises `ValueError` if the digest is missing or wrong, a value has the wrong type, or two
+        values contradict each other.
         """
         rest = {name: value for name, value in values.items() if name != _DIGEST}
         if values.get(_DIGEST) != _digest(rest):
@@ -93,13 +89,7 @@ class Manifest:
         return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
     def check(self, folder: Folder) -> None:
-        """Raise an error if the folder's files are not those that were written.
-
-        Raises
-        ------
-        InputError
-            Names the file that is missing or has a different size.
-        """
+        """Raise `InputError` for a file that is missing or has a different size."""
         for part in self.parts:
             size = folder.size(part.name)
             if size != part.size:
@@ -111,13 +101,7 @@ class Manifest:
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
-    """Read the manifest of a folder; return None if it does not exist.
-
-    Raises
-    ------
-    InputError
-        It cannot be read.
-    """
+    """Return None if there is no manifest; raise `InputError` if it cannot be read."""
     content = folder.read(NAME)
     if content is None:
         return None
@@ -158,10 +142,7 @@ _RECORDS = re.compile(
 def begin(uri: str, token: str, overwrite: bool) -> bool:
     """Prepare the folder for the tasks; return whether it is new.
 
-    Raises
-    ------
-    InputError
-        The folder holds other files, or cannot be written to.
+    Raises `InputError` if the folder holds other files, or cannot be written to.
     """
     folder = open_folder(uri)
     if folder.is_file():
@@ -187,7 +168,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
 
 
 def is_begun(uri: str, token: str) -> bool:
-    """Return whether this machine can see the folder that `begin` prepared."""
+    """True if this machine can see the folder that `begin` prepared."""
     return open_folder(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
 
 
@@ -199,10 +180,7 @@ def choose_path(uri: str, token: str, attempt: str) -> str:
 def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Make the attempts' files listed in a manifest the current data, and return the new manifest.
 
-    Raises
-    ------
-    InputError
-        This machine cannot see the files, or others were added in the meantime.
+    Raises `InputError` if this machine cannot see the files, or others were added in the meantime.
     """
     folder = open_folder(uri)
     written = Manifest.from_json(values)

@@ -1,11 +1,11 @@
-"""Records in a buffer of a TFRecord file, with their CRC-32C.
+"""The format of a TFRecord file: records with their CRC-32C, chunks of them, and compression.
 
 The checksum is computed with google-crc32c if its C extension is installed, otherwise with numpy.
 It is linear: leading zero bytes do not change a register that is zero. So all pieces can be cut
 into blocks of equal length, which are looked up in the table in lockstep.
 
 A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
-and the data's masked CRC-32C (4 bytes).
+and the data's masked CRC-32C (4 bytes). A compressed file is one gzip or zlib stream.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums
 def compute_crcs_by_library(
     value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
 ) -> Checksums:
-    """Return the CRC-32C of every piece, using the library's function for one piece."""
+    """``value`` is the library's function for one piece."""
     # The library does not accept views; content that was read from a file is bytes already.
     base: Any = data.base
     is_whole = isinstance(base, bytes) and len(base) == len(data)
@@ -60,7 +60,6 @@ def compute_crcs_by_library(
 
 
 def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
-    """Return the CRC-32C of every piece, without the library."""
     blocks = -(-lengths // _BLOCK)
     padding = blocks * _BLOCK - lengths
     firsts = np.cumsum(blocks) - blocks
@@ -285,7 +284,6 @@ _READ_BYTES = 1 << 20
 
 
 def check_compression(compression: Any) -> Compression:
-    """Return a valid compression; raise ``InputError`` for other values."""
     if compression is None or compression in _WINDOW:
         return compression  # type: ignore[no-any-return]
     raise InputError(
@@ -295,13 +293,7 @@ def check_compression(compression: Any) -> Compression:
 
 
 def recognize_compression(first_bytes: bytes) -> Compression:
-    """Return the compression of a file with these first bytes.
-
-    Raises
-    ------
-    ValueError
-        It is not a TFRecord file.
-    """
+    """Raise `ValueError` if a file with these first bytes is not a TFRecord file."""
     if not first_bytes or read_first_length(first_bytes) is not None:
         return None
     if first_bytes[:2] == b"\x1f\x8b":
@@ -340,10 +332,7 @@ class DecompressingReader:
     def read(self, size: int) -> bytes:
         """Return the next ``size`` bytes of the content; fewer only at its end.
 
-        Raises
-        ------
-        ValueError
-            The stream is damaged or truncated.
+        Raises `ValueError` if the stream is damaged or truncated.
         """
         parts: list[bytes] = []
         while size > 0 and (part := self._read_some(size)):

@@ -1,4 +1,7 @@
-"""Protocol buffers, many at a time: rows of bytes, varints, and messages."""
+"""Protocol buffers, many at a time: rows of bytes, varints, and messages.
+
+Also the types that the message Example can hold, and their names in Spark and Arrow.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +179,6 @@ class Fields:
     ends: Index
 
     def where(self, chosen: Flags | Index) -> Fields:
-        """Return a subset of the fields."""
         return Fields(
             self.owners[chosen],
             self.numbers[chosen],
@@ -192,12 +194,8 @@ class Fields:
 
 
 def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
-    """Return all fields of the messages ``data[start:end]``, which must be in order.
-
-    Raises
-    ------
-    Malformed
-        Some bytes are not a message.
+    """Return all fields of the messages ``data[start:end]``, which must be in order, or raise
+    `Malformed`.
     """
     steps: list[Fields] = []
     owners, places, limits = np.arange(len(starts)), starts, ends
@@ -272,12 +270,8 @@ _EXPECTED = (
 
 
 def to_arrow_type(spark: Any, column: str) -> pa.DataType:
-    """Convert a type in Spark's JSON format to an Arrow type.
-
-    Raises
-    ------
-    InputError
-        Names the column whose type a record cannot hold.
+    """Convert a type in Spark's JSON format; an `InputError` names a column that a record cannot
+    hold.
     """
     import pyarrow as pa
 
@@ -353,7 +347,7 @@ def choose_list(arrow: pa.DataType) -> int | None:
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """Return whether values are arrays, in any of Arrow's layouts."""
+    """True for arrays in any of Arrow's layouts."""
     import pyarrow as pa
 
     of = pa.types

@@ -1,4 +1,7 @@
-"""TFRecord files with rows numbered across all files, which can be read starting at any row."""
+"""TFRecord files with rows numbered across all files, which can be read starting at any row.
+
+Files are read in chunks of whole records, with bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -79,12 +82,10 @@ class RecordFiles:
 
     @property
     def index(self) -> tuple[str, ...]:
-        """Index columns: always empty, because TFRecord files do not mark any."""
         return ()
 
     @property
     def nulls(self) -> Mapping[str, int]:
-        """Columns with nulls: always empty, because they are unknown until the files are read."""
         return {}
 
     @classmethod
@@ -98,21 +99,10 @@ class RecordFiles:
         """Open a file, the files in a folder, or the files at several paths.
 
         A folder that `write_tfrecords` wrote is described by its manifest. Other files are read
-        once to count their records, and a sample of them determines the columns.
-
-        Parameters
-        ----------
-        tfrecord_spec
-            Feature names and types: see `pybackend.read_tfrecords`.
-        name
-            The argument's name in messages.
-        listed
-            What `find_files` returned for the path, if it is known.
-
-        Raises
-        ------
-        InputError
-            Names the file that is missing, damaged, or different from its manifest.
+        once to count their records, and a sample of them determines the columns. ``tfrecord_spec``
+        is that of `pybackend.read_tfrecords`; ``listed`` is what `find_files` returned for the
+        path, if it is known. An `InputError` names the file that is missing, damaged, or different
+        from its manifest.
         """
         if tfrecord_spec is not None:
             check_tfrecord_spec(tfrecord_spec)
@@ -138,7 +128,6 @@ class RecordFiles:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         return {**values, "schema": to_spark_fields(self.schema)}
 
@@ -154,21 +143,12 @@ class RecordFiles:
 
     @property
     def rows(self) -> int:
-        """Number of records in all files."""
         return sum(self.counts)
 
     def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield rows ``first`` to ``last`` - 1, numbered across all files, in order.
 
-        Parameters
-        ----------
-        columns
-            Names of the columns to read, in the order of the batches' columns.
-
-        Raises
-        ------
-        InputError
-            Names the file and the record that is damaged or does not match the schema.
+        An `InputError` names the file and the record that is damaged or does not match the schema.
         """
         schema = self._select_schema(columns)
         begin = 0
@@ -292,13 +272,7 @@ def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str
 
 
 def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
-    """Count the records in a file, and find points from which it can be read.
-
-    Raises
-    ------
-    InputError
-        Names the record and byte at which the file is truncated or damaged.
-    """
+    """Count the records in a file, and find points from which it can be read."""
     count = 0
     marks: list[Mark] = []
     for chunk in read_chunks(file, compression):
@@ -310,13 +284,7 @@ def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
 def sample_spec(
     files: Sequence[str], compressions: Sequence[Compression], name: str
 ) -> dict[str, str]:
-    """Infer a `tfrecord_spec` from the first records of at most eight files.
-
-    Raises
-    ------
-    InputError
-        The records have no features, or are damaged.
-    """
+    """Infer a `tfrecord_spec` from the first records of at most eight files."""
     pairs = list(zip(files, compressions, strict=True))
     samples = [
         chunk.between(0, _SAMPLE_ROWS)
@@ -342,7 +310,6 @@ _READ_BYTES = 16 << 20
 
 
 def detect_compression(uri: str) -> Compression:
-    """Return the compression of a file; raise `InputError` if it is not a TFRecord file."""
     with open_for_reading(uri) as file:
         first_bytes = file.read(HEAD)
     try:
@@ -359,12 +326,8 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Yield a file's records, starting at ``mark``: the number of a record and its offset.
 
-    Only the length checksums are verified; `Chunk.check` verifies the data checksums.
-
-    Raises
-    ------
-    InputError
-        Names the file, and the record and byte at which it is truncated or damaged.
+    Only the length checksums are verified; `Chunk.check` verifies the data checksums. An
+    `InputError` names the file, and the record and byte at which it is truncated or damaged.
     """
     first, place = mark
     with open_for_reading(uri) as file:
@@ -394,7 +357,7 @@ class ForwardReader:
         self._rest = read_chunks(uri, compression)
 
     def has(self, row: int) -> bool:
-        """Return whether the reader has not yet passed a row."""
+        """True if the reader has not yet passed a row."""
         return self._last is None or self._last.first <= row
 
     def chunks(self) -> Iterator[Chunk]:

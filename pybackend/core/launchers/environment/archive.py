@@ -140,15 +140,7 @@ class PackedEnvironment:
 
 
 def pack_environment_of(environment: str, path: Path) -> PackedEnvironment:
-    """Pack an environment, ``"this"`` or a folder, into a file.
-
-    Raises
-    ------
-    InputError
-        The environment cannot be packed.
-    ClusterError
-        The disk is full.
-    """
+    """Pack an environment, ``"this"`` or a folder, into a file."""
     facts = describe_environment(find_python(environment))
     return pack_entries(facts, list_entries(facts), path)
 
@@ -180,13 +172,7 @@ def pack_entries(
 
 
 def read_packed(path: str) -> PackedEnvironment:
-    """Read the manifest of a packed environment; one without a manifest is digested.
-
-    Raises
-    ------
-    InputError
-        The file is not a `.tar.gz`.
-    """
+    """Read the manifest of a packed environment; one without a manifest is digested."""
     size = os.path.getsize(path)
     try:
         with tarfile.open(path, "r|gz") as archive:
@@ -294,7 +280,6 @@ class _ParallelGzip(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
-        """Write all blocks."""
         if self.closed:
             return
         try:
@@ -378,15 +363,8 @@ def _identify(entries: Sequence[Entry]) -> str:
 def pack_for(job: Job, say: Callable[[str], object]) -> PackedEnvironment | None:
     """Return the packed environment of a job's workers; None: they use what their hosts have.
 
-    Parameters
-    ----------
-    say
-        Receives texts about the progress.
-
-    Raises
-    ------
-    InputError
-        The environment cannot run this job's workers.
+    ``say`` receives texts about the progress. Raises `InputError` if the environment cannot run
+    this job's workers.
     """
     environment = job.resources.environment
     if environment is None:

@@ -118,10 +118,8 @@ class EnvironmentFacts:
 def describe_environment(python: str) -> EnvironmentFacts:
     """Ask an environment's Python about its packages and folders.
 
-    Raises
-    ------
-    InputError
-        It does not start, or belongs to an environment that cannot be packed here.
+    Raises `InputError` if it does not start, or belongs to an environment that cannot be packed
+    here.
     """
     try:
         facts = json.loads(_run(python, _DESCRIBE))
@@ -248,7 +246,7 @@ def _find_link(root: str, path: str) -> str | None:
 
 
 def _is_above(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a link to a folder that contains it."""
+    """True for a link to a folder that contains it."""
     # Packing followed it without end
     # (test_links_to_folders_above_are_left_out_and_unreadable_files_are_named).
     own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
@@ -279,7 +277,7 @@ def _list_file(entry: os.DirEntry[str], name: str, tag: str) -> Iterator[Entry]:
 
 
 def _is_current(code: str, source: os.stat_result) -> bool:
-    """Return whether compiled code belongs to a source file, as Python decides it."""
+    """True if compiled code belongs to a source file, as Python decides it."""
     try:
         with open(code, "rb") as file:
             header = file.read(16)
@@ -299,13 +297,7 @@ def read_code(path: str) -> bytes:
 
 
 def find_python(environment: str) -> str:
-    """Return the Python of an environment: ``"this"`` or its folder.
-
-    Raises
-    ------
-    InputError
-        The folder has no Python.
-    """
+    """Return the Python of an environment: ``"this"`` or its folder."""
     if environment == "this":
         return sys.executable
     python = Path(environment, "bin", "python")

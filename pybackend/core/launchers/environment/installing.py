@@ -1,4 +1,4 @@
-"""Unpack an environment on a host, once, and find its Python.
+"""Unpack an environment on a host, once, and find its Python; serve the archive from the driver.
 
 This file is imported on the workers' hosts.
 """
@@ -104,7 +104,6 @@ class Answer:
 
     @property
     def interpreter(self) -> Interpreter:
-        """The Python of the environment."""
         return Interpreter(os.path.join(self.place, "bin", "python"))
 
 
@@ -118,7 +117,6 @@ def install_command(name: str, root: str = "-") -> list[str]:
 
 
 def read_blocks(archive: str) -> Iterator[bytes]:
-    """Yield the content of a file in blocks."""
     with open(archive, "rb") as content:
         while block := content.read(_BLOCK):
             yield block
@@ -137,17 +135,8 @@ class Installation:
     """A shell on this machine or on a host that unpacks an environment, if it is not there.
 
     Use it as a context manager: on exit, the shell ends, and removes an incomplete environment.
-
-    Parameters
-    ----------
-    packed
-        The environment.
-    command
-        Runs `install_command` on the host.
-    host
-        Name of the host, for messages.
-    variables
-        Environment variables of the command; None: those of this process.
+    ``command`` runs `install_command` on the host, whose name ``host`` is for messages.
+    ``variables`` are those of the command; None: those of this process.
     """
 
     def __init__(
@@ -186,13 +175,7 @@ class Installation:
         self._errors.close()
 
     def ask(self) -> bool:
-        """Return whether the environment is there.
-
-        Raises
-        ------
-        ClusterError
-            The host cannot run it, or did not answer.
-        """
+        """Return whether the environment is there; raise `ClusterError` if the host cannot run it."""
         assert self._process.stdout is not None
         self._answer = read_answer(self._process.stdout)
         if self._answer is None:
@@ -201,13 +184,7 @@ class Installation:
         return self._answer.is_there
 
     def finish(self, archive: Iterable[bytes]) -> Interpreter:
-        """Send the archive's blocks if they are needed, and wait until they are unpacked.
-
-        Raises
-        ------
-        ClusterError
-            It cannot be unpacked.
-        """
+        """Send the archive's blocks if they are needed, and wait until they are unpacked."""
         assert self._answer is not None
         assert self._process.stdin is not None
         if not self._answer.is_there:
@@ -234,7 +211,6 @@ class Installation:
 def explain_unpacking(
     host: str, place: str | None, status: int, lines: Sequence[str]
 ) -> ClusterError:
-    """Return the error for a shell that failed with an exit status, and printed some lines."""
     printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
     reason = printed[-1].strip() if printed else f"status {status}"
     where = f", in {place}" if place else ""
@@ -246,12 +222,8 @@ def explain_unpacking(
 def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str) -> Interpreter:
     """Unpack an environment on this machine, below a folder, if it is not there.
 
-    The blocks of the archive are only read if they are needed.
-
-    Raises
-    ------
-    ClusterError
-        It cannot run here, or the disk is full.
+    The blocks of the archive are only read if they are needed. Raises `ClusterError` if it cannot
+    run here, or the disk is full.
     """
     command = install_command(packed.name, root)
     with Installation(packed, command, os.uname().nodename) as installation:
@@ -262,10 +234,7 @@ def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str)
 def check_host(packed: PackedEnvironment, machine: str, libc: str, host: str) -> None:
     """Raise `ClusterError` if a host cannot run the environment's programs.
 
-    Parameters
-    ----------
-    machine, libc
-        The host's machine and C library, such as ``x86_64`` and ``glibc 2.36``.
+    ``machine`` and ``libc`` are the host's, such as ``x86_64`` and ``glibc 2.36``.
     """
     manifest = packed.manifest
     if manifest is None:  # its Python is started there before the workers are
@@ -297,7 +266,6 @@ class Interpreter:
 
     @property
     def folder(self) -> Path:
-        """Folder of the environment."""
         return Path(self.python).parents[1]
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -347,12 +315,8 @@ class ServedArchive:
     size: int
 
     def read(self) -> Iterator[bytes]:
-        """Yield the content in blocks.
-
-        Raises
-        ------
-        ClusterError
-            The driver cannot be reached (`UnreachedError`), or was lost.
+        """Yield the content in blocks; raise `ClusterError` if the driver cannot be reached, or was
+        lost.
         """
         stream = self._connect()
         rest = self.size
@@ -390,22 +354,8 @@ class ServedArchive:
 class ArchiveServer:
     """Server of a packed environment, for those who know its token; a context manager.
 
-    Parameters
-    ----------
-    packed
-        The environment.
-    host, announced
-        As in `MeetingServer`.
-
-    Attributes
-    ----------
-    archive
-        For the hosts.
-
-    Raises
-    ------
-    ClusterError
-        ``host`` is not an address of this machine.
+    ``host`` and ``announced`` are as in `MeetingServer`. Hosts receive ``archive``. Raises
+    `ClusterError` if ``host`` is not an address of this machine.
     """
 
     def __init__(self, packed: PackedEnvironment, host: str, announced: str | None) -> None:

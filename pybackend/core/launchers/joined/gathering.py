@@ -1,4 +1,4 @@
-"""Connect processes that users start themselves, and compare their calls before starting."""
+"""Connect processes that users start themselves, and compare their calls, which must agree."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class JoinedCall:
     emit: Emit
 
     def note(self, text: str) -> None:
-        """Show a note to the user of this process."""
         self.emit(Note(text))
 
 
@@ -132,7 +131,6 @@ class Reminder:
         self._pause = _FIRST_NOTE_SECONDS
 
     def look(self, what: str) -> None:
-        """Show a note if the interval has passed."""
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
@@ -274,15 +272,7 @@ def find_share(
     environment: Mapping[str, str] = os.environ,
     machine: Machine | None = None,
 ) -> JoinedShare:
-    """Return the share of a process.
-
-    Parameters
-    ----------
-    environment
-        Variables of the process.
-    machine
-        The machine of the process; None: this one.
-    """
+    """``environment`` are the variables of the process; ``machine`` None: this one."""
     machine = machine or this_machine()
     own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
     cores, devices = int(own["TF_NUM_INTRAOP_THREADS"]), own.get(_DEVICES)
@@ -300,7 +290,7 @@ def find_share(
 
 
 def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
-    """Return whether Slurm or a script launcher has divided the GPUs."""
+    """True if Slurm or a script launcher has divided the GPUs."""
     return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)
 
 
@@ -328,10 +318,7 @@ def describe_call(
 ) -> dict[str, Any]:
     """Return the part of a call that must be equal in all processes, as plain data.
 
-    Parameters
-    ----------
-    number
-        Number of such calls in this process so far, including this one.
+    ``number`` is the number of such calls in this process so far, including this one.
     """
     python = ".".join(map(str, sys.version_info[:2]))
     claims: dict[str, Any] = {
@@ -365,12 +352,8 @@ def describe_call(
 def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a message about the first process that differs from process 0; None if all agree.
 
-    Parameters
-    ----------
-    peers
-        Name of each process, for messages.
-    claims
-        Result of `describe_call` in each process, by rank.
+    ``peers`` are the names of the processes; ``claims`` are the results of `describe_call` in each,
+    by rank.
     """
     wanted = claims[0]
     for rank, found in enumerate(claims):
@@ -483,7 +466,6 @@ def _explain_rows(
 def _explain_columns(
     argument: str, wanted: Any, found: Any, first: str, other: str
 ) -> tuple[str, str]:
-    """Return a message and advice about the first array that differs."""
     name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
     kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
     where = f"`{name}` of `{argument}`"

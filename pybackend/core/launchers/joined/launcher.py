@@ -78,7 +78,6 @@ class JoinedLauncher:
         self.workers = place.size
 
     def check(self, job: Job) -> None:
-        """Reject an environment, which each process already has."""
         reject_environment(job, "start each process with the Python that it should have")
 
     @property
@@ -220,7 +219,6 @@ def _work(
     give_up: Callable[[], str | None],
     notice: Notice,
 ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
-    """Run this process's worker; return its report and model."""
     inbox = Inbox(call.emit)
 
     def look() -> str | None:
