@@ -298,10 +298,10 @@ def find_text_inputs(model: Any) -> list[str] | None:
 
 def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
     """Return the column names of Parquet or TFRecord files."""
-    from pybackend.core.data.files import as_places
+    from pybackend.core.data.files import as_paths
     from pybackend.core.data.sources import open_row_files
 
-    names: list[str] = open_row_files(as_places(path), tfrecord_spec, "data").schema.names
+    names: list[str] = open_row_files(as_paths(path), tfrecord_spec, "data").schema.names
     return names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.core.data.files import as_place, open_folder
+from pybackend.core.data.files import as_uri, open_folder
 from pybackend.core.data.tfrecord.framing import Compression, check_compression
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import check_tfrecord_spec
@@ -149,7 +149,7 @@ def read_tfrecords(
 def _checked_path(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise InputError(f"`path` must be a path or a URI, not {show(path)}")
-    return as_place(os.fspath(path))
+    return as_uri(os.fspath(path))
 
 
 def _kind(value: Any) -> str:

@@ -49,16 +49,22 @@ class Ragged:
         return np.diff(self.offsets)
 
     def __getitem__(self, rows: slice) -> Ragged:
-        places = np.arange(len(self))[rows]
-        lengths = self.lengths[places]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        elements = np.repeat(self.offsets[places] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        indices = np.arange(len(self))[rows]
+        lengths = self.lengths[indices]
+        offsets = to_offsets(lengths)
+        elements = np.repeat(self.offsets[indices] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return replace(self, values=self.values[elements], offsets=offsets)
 
 
+def to_offsets(lengths: Sequence[int] | Array) -> Array:
+    """Return the starts of consecutive pieces, and the end of the last one."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def concatenate(parts: Sequence[Ragged]) -> Ragged:
-    lengths = np.concatenate([part.lengths for part in parts])
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = to_offsets(np.concatenate([part.lengths for part in parts]))
     values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
     most = None if parts[0].most_texts is None else max(part.most_texts or 0 for part in parts)
     return Ragged(np.concatenate(values), offsets, parts[0].is_text, most)
@@ -66,7 +72,7 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
 
 def join_texts(texts: Sequence[bytes], rows: int) -> Ragged:
     """Return strings as this number of rows, each with the same number of strings."""
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    offsets = to_offsets(list(map(len, texts)))
     column = Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
     return column if len(texts) == rows else pack_lists(column, np.full(rows, len(texts) // rows))
 
@@ -80,7 +86,7 @@ def pack_lists(texts: Ragged, sizes: Array) -> Ragged:
     is_length[heads] = True
     packed[heads] = texts.lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
     packed[~is_length] = texts.values
-    offsets = np.append(starts, len(packed))[np.concatenate([[0], np.cumsum(sizes)])]
+    offsets = np.append(starts, len(packed))[to_offsets(sizes)]
     return Ragged(packed, offsets, is_text=True, most_texts=int(sizes.max(initial=0)))
 
 
@@ -278,8 +284,9 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
             f"`{key}` of `{name}` has masked values, first in {row_number(row)}: fill them, or "
             "leave these rows out"
         )
-    if _is_sparse(value):
-        value = _to_dense(value, key, floatx, name)
+    sparse = sys.modules.get("scipy.sparse")  # nothing is sparse if it was not imported
+    if sparse is not None and sparse.issparse(value):
+        value = _densify(value, key, floatx, name)
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
@@ -287,12 +294,11 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     if array.ndim == 0:
         if (way := _TO_DENSE.get(type(value).__name__)) is not None:
             raise InputError(f"`{key}` of `{name}` is a {type(value).__name__}: pass {way}")
-        path = (
-            "; only barrier_train, evaluate and result.predict accept a path"
-            if is_path(value)
-            else ""
+        accepted = "; only barrier_train, evaluate and result.predict accept a path"
+        raise InputError(
+            f"`{key}` of `{name}` is a single value; expected one entry per row"
+            + accepted * is_path(value)
         )
-        raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
         return cast(Array, _to_text(array, key, name))
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
@@ -320,20 +326,15 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
     if np.isinf(found).any():
         is_lost = np.isinf(found) & np.isfinite(numbers)
         if is_lost.any():
-            place = tuple(np.argwhere(is_lost)[0])
+            index = tuple(np.argwhere(is_lost)[0])
             raise InputError(
-                f"{name_row(int(place[0]))} has the number {numbers[place]:g}, which is out of "
+                f"{name_row(int(index[0]))} has the number {numbers[index]:g}, which is out of "
                 f"range for {np.dtype(dtype).name}: scale the column or use its logarithm"
             )
     return found
 
 
-def _is_sparse(value: Any) -> bool:
-    sparse = sys.modules.get("scipy.sparse")
-    return sparse is not None and bool(sparse.issparse(value))
-
-
-def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
+def _densify(matrix: Any, key: str, floatx: str, name: str) -> Array:
     dtype = np.dtype(floatx) if matrix.dtype.kind == "f" else matrix.dtype
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:
@@ -348,9 +349,9 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
 
 
 def _is_text(array: Array) -> bool:
-    is_object = array.dtype.kind == "O"
-    texts = (str, bytes)
-    return array.dtype.kind in "US" or (is_object and all(isinstance(t, texts) for t in array.flat))
+    if array.dtype.kind == "O":
+        return all(isinstance(text, (str, bytes)) for text in array.flat)
+    return array.dtype.kind in "US"
 
 
 def _to_text(array: Array, key: str, name: str) -> Ragged:
@@ -365,10 +366,16 @@ def _to_text(array: Array, key: str, name: str) -> Ragged:
 
 
 def _check_lengths(columns: Columns, name: str) -> None:
-    lengths = {key: len(array) for key, array in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise InputError(f"the arrays of `{name}` differ in their number of rows ({listed})")
+    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
+
+
+def check_equal_counts(counts: Mapping[str, int], what: str) -> None:
+    if len(set(counts.values())) > 1:
+        raise InputError(f"the {what} differ in their number of rows ({list_counts(counts)})")
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{key}: {count}" for key, count in counts.items())
 
 
 def _describe_type(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import Ragged, narrow, pack_lists
+from pybackend.core.data.arrays import Ragged, narrow, pack_lists, to_offsets
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
 from pybackend.core.errors import InputError
 from pybackend.core.words import Code, setting, show
@@ -81,7 +81,7 @@ def drop_views(column: Any) -> Any:
     import pyarrow.compute as pc
 
     sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    offsets = pa.array(to_offsets(sizes))
     mask = column.is_null() if column.null_count else None
     return pa.LargeListArray.from_arrays(offsets, drop_views(column.flatten()), mask=mask)
 
@@ -129,16 +129,16 @@ class TensorReader:
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
-            for place, name in zip(group.places, group.columns, strict=True):
-                found &= _find_complete(batch.column(place), name, group.categories.get(name))
+            for index, name in zip(group.indices, group.columns, strict=True):
+                found &= _find_complete(batch.column(index), name, group.categories.get(name))
         return found
 
     def _describe_row(self, row: int) -> str:
         """Describe a row by its values, for tables without row numbers."""
         names = list_columns(self._groups)
         shown = []
-        for place, name in enumerate(names[:_SHOWN_COLUMNS]):
-            text = repr(self._batch.column(place)[row].as_py())
+        for index, name in enumerate(names[:_SHOWN_COLUMNS]):
+            text = repr(self._batch.column(index)[row].as_py())
             is_long = len(text) > _SHOWN_CHARACTERS
             shown.append(f"{name}={text[: _SHOWN_CHARACTERS - 3] + '...' if is_long else text}")
         more = ", ..." if len(names) > _SHOWN_COLUMNS else ""
@@ -146,17 +146,15 @@ class TensorReader:
 
     def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            require_values(self._batch.column(place), name, self._name_row)
-            for place, name in zip(group.places, group.columns, strict=True)
+            require_values(self._batch.column(index), name, self._name_row)
+            for index, name in zip(group.indices, group.columns, strict=True)
         ]
         if group.dtype == TEXT:
             return self._read_texts(columns[0], group.columns[0])
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
-        parts = [
-            self._read_part(column, name, group)
-            for column, name in zip(columns, group.columns, strict=True)
-        ]
+        pairs = zip(columns, group.columns, strict=True)
+        parts = [self._read_part(column, name, group) for column, name in pairs]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
@@ -171,7 +169,7 @@ class TensorReader:
     def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Return a column's numbers in the tensor's type, of shape (rows, width)."""
         numbers = self._read_matrix(column, name, group)
-        if group.is_target:
+        if group.is_target and numbers.dtype.kind == "f":
             self._reject_nan(numbers, name, group)
         return self._cast(numbers, name, group, lambda row: row)
 
@@ -255,7 +253,7 @@ class TensorReader:
                 f"expected a multiple of {size}, because of its shape {show(group.shape)} in "
                 "`tensors`"
             )
-        offsets = np.concatenate([[0], np.cumsum(row_sizes // size)]).astype(np.int64)
+        offsets = to_offsets(row_sizes // size)
         numbers = _read_numbers(values).reshape(-1, *inner)
 
         def row_of(element: int) -> int:
@@ -309,8 +307,6 @@ class TensorReader:
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
     def _reject_nan(self, found: Array, name: str, group: ColumnGroup) -> None:
-        if found.dtype.kind != "f":
-            return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
         if missing.any():
             what = "weight" if group.key.startswith("sample_weight") else "label"
@@ -396,10 +392,9 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
     """Return a column without its dictionary encoding; raise an error if it has nulls."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        place = name_row(row)
         raise InputError(
-            f"column {show(name)} has {column.null_count} null(s), first in {place}: drop or fill "
-            "those rows first"
+            f"column {show(name)} has {column.null_count} null(s), first in {name_row(row)}: drop or "
+            "fill those rows first"
         )
     return _decode(column)
 
@@ -433,10 +428,7 @@ def _measure_lists(lists: Any) -> Array:
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
     """Add up the numbers of values in each row's lists."""
-    edges = np.concatenate([[0], np.cumsum(outer)])
-    totals = np.concatenate([[0], np.cumsum(inner)])
-    summed: Array = totals[edges[1:]] - totals[edges[:-1]]
-    return summed
+    return np.diff(to_offsets(inner)[to_offsets(outer)])
 
 
 def _read_numbers(values: Any) -> Array:

@@ -16,7 +16,14 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from pybackend.core.data.arrays import Columns, check_row_shapes, count_rows, flatten, to_array
+from pybackend.core.data.arrays import (
+    Columns,
+    check_row_shapes,
+    count_rows,
+    flatten,
+    list_counts,
+    to_array,
+)
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.pickling import Pickler
@@ -43,15 +50,7 @@ def _instead() -> str:
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows and batch sizes of a finite data set.
-
-    Attributes
-    ----------
-    columns
-        Its rows in order, by name as in `pybackend.core.data.arrays`.
-    sizes
-        Number of rows in each batch, without empty batches.
-    """
+    """Rows of a finite data set in order, and their number in each batch that has any."""
 
     columns: Columns
     sizes: tuple[int, ...]
@@ -84,19 +83,19 @@ class Batches:
 
 def is_dataset(data: Any) -> bool:
     """True for a ``tf.data.Dataset`` or ``PyDataset``; neither package is imported."""
-    return _is_tensorflows(data) or _is_keras(data)
+    tensorflow = sys.modules.get("tensorflow")
+    is_tensorflows = tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
+    return is_tensorflows or _is_keras(data)
 
 
 def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
-    return f"a batch of `{name}` has arrays of different lengths ({listed})"
+    return f"a batch of `{name}` has arrays of different lengths ({list_counts(counts)})"
 
 
 def read_batches(
     data: Any, floatx: str, name: str, *, passes: int, steps: int | None = None
 ) -> Batches:
-    """Read the batches of a data set, whose elements are ``x``, ``(x, y)`` or ``(x, y,
-    sample_weight)``.
+    """Read all batches, whose elements are ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     ``passes`` is the number of epochs or evaluations that use its rows. They must be the same in
     each, so the data set is read twice. A `PyDataset` is read as often as Keras reads it, with its
@@ -115,8 +114,7 @@ def read_batches(
         _check_ends(data, name)
     _check_structure(data, name)
     parts: list[Mapping[str, Any]] = []
-    digests = []
-    held = 0
+    digests, held = [], 0
     if _is_keras(data):
         for index in range(min(_SIGNATURE_BATCHES, _length(data) or 0)):
             data[index]
@@ -151,11 +149,6 @@ def read_batches(
     return Batches(columns, tuple(count_rows(dict(part)) for part in parts))
 
 
-def _is_tensorflows(data: Any) -> bool:
-    tensorflow = sys.modules.get("tensorflow")
-    return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
-
-
 def _is_keras(data: Any) -> bool:
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(data, keras.utils.PyDataset)
@@ -167,14 +160,11 @@ def _check_ends(data: Any, name: str) -> None:
     else:
         is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
     if is_endless:
+        or_steps = "" if _is_keras(data) or name != "data" else ", or pass `steps_per_epoch`"
         raise InputError(
             f"`{name}` is an infinite data set: limit it (.take(), or a PyDataset's __len__)"
-            f"{_or_steps(data, name)}. {_instead()}"
+            f"{or_steps}. {_instead()}"
         )
-
-
-def _or_steps(data: Any, name: str) -> str:
-    return "" if _is_keras(data) or name != "data" else ", or pass `steps_per_epoch`"
 
 
 def _length(data: Any) -> int | None:
@@ -214,8 +204,7 @@ def _elements(data: Any, name: str, may_be_empty: bool = True) -> Iterator[dict[
     for element in _batches(data):
         _check_parts(element, name)
         leaves = {key: np.asarray(leaf) for key, leaf in flatten(element).items()}
-        flat = [key for key, array in leaves.items() if array.ndim == 0]
-        if flat:
+        if flat := [key for key, array in leaves.items() if array.ndim == 0]:
             raise InputError(
                 f"`{flat[0]}` of the data set `{name}` is a single number, not a batch"
             )
@@ -238,17 +227,15 @@ def _batches(data: Any) -> Iterator[Any]:
     if _is_keras(data):
         data.on_epoch_begin()
         for index in range(_length(data) or 0):
-            yield _as_keras_does(data[index])
+            # In the structure that Keras uses.
+            element = data[index]
+            if isinstance(element, (list, tuple)):
+                yield tuple(element[:-1] if element[-1:] == [None] else element)
+            else:
+                yield element if isinstance(element, Mapping) else (element,)
         data.on_epoch_end()
     else:
         yield from data.as_numpy_iterator()
-
-
-def _as_keras_does(element: Any) -> Any:
-    """Convert an element of a PyDataset to the structure that Keras uses."""
-    if isinstance(element, (list, tuple)):
-        return tuple(element[:-1] if element[-1:] == [None] else element)
-    return element if isinstance(element, Mapping) else (element,)
 
 
 def _digest(leaves: Mapping[str, Any]) -> bytes:

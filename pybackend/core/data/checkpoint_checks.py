@@ -66,7 +66,7 @@ def check_is_same(
     ``described`` is the description of this run, by argument, and includes at least that of
     `describe_settings`.
     """
-    which = f"the checkpoint of {saved.place} at {show(uri)}"
+    which = f"the checkpoint of {saved.point} at {show(uri)}"
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
@@ -99,7 +99,7 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {saved.place} at {show(uri)} belongs to a different training "
+                f"the checkpoint of {saved.point} at {show(uri)} belongs to a different training "
                 f"run: its `{argument}` had {there} rows, but now has {here}. Repeat the original "
                 "call, or choose another folder"
             )

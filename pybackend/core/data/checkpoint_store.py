@@ -92,15 +92,15 @@ class Manifest:
         return f"checkpoint-{self.epoch:06d}-{self.step:09d}.json"
 
     @property
-    def place(self) -> str:
-        return describe_place(self.epoch, self.step)
+    def point(self) -> str:
+        return describe_point(self.epoch, self.step)
 
 
 def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def describe_place(epoch: int, step: int) -> str:
+def describe_point(epoch: int, step: int) -> str:
     """Describe the point after ``epoch`` completed epochs and ``step`` steps of the next."""
     return f"epoch {epoch + 1}, step {step}" if step else f"epoch {epoch}"
 

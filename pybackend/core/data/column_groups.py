@@ -88,9 +88,9 @@ class _GroupBuilder:
     read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        places = tuple(self._add_column(column) for column in columns)
+        indices = tuple(self._add_column(column) for column in columns)
         group = ColumnGroup(
-            key, tuple(columns), places, None, categories=self._select_categories(columns)
+            key, tuple(columns), indices, None, categories=self._select_categories(columns)
         )
         if not group.is_target:
             one_hot = [c for c in group.categories if encoding_of(self.spec, c) == ONE_HOT]

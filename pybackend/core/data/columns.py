@@ -64,59 +64,30 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """Kind of a column's values, according to its table's schema.
+    """Kind of a column's values, according to its table's schema."""
 
-    Attributes
-    ----------
-    holds
-        ``"number"``, ``"binary"``, ``"text"`` or ``"other"``.
-    dtype
-        numpy's name for a number's type; None for other kinds.
-    depth
-        Number of arrays that the values are nested in: 0 for one value per row.
-    name
-        The table's name for the type.
-    """
-
-    holds: str
-    dtype: str | None
-    depth: int
-    name: str
+    holds: str  # "number", "binary", "text" or "other"
+    dtype: str | None  # numpy's name for a number's type; None for other kinds
+    depth: int  # arrays that the values are nested in: 0 for one value per row
+    name: str  # the table's name for the type
 
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """One tensor: its key in the structure of the data, and its columns.
+    """One tensor: its key in the structure of the data, and its columns."""
 
-    Attributes
-    ----------
-    key
-        Name as in `pybackend.core.data.arrays`: ``x``, ``x/left``, ``y``, ``sample_weight``.
-    columns, places
-        Names of the columns, and their positions in the Arrow batches.
-    dtype
-        Type of the tensor, `TEXT` for strings; None: not chosen yet.
-    shape
-        Shape of a row, if `tensors` gives it; None as its first size: any length, padded.
-    categories
-        Values of each encoded column; a value's code is its position.
-    one_hot
-        Columns of ``categories`` that are one-hot encoded.
-    names
-        Names of the numbers in a row, in order; None if a column holds bytes, text or arrays.
-    is_flat
-        Whether a row of one number has shape ``()``, not ``(1,)``.
-    """
-
-    key: str
+    key: str  # as in `arrays`: x, x/left, y, sample_weight
     columns: tuple[str, ...]
-    places: tuple[int, ...]
-    dtype: str | None
+    indices: tuple[int, ...]  # of the columns, in the Arrow batches
+    dtype: str | None  # of the tensor, `TEXT` for strings; None: not chosen yet
+    # Of a row, if `tensors` gives it; None as its first size: any length, padded.
     shape: tuple[int | None, ...] | None = None
+    # Values of each encoded column; a value's code is its index.
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    one_hot: tuple[str, ...] = ()
+    one_hot: tuple[str, ...] = ()  # those of `categories` that are one-hot encoded
+    # Of the numbers in a row, in order; None if a column holds bytes, text or arrays.
     names: tuple[str, ...] | None = None
-    is_flat: bool = False
+    is_flat: bool = False  # a row of one number has shape (), not (1,)
 
     @property
     def is_target(self) -> bool:
@@ -126,20 +97,11 @@ class ColumnGroup:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table, and the columns that are used.
+    """Rows of a table, and the columns that are used."""
 
-    Attributes
-    ----------
-    column_groups
-        The tensors that the columns become.
-    spec
-        The user's arguments, with the categories found in the data.
-    left_out
-        Index columns, which are features only if they are named.
-    """
-
-    column_groups: tuple[ColumnGroup, ...]
-    spec: ColumnSpec
+    column_groups: tuple[ColumnGroup, ...]  # the tensors that the columns become
+    spec: ColumnSpec  # the user's arguments, with the categories found in the data
+    # Index columns, which are features only if they are named.
     left_out: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
@@ -211,9 +173,9 @@ def input_name(key: str) -> str:
 def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
     """Return the names of the columns that groups read, in the order of ``indices``."""
     names = {
-        p: c for group in column_groups for p, c in zip(group.places, group.columns, strict=True)
+        p: c for group in column_groups for p, c in zip(group.indices, group.columns, strict=True)
     }
-    return [names[place] for place in sorted(names)]
+    return [names[index] for index in sorted(names)]
 
 
 def check_column_spec(spec: ColumnSpec) -> None:

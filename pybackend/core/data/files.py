@@ -28,7 +28,7 @@ from pybackend.core.figures import show_bytes
 from pybackend.core.words import show
 
 # One path or URI, or several.
-Places = str | tuple[str, ...]
+Paths = str | tuple[str, ...]
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 # With a password: the name alone may be a container, as in abfs://container@account.
@@ -51,7 +51,7 @@ def local_path(uri: str) -> str:
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
-def as_place(uri: str) -> str:
+def as_uri(uri: str) -> str:
     """Return a local path as an absolute one, and a URI as it is."""
     return uri if is_remote(uri) else local_path(uri)
 
@@ -62,11 +62,11 @@ def is_path(data: Any) -> bool:
     return all(isinstance(one, (str, os.PathLike)) for one in several)
 
 
-def as_places(data: Any) -> Places:
+def as_paths(data: Any) -> Paths:
     return tuple(map(os.fspath, data)) if isinstance(data, (list, tuple)) else os.fspath(data)
 
 
-def find_files(uri: Places, name: str = "data") -> list[str]:
+def find_files(uri: Paths, name: str = "data") -> list[str]:
     """Return all data files at a path, sorted: the file itself, or those in a folder.
 
     Names that begin with ``_`` or ``.`` are Spark's metadata, not data. Folders are searched
@@ -98,7 +98,7 @@ def is_pattern(uri: str) -> bool:
 
 def find_root(uri: str) -> str:
     """Return the folder before a path's wildcards, in the format that `find_files` uses."""
-    return as_place(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
+    return as_uri(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
 
 
 def _match(uri: str, name: str) -> list[str]:
@@ -111,10 +111,10 @@ def _match(uri: str, name: str) -> list[str]:
 def _list_files(uri: str, name: str) -> list[str]:
     """Return the file at a path, or the data files in the folder."""
     filesystem, path = find_filesystem(uri, name)
-    place = as_place(uri)
+    uri = as_uri(uri)
     try:
         if filesystem.isfile(path):
-            return [place]
+            return [uri]
         listed = filesystem.find(path) if filesystem.isdir(path) else None
     except Exception as error:  # each file system has its own errors
         raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
@@ -123,7 +123,7 @@ def _list_files(uri: str, name: str) -> list[str]:
     root = path.rstrip("/")
     inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
     return sorted(
-        posixpath.join(place.rstrip("/") or "/", file)
+        posixpath.join(uri.rstrip("/") or "/", file)
         for file in inner
         if all(_is_data(part) for part in file.split("/"))
     )
@@ -149,7 +149,7 @@ def get_size(uri: str) -> int:
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Raise `InputError` if a local file's folder cannot be created or written to; write nothing."""
+    """Raise `InputError` if a local file's folder cannot be created or used; write nothing."""
     if is_remote(uri):
         return
     folder = _find_folder(uri)
@@ -171,7 +171,7 @@ def _find_folder(uri: str) -> str:
 
 
 def check_writable(uri: str, argument: str) -> None:
-    """Raise `InputError` if a file cannot be written; write and remove another file in its folder."""
+    """Raise `InputError` if a file cannot be written; try it with another file in its folder."""
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
         if not is_remote(uri):
@@ -279,7 +279,7 @@ _LOCAL = _LocalFileSystem()
 def open_folder(uri: str) -> Folder:
     """Return the folder at a path or URI, which need not exist."""
     find_filesystem(uri, "uri")  # reports errors of the URI early
-    return Folder(as_place(uri))
+    return Folder(as_uri(uri))
 
 
 @dataclass(frozen=True)

@@ -56,18 +56,10 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class FrameRows(TableRows):
-    """Rows of a table, converted to tensors.
+    """Rows of a table, converted to tensors: text is `Ragged`."""
 
-    Attributes
-    ----------
-    columns
-        Arrays with one entry per row, by name as in `pybackend.core.data.arrays`; text is `Ragged`.
-        Empty if there are no rows.
-    complete
-        If incomplete rows were left out: whether each row of the table is in ``columns``.
-    """
-
-    columns: Columns
+    columns: Columns  # by name as in `arrays`; empty if there are no rows
+    # If incomplete rows were left out: whether each row of the table is in `columns`.
     complete: Array | None = None
 
     @classmethod
@@ -196,23 +188,13 @@ def holds_frame(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that are read only when used.
-
-    Attributes
-    ----------
-    read
-        Returns a column as an Arrow array.
-    describe
-        Returns the kind of a column without reading it, for messages.
-    find_categories
-        Returns the categories of a column, in order; None if it has none.
-    """
+    """Columns that are read only when used."""
 
     names: Sequence[str]
     rows: int
-    read: Callable[[str], Any]
-    describe: Callable[[str], ColumnKind]
-    find_categories: Callable[[str], Sequence[Any] | None]
+    read: Callable[[str], Any]  # as an Arrow array
+    describe: Callable[[str], ColumnKind]  # without reading it, for messages
+    find_categories: Callable[[str], Sequence[Any] | None]  # In order; None if the column has none.
 
 
 def _read_table(frame: Any, name: str) -> _Table:

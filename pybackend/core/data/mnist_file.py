@@ -38,22 +38,14 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class Mnist:
-    """Images as uint8 (rows, 28, 28) from 0 to 255, labels as int64 (rows,) from 0 to 9.
-
-    Attributes
-    ----------
-    source
-        The file they were read from, or ``"download"``.
-    subset
-        Whether these are only the few thousand images that ship with tfdist.
-    """
+    """Images as uint8 (rows, 28, 28) from 0 to 255, labels as int64 (rows,) from 0 to 9."""
 
     x_train: Array
     y_train: Array
     x_test: Array
     y_test: Array
-    source: str
-    subset: bool
+    source: str  # the file they were read from, or "download"
+    subset: bool  # only the few thousand images that ship with tfdist
 
 
 def find_mnist(

@@ -58,29 +58,17 @@ class Field:
 class Predictions:
     """Conversion of a model's outputs to columns.
 
-    Attributes
-    ----------
-    outputs
-        The model's outputs, in the order in which Keras flattens them.
-    has_class
-        Whether to return ``.pred_class``, the class with the largest number.
-    has_numbers
-        Whether to return a column for each class, ``.pred_<level>``. One number per row is the
-        probability of the second of two classes.
-    levels
-        Names of the classes; None: 0, 1, 2, ...
-    are_logits
-        Whether to convert the numbers to probabilities by softmax or, if there is one per row, by
-        the sigmoid.
-
     Without the class and the numbers, each output is a column: ``.pred``, or ``.pred_<output>`` if
     there are several.
     """
 
-    outputs: tuple[Output, ...]
-    has_class: bool = False
+    outputs: tuple[Output, ...]  # in the order in which Keras flattens them
+    has_class: bool = False  # ``.pred_class``: the class with the largest number
+    # A column for each class, ``.pred_<level>``. One number per row is the probability of the
+    # second of two classes.
     has_numbers: bool = False
-    levels: tuple[str, ...] | None = None
+    levels: tuple[str, ...] | None = None  # names of the classes; None: 0, 1, 2, ...
+    # They become probabilities by softmax or, if there is one per row, by the sigmoid.
     are_logits: bool = False
 
     @property
@@ -109,8 +97,8 @@ class Predictions:
             return self._arrow(outputs)
         import pyarrow as pa
 
-        places = pa.array(np.cumsum(complete) - 1, mask=~complete)
-        return [column.take(places) for column in self._arrow(outputs)]
+        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
+        return [column.take(indices) for column in self._arrow(outputs)]
 
     def _arrow(self, outputs: Sequence[Array]) -> list[Any]:
         for output, numbers in zip(self.outputs, outputs, strict=True):

@@ -27,17 +27,10 @@ Counts = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Sources:
-    """Data that a worker read itself.
+    """Data that a worker read itself."""
 
-    Attributes
-    ----------
-    names
-        Data sets whose rows are now in the worker's row store.
-    stream
-        The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
-    """
-
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # data sets whose rows are now in the worker's row store
+    # The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
     stream: Any = None
 
     def __bool__(self) -> bool:

@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 LAYOUT = "layout.json"
 # Start and number of the values of a ragged row.
-PLACE = np.dtype([("start", "<i8"), ("length", "<i8")])
+SPAN = np.dtype([("start", "<i8"), ("length", "<i8")])
 
 
 _TEXT = ("is_text", "is_list")
@@ -41,28 +41,15 @@ _TEXT = ("is_text", "is_list")
 
 @dataclass(frozen=True)
 class Kind:
-    """Type and shape of a column's values.
+    """Type and shape of a column's values."""
 
-    Attributes
-    ----------
-    dtype
-        numpy's name for the values' type.
-    shape
-        Shape of a row; None for a ragged column, whose rows are padded with zeros to ``longest``.
-    longest
-        Length of a ragged column's longest row on any worker.
-    is_text, is_list
-        Whether a row is a string, or with ``is_list`` a list of strings; the values are bytes.
-    inner
-        Shape of each value in a ragged column's row.
-    """
-
-    dtype: str
+    dtype: str  # numpy's name for the values' type
+    # Of a row; None for a ragged column, whose rows are padded with zeros to `longest`.
     shape: tuple[int, ...] | None
-    longest: int = 0
-    is_text: bool = False
-    inner: tuple[int, ...] = ()
-    is_list: bool = False
+    longest: int = 0  # length of a ragged column's longest row on any worker
+    is_text: bool = False  # a row is a string: the values are bytes
+    inner: tuple[int, ...] = ()  # shape of each value in a ragged column's row
+    is_list: bool = False  # with `is_text`: a row is a list of strings
 
     @classmethod
     def of(cls, column: Array | Ragged) -> Kind:
@@ -82,7 +69,7 @@ class Kind:
     @property
     def field(self) -> Any:
         """Type and shape of the column's field in the file's structured type."""
-        return PLACE if self.shape is None else (self.dtype, self.shape)
+        return SPAN if self.shape is None else (self.dtype, self.shape)
 
     @property
     def row(self) -> tuple[Any, tuple[int, ...]]:
@@ -107,7 +94,7 @@ def describe_columns(columns: Mapping[str, Array | Ragged]) -> Kinds:
 
 def row_dtype(kinds: Kinds) -> np.dtype[Any]:
     """The fields are named ``f0``, ``f1``, ... in column order."""
-    fields = [(f"f{place}", kind.field) for place, kind in enumerate(kinds.values())]
+    fields = [(f"f{index}", kind.field) for index, kind in enumerate(kinds.values())]
     return np.dtype(
         [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields]
     )
@@ -129,8 +116,8 @@ def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
     """Pack fixed-width columns into one array of type `row_dtype`."""
     count = len(next(iter(columns.values()))) if columns else 0
     rows = np.empty(count, row_dtype(kinds))
-    for place, column in enumerate(columns.values()):
-        rows[f"f{place}"] = column
+    for index, column in enumerate(columns.values()):
+        rows[f"f{index}"] = column
     return rows
 
 
@@ -269,7 +256,7 @@ class RowStoreWriter:
             self._file.write(pack_rows(fields, self.kinds).data)
         self.rows += len(next(iter(fields.values())))
 
-    def place(self, first_row: int, content: bytes) -> None:
+    def write_at(self, first_row: int, content: bytes) -> None:
         """Write packed rows at a row number; rows with lower numbers may be written later."""
         assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
@@ -300,9 +287,9 @@ class RowStoreWriter:
         header = build_header(row_dtype(kinds), 0)
         self._build_header = len(header)
         self._file.write(header)
-        for place, (key, kind) in enumerate(kinds.items()):
+        for index, (key, kind) in enumerate(kinds.items()):
             if kind.shape is None:
-                self._values[key] = (self._folder / f"values{place}.npy").open("wb")
+                self._values[key] = (self._folder / f"values{index}.npy").open("wb")
                 self._values[key].write(build_header(kind.item, 0))
                 self._written[key] = 0
         self._file.flush()
@@ -310,15 +297,15 @@ class RowStoreWriter:
     def _write_ragged(self, key: str, column: Ragged) -> Array:
         assert self.kinds is not None
         first, last = int(column.offsets[0]), int(column.offsets[-1])
-        places = np.empty(len(column), PLACE)
-        places["start"] = column.offsets[:-1] - first + self._written[key]
-        places["length"] = column.lengths
+        spans = np.empty(len(column), SPAN)
+        spans["start"] = column.offsets[:-1] - first + self._written[key]
+        spans["length"] = column.lengths
         self._values[key].write(np.ascontiguousarray(column.values[first:last]).data)
         self._written[key] += last - first
         known = self.kinds[key]
         longest = max(known.longest, Kind.of(column).longest)
         self.kinds[key] = replace(known, longest=longest)
-        return places
+        return spans
 
 
 def unify_layout(folder: Path, layouts: Sequence[Mapping[str, Any]]) -> None:

@@ -49,7 +49,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, places: Array) -> Columns:
+    def take(self, indices: Array) -> Columns:
         """Return the rows with these numbers, in this order."""
 
 
@@ -70,8 +70,8 @@ class ArrayRows:
     def __len__(self) -> int:
         return self._count
 
-    def take(self, places: Array) -> Columns:
-        return {key: array[places] for key, array in self._columns.items()}
+    def take(self, indices: Array) -> Columns:
+        return {key: array[indices] for key, array in self._columns.items()}
 
 
 class StoredRows:
@@ -87,8 +87,8 @@ class StoredRows:
         self._dtype = row_dtype(kinds)
         self._records = _Items(folder / "rows.npy", self._dtype, self._count, in_memory)
         self._ragged = {
-            key: _RaggedValues(folder / f"values{place}.npy", kind, in_memory)
-            for place, (key, kind) in enumerate(kinds.items())
+            key: _RaggedValues(folder / f"values{index}.npy", kind, in_memory)
+            for index, (key, kind) in enumerate(kinds.items())
             if kind.shape is None
         }
         letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
@@ -101,15 +101,15 @@ class StoredRows:
     def __len__(self) -> int:
         return self._count
 
-    def take(self, places: Array) -> Columns:
-        records = np.ndarray(len(places), self._dtype, self._records.take(places))
+    def take(self, indices: Array) -> Columns:
+        records = np.ndarray(len(indices), self._dtype, self._records.take(indices))
         found = {}
-        for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
-            field = records[f"f{place}"]
+        for index, (key, (dtype, shape)) in enumerate(self.spec.items()):
+            field = records[f"f{index}"]
             if key in self._ragged:
                 found[key] = self._ragged[key].take(field)
             else:
-                found[key] = np.ascontiguousarray(field.reshape(len(places), *shape), dtype)
+                found[key] = np.ascontiguousarray(field.reshape(len(indices), *shape), dtype)
         return found
 
 
@@ -131,24 +131,24 @@ class _Items:
         self._is_whole = self._mapped_count == count
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
-    def take(self, places: Array) -> Array:
+    def take(self, indices: Array) -> Array:
         """Return contiguous bytes with shape (number of rows, size)."""
         if self._is_whole:
-            return np.take(self._mapped, places, axis=0)
-        is_mapped = places < self._mapped_count
-        items = np.empty((len(places), self._size), np.uint8)
-        items[is_mapped] = np.take(self._mapped, places[is_mapped], axis=0)
-        items[~is_mapped] = self._read(places[~is_mapped])
+            return np.take(self._mapped, indices, axis=0)
+        is_mapped = indices < self._mapped_count
+        items = np.empty((len(indices), self._size), np.uint8)
+        items[is_mapped] = np.take(self._mapped, indices[is_mapped], axis=0)
+        items[~is_mapped] = self._read(indices[~is_mapped])
         return items
 
-    def _read(self, places: Array) -> Array:
+    def _read(self, indices: Array) -> Array:
         assert self._number is not None
         number, size = self._number, self._size
-        offsets = (places * size + self._start).tolist()
+        offsets = (indices * size + self._start).tolist()
         content = b"".join([os.pread(number, size, offset) for offset in offsets])
-        if len(content) != len(places) * size:
+        if len(content) != len(indices) * size:
             raise report_damage(self._path)
-        return np.frombuffer(content, np.uint8).reshape(len(places), size)
+        return np.frombuffer(content, np.uint8).reshape(len(indices), size)
 
 
 class _RaggedValues:
@@ -165,15 +165,15 @@ class _RaggedValues:
             self._mapped = file.read(self.size) if is_mapped else None
         self._number = None if is_mapped else _open_descriptor(self, path)
 
-    def take(self, places: Array) -> Array:
+    def take(self, spans: Array) -> Array:
         """Return padded rows of shape (rows, longest, ...); strings have shape (rows, 1)."""
-        width, ends = self._kind.item.itemsize, places["start"] + places["length"]
-        lengths, longest = places["length"], self._kind.longest
+        width, ends = self._kind.item.itemsize, spans["start"] + spans["length"]
+        lengths, longest = spans["length"], self._kind.longest
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
-        if not is_short or not _are_within(places["start"], ends, self._count):
+        if not is_short or not _are_within(spans["start"], ends, self._count):
             raise report_damage(self._path)
-        starts = (places["start"] * width).tolist()
-        sizes = (places["length"] * width).tolist()
+        starts = (spans["start"] * width).tolist()
+        sizes = (spans["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
         if self._kind.is_list:
             lists = [unpack_list(row) for row in rows]
@@ -183,7 +183,7 @@ class _RaggedValues:
         if self._kind.is_text:
             return to_strings([[row] for row in rows], 1)
         values = np.frombuffer(b"".join(rows), self._kind.item)
-        offsets = np.concatenate([[0], np.cumsum(places["length"])])
+        offsets = np.concatenate([[0], np.cumsum(spans["length"])])
         return to_dense(Ragged(values, offsets), self._kind.longest)
 
     def _read(self, start: int, size: int) -> bytes:
@@ -258,9 +258,9 @@ class Reshaped(_View):
         self._shape = shape
         self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
-    def take(self, places: Array) -> Columns:
-        found = self._rows.take(places)
-        return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
+    def take(self, indices: Array) -> Columns:
+        found = self._rows.take(indices)
+        return {**found, self._key: found[self._key].reshape(len(indices), *self._shape)}
 
 
 class Renamed(_View):
@@ -271,8 +271,8 @@ class Renamed(_View):
         self._names = names
         self.spec: Spec = self._rename(rows.spec)
 
-    def take(self, places: Array) -> Columns:
-        return self._rename(self._rows.take(places))
+    def take(self, indices: Array) -> Columns:
+        return self._rename(self._rows.take(indices))
 
     def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         return {self._names.get(key, key): column for key, column in columns.items()}
@@ -316,5 +316,5 @@ class ShardedRows:
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))
 
-    def take(self, places: Array) -> Columns:
-        return self.everything.take(places * self._workers + self._rank)
+    def take(self, indices: Array) -> Columns:
+        return self.everything.take(indices * self._workers + self._rank)

@@ -75,7 +75,7 @@ def cut_shards(
     return np.stack([cut_rows(count, steps) for count in counts])
 
 
-def permute(places: Index, count: int, *keys: int) -> Index:
+def permute(positions: Index, count: int, *keys: int) -> Index:
     """Return the new positions of some of ``range(count)`` under the permutation given by ``keys``.
 
     It needs no array of ``count`` numbers, so that data of any size can be shuffled. It is a
@@ -85,11 +85,11 @@ def permute(places: Index, count: int, *keys: int) -> Index:
     the high bits: only these are used.
     """
     if count < 2:
-        return places.copy()
+        return positions.copy()
     left = math.isqrt(count - 1) + 1
     right = -(-count // left)
     rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
-    found = _encipher(places.astype(np.uint64), left, right, rounds)
+    found = _encipher(positions.astype(np.uint64), left, right, rounds)
     # The cipher permutes left x right numbers, a few more than ``count``: encipher those again.
     while (outside := np.flatnonzero(found >= count)).size:
         found[outside] = _encipher(found[outside], left, right, rounds)
@@ -122,14 +122,9 @@ class Visits:
 
     The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
     process can replay the order of many.
-
-    Attributes
-    ----------
-    rows
-        Number of rows that the worker holds.
     """
 
-    rows: int
+    rows: int  # that the worker holds
     seed: int
     rank: int
     shuffle: bool
@@ -162,14 +157,14 @@ class EpochOrder:
     shuffle: Shuffle
     workers: int
 
-    def at(self, places: Index, epoch: int) -> Index:
+    def at(self, positions: Index, epoch: int) -> Index:
         """Return the numbers of the rows at some positions of the order."""
         if not self.shuffle:
-            return places.astype(np.int64)
+            return positions.astype(np.int64)
         if self.shuffle == "global":
-            return permute(places, self.rows, self.seed, epoch)
-        found = np.empty(len(places), np.int64)
-        visits, ranks = np.divmod(places, self.workers)
+            return permute(positions, self.rows, self.seed, epoch)
+        found = np.empty(len(positions), np.int64)
+        visits, ranks = np.divmod(positions, self.workers)
         for rank in np.unique(ranks).tolist():
             own = ranks == rank
             count = len(range(rank, self.rows, self.workers))
@@ -203,8 +198,8 @@ class SharedVisits:
 def _draw_shared(visits: SharedVisits, epoch: int, number: int) -> Index:
     order, workers = visits.order, visits.workers
     first = visits.used + number * _BLOCK * workers + visits.rank
-    places = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
-    return order.at(places, epoch)
+    positions = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
+    return order.at(positions, epoch)
 
 
 Groups = Sequence[tuple[int, int]]
@@ -227,8 +222,8 @@ def count_used(
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
     """Drawing a whole block of visits at once is faster."""
     first = number * _BLOCK
-    places = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
-    return permute(places, visits.rows, visits.seed, epoch, visits.rank)
+    positions = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
+    return permute(positions, visits.rows, visits.seed, epoch, visits.rank)
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:

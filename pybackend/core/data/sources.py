@@ -38,7 +38,7 @@ from pybackend.core.data.columns import (
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.core.data.files import Places, as_places, find_files, find_root, open_file
+from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
 from pybackend.core.data.sharding import cut_ranges
 from pybackend.core.errors import InputError
@@ -139,12 +139,12 @@ class FileRows(TableRows):
         if step == 1 and not everything:
             ranges = cut_ranges(self.rows, workers, self.spec.repartition)[rank]
         with RowStoreWriter(folder) as writer:
-            for place, batch in self.files.pieces(ranges, columns):
-                first = (rank - place) % step
+            for start, batch in self.files.pieces(ranges, columns):
+                first = (rank - start) % step
                 if step > 1 and first >= batch.num_rows:
                     continue
                 chosen = batch.take(list(range(first, batch.num_rows, step))) if step > 1 else batch
-                name = lambda row, place=place + first: self._name_row(place, row * step)  # noqa: E731
+                name = lambda row, start=start + first: self._name_row(start, row * step)  # noqa: E731
                 writer.append(reader.read(chosen, name))
 
     def reject_nulls(self) -> None:
@@ -153,14 +153,14 @@ class FileRows(TableRows):
         nulls = self.files.nulls
         for column in filter(nulls.__contains__, list_columns(self.column_groups)):
             number = nulls[column]
-            for place, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
-                require_values(batch.column(0), column, partial(self._name_row, place))
+            for start, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
+                require_values(batch.column(0), column, partial(self._name_row, start))
 
-    def _name_row(self, place: int, row: int) -> str:
+    def _name_row(self, start: int, row: int) -> str:
         """The name includes the file; ``first`` is the first row of the batch."""
         ends = list(itertools.accumulate(self.files.counts))
-        file = bisect.bisect_right(ends, place + row)
-        inside = place + row - (ends[file - 1] if file else 0)
+        file = bisect.bisect_right(ends, start + row)
+        inside = start + row - (ends[file - 1] if file else 0)
         return f"{row_number(inside)} of {self.files.files[file]}"
 
 
@@ -204,12 +204,12 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
 
 def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
     """Return the files and their index columns."""
-    files = open_row_files(as_places(path), spec.tfrecord_spec, name)
+    files = open_row_files(as_paths(path), spec.tfrecord_spec, name)
     reject_duplicate_columns(files.schema.names, name)
     return files, find_index(spec, files.schema.names, files.index)
 
 
-def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
+def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Open Parquet files, recognized by the first bytes, or else TFRecord files."""
     found = find_files(uri, name)
     first = next((file for file in found if not file.endswith(".crc")), found[0])
@@ -264,34 +264,22 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files with one schema; rows are numbered across the files, in file order.
-
-    Attributes
-    ----------
-    groups
-        Number of rows in each row group, by file.
-    schema
-        A ``pyarrow.Schema``.
-    index
-        Columns that are the index of the pandas data frame that was written.
-    partitions
-        Columns encoded in folder names (``day=1/``): one value per file. They come last in the
-        schema.
-    nulls
-        For each column that has nulls according to the statistics, the number of the first file
-        that has any.
-    """
+    """Files with one schema; rows are numbered across the files, in file order."""
 
     files: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
-    schema: Any
-    index: tuple[str, ...] = ()
+    groups: tuple[tuple[int, ...], ...]  # rows in each row group, by file
+    schema: Any  # a ``pyarrow.Schema``
+    index: tuple[str, ...] = ()  # the index of the pandas data frame that was written
+    # Columns encoded in folder names (``day=1/``): one value per file. They come last in the
+    # schema.
     partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # For each column that has nulls according to the statistics, the number of the first file that
+    # has any.
     nulls: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def at(
-        cls, uri: Places, name: str = "data", listed: Sequence[str] | None = None
+        cls, uri: Paths, name: str = "data", listed: Sequence[str] | None = None
     ) -> ParquetFiles:
         """Open the files at paths or URIs, reading only their footers.
 
@@ -348,8 +336,8 @@ class ParquetFiles:
             end = begin + sum(groups)
             inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
             if inside:
-                for place, batch in _read_ranges(file, groups, inside, own):
-                    yield begin + place, self._add_partitions(batch, number, columns)
+                for start, batch in _read_ranges(file, groups, inside, own):
+                    yield begin + start, self._add_partitions(batch, number, columns)
             begin = end
 
     def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
@@ -366,7 +354,7 @@ class ParquetFiles:
         return pa.RecordBatch.from_arrays([column_of(name) for name in columns], list(columns))
 
 
-def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+def find_partitions(uri: Paths, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Return the columns encoded in folder names (Hive partitions), with one value per file.
 
     A column becomes integers, or else floats, if all of its values can be parsed as such; otherwise
@@ -455,25 +443,25 @@ def _read_ranges(
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
                 size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
-                place = begin
+                start = begin
                 for batch in parquet.iter_batches(size, [number], columns=list(columns)):
                     batch = batch.select(list(columns))
                     if viewed:
                         plain = map(drop_views, batch.columns)
                         batch = pa.RecordBatch.from_arrays(list(plain), list(columns))
-                    yield from _cut_ranges(batch, place, ranges)
-                    place += batch.num_rows
+                    yield from _cut_ranges(batch, start, ranges)
+                    start += batch.num_rows
             begin += rows
 
 
 def _cut_ranges(
-    batch: Any, place: int, ranges: Sequence[tuple[int, int]]
+    batch: Any, start: int, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Any]]:
     """Yield the parts of a batch in the ranges; ``start`` is the number of its first row."""
     for first, last in ranges:
-        begin, end = max(first, place), min(last, place + batch.num_rows)
+        begin, end = max(first, start), min(last, start + batch.num_rows)
         if begin < end:
-            yield begin, batch.slice(begin - place, end - begin)
+            yield begin, batch.slice(begin - start, end - begin)
 
 
 def _choose_batch_rows(group_bytes: int, rows: int) -> int:
@@ -485,9 +473,9 @@ def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
         if one is None or two is None or not one.equals(two):
             there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
             here = "missing" if two is None else f"{show(two.name)} ({two.type})"
-            place = schema.names.index(one.name) if one is not None else len(schema)
+            start = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (
-        f"the columns of {file} differ from those of {first}: column {place + 1} is {here}, "
+        f"the columns of {file} differ from those of {first}: column {start + 1} is {here}, "
         f"expected {there}"
     )

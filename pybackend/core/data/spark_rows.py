@@ -51,15 +51,10 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class DataFrameRows(TableRows):
-    """The columns used from a Spark DataFrame, and the tensors made from them.
+    """The columns used from a Spark DataFrame, and the tensors made from them."""
 
-    Attributes
-    ----------
-    frame
-        A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots
-        and backticks in names need no quoting. The ``places`` of the column groups refer to these.
-    """
-
+    # A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots and
+    # backticks in names need no quoting. The indices of the column groups are these numbers.
     frame: Any
 
     @classmethod
@@ -80,8 +75,8 @@ class DataFrameRows(TableRows):
         spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
         column_groups, read = group_columns(spec, kinds, floatx, name)
         columns = [
-            _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
-            for place, column in enumerate(read)
+            _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{index}")
+            for index, column in enumerate(read)
         ]
         selected = frame.select(*columns)
         return cls(tuple(column_groups), spec, selected, left_out=tuple(left_out))
@@ -231,7 +226,7 @@ def store_blobs(
         }
         for batch in batches:
             for row in batch.to_pylist():
-                writers[row["dataset"]].place(row["first_row"], row["content"])
+                writers[row["dataset"]].write_at(row["first_row"], row["content"])
                 missing -= len(row["content"])
         for name, writer in writers.items():
             writer.rows = counts[name][rank]

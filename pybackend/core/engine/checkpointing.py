@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from pybackend.core.collective import Collective
-from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, describe_place
+from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, describe_point
 from pybackend.core.engine.lifecycle import Start
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import Preemption
@@ -142,12 +142,12 @@ class CheckpointWriter:
             self._refusal = error if isinstance(error, InputError) else None
             self._failed_in_a_row += 1
             self._failures.append(
-                f"the checkpoint of {manifest.place} could not be written to "
+                f"the checkpoint of {manifest.point} could not be written to "
                 f"{show(self._store.uri)} ({type(error).__name__}: {error}); "
                 f"{self._describe_last()}"
             )
         else:
-            self._failed_in_a_row, self._last = 0, manifest.place
+            self._failed_in_a_row, self._last = 0, manifest.point
             self._prune()
 
     def _prune(self) -> None:
@@ -345,7 +345,7 @@ class Checkpointing(keras.callbacks.Callback):
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
         """End this training run on all ranks together, once the last checkpoint is written."""
-        place, is_kept = describe_place(epoch, step), np.zeros(1, np.int64)
+        place, is_kept = describe_point(epoch, step), np.zeros(1, np.int64)
         if self._checkpoints.writer is not None:
             self._checkpoints.writer.finish(self._job.timeout)
             is_kept[0] = self._checkpoints.writer.newest == place

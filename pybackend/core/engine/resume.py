@@ -222,7 +222,7 @@ def open_checkpoints(
     groups = _list_groups(job, saved, generations)
     generations, fixed = (groups, ()) if generations else ((), groups)
     if saved is not None:
-        emit(Resumed(saved.place, generations))
+        emit(Resumed(saved.point, generations))
     known = newest.manifest if newest is not None and newest.model is not None else None
     manifest = _choose_model(store, manifest, known, write_model)
     manifest = replace(manifest, generations=generations, fixed=fixed)
@@ -312,7 +312,7 @@ def _find(
         emit(Note(f"there is no checkpoint at {show(store.uri)}: training starts from scratch"))
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
-    emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))
+    emit(Note(f"training resumes from the checkpoint of {newest.manifest.point}"))
     if newest.manifest.workers != job.workers and not (job.is_elastic or job.shuffles_globally):
         emit(Note("with another number of workers, only the number of rows is compared"))
     there, here = (one.job.get("learning_rate") for one in (newest.manifest, own))

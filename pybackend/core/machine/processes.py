@@ -19,26 +19,14 @@ _PS_SECONDS = 10
 
 @dataclass(frozen=True)
 class Stat:
-    """Status of a process or a thread, as the system reports it.
+    """Status of a process or a thread, as the system reports it."""
 
-    Attributes
-    ----------
-    state
-        As in `ps`: ``"R"`` running, ``"S"`` sleeping, ``"D"`` in the kernel, ``"T"`` stopped,
-        ``"Z"`` ended and not reaped, ...
-    parent, session
-        IDs of the parent process, and of the leader of the session.
-    cpu
-        Time that it has computed, in a form that only changes if it computes.
-    started
-        Start, in ticks since the machine started.
-    """
-
+    # As in `ps`: R running, S sleeping, D in the kernel, T stopped, Z ended and not reaped, ...
     state: str
     parent: int
-    session: int
-    cpu: str
-    started: str
+    session: int  # ID of its leader
+    cpu: str  # time that it has computed, in a form that only changes if it computes
+    started: str  # in ticks since the machine started
 
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:

@@ -45,22 +45,12 @@ _FEATURES, _ENTRY, _KEY, _VALUE = 1, 1, 1, 2
 
 @dataclass(frozen=True)
 class Features:
-    """Entries of the records' maps, in the order in which they are stored.
+    """Entries of the records' maps, in the order in which they are stored."""
 
-    Attributes
-    ----------
-    records
-        Index, within the chunk, of the record that contains the entry.
-    key_starts, key_ends
-        Position of its name.
-    starts, ends
-        Position of its value, the message Feature.
-    """
-
-    records: Index
-    key_starts: Index
+    records: Index  # index, within the chunk, of the record that contains the entry
+    key_starts: Index  # position of its name
     key_ends: Index
-    starts: Index
+    starts: Index  # position of its value, the message Feature
     ends: Index
 
     def at(self, rows: Index) -> Features:
@@ -75,20 +65,10 @@ class Features:
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of one feature, in the order of their records; a record has at most one.
+    """The lists of one feature, in the order of their records; a record has at most one."""
 
-    Attributes
-    ----------
-    records
-        Index of the record within the chunk.
-    kinds
-        Number of the list in the message Feature (`LISTS`).
-    starts, ends
-        Position of the list.
-    """
-
-    records: Index
-    kinds: Index
+    records: Index  # index of the record within the chunk
+    kinds: Index  # number of the list in the message Feature (`LISTS`)
     starts: Index
     ends: Index
 
@@ -105,12 +85,12 @@ def parse_features(chunk: Chunk) -> Features:
     records = records[entries.owners]
     parts = parse_record_fields(chunk, records, entries.starts, entries.ends)
     keys, values = parts.messages(_KEY), parts.messages(_VALUE)
-    # Missing keys and values are empty and lie in their entry, so that places are in order.
-    places = np.tile(entries.starts, (4, 1))
+    # Missing keys and values are empty and lie in their entry, so that positions are in order.
+    positions = np.tile(entries.starts, (4, 1))
     # The last of several wins: it is assigned last.
-    places[0, keys.owners], places[1, keys.owners] = keys.starts, keys.ends
-    places[2, values.owners], places[3, values.owners] = values.starts, values.ends
-    return Features(records, *places)
+    positions[0, keys.owners], positions[1, keys.owners] = keys.starts, keys.ends
+    positions[2, values.owners], positions[3, values.owners] = values.starts, values.ends
+    return Features(records, *positions)
 
 
 def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
@@ -144,8 +124,8 @@ def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index
         )
         found = pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, content])
         wanted = [key if len(key) == length else None for key in keys]
-        places = pc.index_in(found, pa.array(wanted, kind), skip_nulls=True)
-        numbers[rows] = places.fill_null(len(names)).to_numpy()
+        positions = pc.index_in(found, pa.array(wanted, kind), skip_nulls=True)
+        numbers[rows] = positions.fill_null(len(names)).to_numpy()
     return numbers
 
 
@@ -156,8 +136,8 @@ def list_names(chunk: Chunk, features: Features) -> list[str]:
     try:
         return sorted(key.decode() for key in keys.unique().to_pylist())
     except UnicodeDecodeError as error:
-        place = keys.to_pylist().index(error.object)
-        raise malformed_error(chunk, int(features.records[place])) from error
+        entry = keys.to_pylist().index(error.object)
+        raise malformed_error(chunk, int(features.records[entry])) from error
 
 
 def parse_lists(chunk: Chunk, features: Features) -> Lists:
@@ -235,14 +215,14 @@ def _read_integers(content: Bytes, offsets: Index) -> Numbers:
     is_last = content <= 0x7F
     if is_last.all():
         return content.astype(np.int64), lengths, np.zeros(len(lengths), np.bool_)
-    places = to_offsets(is_last.astype(np.int64))[offsets]
-    begins = np.append(0, np.flatnonzero(is_last) + 1)[: places[-1]]
+    positions = to_offsets(is_last.astype(np.int64))[offsets]
+    begins = np.append(0, np.flatnonzero(is_last) + 1)[: positions[-1]]
     values, _, whole = decode_varints(content, begins)
     broken = np.zeros(len(lengths), np.bool_)
-    broken[np.searchsorted(places, np.flatnonzero(~whole), side="right") - 1] = True
+    broken[np.searchsorted(positions, np.flatnonzero(~whole), side="right") - 1] = True
     # A row that ends inside a number would continue in the next row.
     broken[lengths > 0] |= ~is_last[offsets[1:][lengths > 0] - 1]
-    return values, np.diff(places), broken
+    return values, np.diff(positions), broken
 
 
 # Numbers, how many each row of bytes has, and which rows contain an incomplete one.
@@ -360,10 +340,10 @@ def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
 
     if len(values) == rows:
         return values
-    places = np.zeros(rows, np.int64)
+    positions = np.zeros(rows, np.int64)
     absent = np.ones(rows, np.bool_)
-    places[records], absent[records] = np.arange(len(values)), False
-    return values.take(pa.array(places, mask=absent))
+    positions[records], absent[records] = np.arange(len(values)), False
+    return values.take(pa.array(positions, mask=absent))
 
 
 def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa.Field) -> pa.Array:
@@ -374,7 +354,7 @@ def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa
     try:
         return _to_type(values, kind)
     except pa.ArrowInvalid as error:
-        value = next(place for place in range(len(values)) if not _fits(values[place], kind))
+        value = next(index for index in range(len(values)) if not _fits(values[index], kind))
         row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
         raise InputError(
             f"{chunk.name_record(int(lists.records[row]))} has a value for the feature "

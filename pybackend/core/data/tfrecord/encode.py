@@ -52,25 +52,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Payload:
-    """The values of one feature.
+    """The values of one feature; the bytes of row i are ``content[offsets[i]:offsets[i + 1]]``."""
 
-    Attributes
-    ----------
-    kind
-        Number of the list in the message Feature.
-    content, offsets
-        The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
-    sizes
-        Number of bytes in each row; -1 for a row without a value.
-    is_one_field
-        Whether a row's bytes are only the content of one field of the list, which still needs its
-        tag and length, rather than complete fields.
-    """
-
-    kind: int
+    kind: int  # number of the list in the message Feature
     content: Bytes
     offsets: Index
-    sizes: Index
+    sizes: Index  # bytes in each row; -1 for a row without a value
+    # A row's bytes are only the content of one field of the list, which still needs its tag and
+    # length, rather than complete fields.
     is_one_field: bool
 
 
@@ -90,13 +79,13 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     if not is_list(values.type):
         content, offsets = _encode_values(values, kind)
         return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, places = _flatten(values)
+    values, starts = _flatten(values)
     if values.null_count:
-        _reject_null(values, places, given + first_row, name)
+        _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
     if kind == BYTES:
         content, offsets = _wrap_fields(content, offsets)
-    offsets = offsets[places]
+    offsets = offsets[starts]
     whole = Payload(kind, content, offsets, np.diff(offsets), kind != BYTES)
     return _spread(whole, given, len(column))
 
@@ -120,9 +109,9 @@ def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
     return lists.flatten(), to_offsets(lengths)
 
 
-def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> None:
+def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> None:
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-    row = rows[np.searchsorted(places, first, side="right") - 1]
+    row = rows[np.searchsorted(starts, first, side="right") - 1]
     raise InputError(
         f"column {show(name)} has a null in the array of {row_number(row)}, but lists in a "
         "TFRecord cannot contain nulls. Fill or drop them first, e.g. with array_compact()"
@@ -179,19 +168,11 @@ _SECOND = b"\x12"
 
 
 class EncodedBatch(NamedTuple):
-    """Records as the bytes to write to a file.
-
-    Attributes
-    ----------
-    content, offsets
-        The bytes, and the start of each record; the last entry is the end.
-    checksums
-        Checksums of the data of each record.
-    """
+    """Records as the bytes to write to a file."""
 
     content: Bytes
-    offsets: Index
-    checksums: Checksums
+    offsets: Index  # the start of each record, and the end
+    checksums: Checksums  # of the data of each record
 
 
 def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
@@ -248,8 +229,8 @@ def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
     """Write the checksum after each record's data, and return the checksums."""
     starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
     found = compute_masked_crcs(content, starts, ends - starts)
-    for place in range(FOOT):
-        content[ends + place] = (found >> np.uint32(8 * place)).astype(np.uint8)
+    for byte in range(FOOT):
+        content[ends + byte] = (found >> np.uint32(8 * byte)).astype(np.uint8)
     return found
 
 
@@ -263,27 +244,15 @@ _MARK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """A file of records.
+    """A file of records."""
 
-    Attributes
-    ----------
-    name
-        Name of the file in its folder.
-    rows, size
-        Number of records and of bytes.
-    checksum
-        CRC-32 of the concatenated record checksums, 4 bytes each: as reliable as a CRC of the whole
-        file, and cheap.
-    marks
-        Numbers and offsets of some records, at which a reader can begin; empty if the file is
-        compressed.
-    """
-
-    name: str
-    rows: int
-    size: int
+    name: str  # in its folder
+    rows: int  # number of records
+    size: int  # bytes
+    # CRC-32 of the concatenated record checksums, 4 bytes each: as reliable as a CRC of the whole
+    # file, and cheap.
     checksum: int
-    marks: Marks = ()
+    marks: Marks = ()  # at which a reader can begin; none if the file is compressed
 
 
 def write_part(
@@ -294,7 +263,7 @@ def write_part(
     first = next(slices, None)
     if first is None:
         return None
-    rows, place, checksum = 0, 0, 0
+    rows, start, checksum = 0, 0, 0
     marks: list[Mark] = []
     with closing(open_file(uri, "wb")) as file:
         counted = _CountingFile(file)
@@ -302,10 +271,10 @@ def write_part(
         for batch in chain([first], slices):
             some = encode_batch(batch, rows)
             if not compression:
-                marks += place_marks(some.offsets[:-1], rows, place)
+                marks += place_marks(some.offsets[:-1], rows, start)
             target.write(some.content.data)
             checksum = update_checksum(some.checksums, checksum)
-            rows, place = rows + batch.num_rows, place + len(some.content)
+            rows, start = rows + batch.num_rows, start + len(some.content)
         if isinstance(target, CompressingWriter):
             target.finish()
     return Part(name, rows, counted.size, checksum, tuple(marks))
@@ -316,7 +285,7 @@ def update_checksum(checksums: Checksums, before: int = 0) -> int:
     return zlib.crc32(checksums.astype("<u4").tobytes(), before)
 
 
-def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
+def place_marks(offsets: Index, row: int, start: int) -> list[Mark]:
     """Return marks for the first of some records and about one per megabyte.
 
     ``offsets`` are the starts of the records, relative to the offset ``start``; ``row`` is the
@@ -324,7 +293,7 @@ def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
     """
     megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
     chosen = np.searchsorted(offsets, megabytes)
-    return [(row + int(index), place + int(offsets[index])) for index in np.unique(chosen)]
+    return [(row + int(index), start + int(offsets[index])) for index in np.unique(chosen)]
 
 
 class _CountingFile:

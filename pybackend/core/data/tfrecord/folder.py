@@ -37,19 +37,11 @@ _DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a data set and its columns.
+    """The files of a data set and its columns."""
 
-    Attributes
-    ----------
-    fields
-        The columns, as the JSON of a Spark StructType.
-    parts
-        The files, in row order.
-    """
-
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # the columns, as the JSON of a Spark StructType
     compression: Compression
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # the files, in row order
 
     @property
     def schema(self) -> pa.Schema:

@@ -118,8 +118,8 @@ def _skip_zeros(register: Checksums) -> Checksums:
     """Return the registers after a block of zeros: the sum over the bytes of a register."""
     table = _build_block_table()
     found: Checksums = table[0][register & np.uint32(0xFF)]
-    for place in range(1, 4):
-        found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    for byte in range(1, 4):
+        found = found ^ table[byte][(register >> np.uint32(8 * byte)) & np.uint32(0xFF)]
     return found
 
 
@@ -127,7 +127,7 @@ def _skip_zeros(register: Checksums) -> Checksums:
 def _build_block_table() -> Checksums:
     """Return how a block of zeros changes a register with one byte set, by position and byte."""
     low = np.arange(256, dtype=np.uint32)
-    registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
+    registers = np.concatenate([low << np.uint32(8 * byte) for byte in range(4)])
     zeros = np.zeros((len(registers), _BLOCK), np.uint8)
     table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
     return table
@@ -179,8 +179,8 @@ _STREAK = 32
 def build_heads(lengths: Index) -> list[bytes]:
     """Build the headers (length and checksum) of records with data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
-    places = np.arange(len(lengths)) * _LENGTH
-    crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
+    starts = np.arange(len(lengths)) * _LENGTH
+    crcs = compute_masked_crcs(words, starts, np.full(len(lengths), _LENGTH))
     table = np.empty((len(lengths), HEAD), np.uint8)
     table[:, :_LENGTH] = words.reshape(-1, _LENGTH)
     table[:, _LENGTH:] = crcs.astype("<u4").view(np.uint8).reshape(-1, HEAD - _LENGTH)
@@ -192,14 +192,14 @@ def find_records(content: bytes) -> tuple[Index, Index, int]:
 
     The lengths are not verified; use `find_wrong_head`.
     """
-    starts, lengths, place, is_streak = _hop(content, 0)
+    starts, lengths, at, is_streak = _hop(content, 0)
     parts = [(starts, lengths)]
     while is_streak:
-        starts, lengths, place = _stride(content, place, int(lengths[-1]))
+        starts, lengths, at = _stride(content, at, int(lengths[-1]))
         parts.append((starts, lengths))
-        starts, lengths, place, is_streak = _hop(content, place)
+        starts, lengths, at, is_streak = _hop(content, at)
         parts.append((starts, lengths))
-    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), place
+    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), at
 
 
 def read_first_length(content: bytes) -> int | None:
@@ -211,10 +211,10 @@ def read_first_length(content: bytes) -> int | None:
 
 def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
     """Return the first record whose length does not match its checksum, or None."""
-    distinct, places = np.unique(lengths, return_inverse=True)
+    distinct, which = np.unique(lengths, return_inverse=True)
     expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
     found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
-    return _find_first((found != expected[places]).any(axis=1))
+    return _find_first((found != expected[which]).any(axis=1))
 
 
 def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
@@ -243,35 +243,35 @@ def _find_first(wrong: Flags) -> int | None:
     return int(np.argmax(wrong)) if wrong.any() else None
 
 
-def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
+def _hop(content: bytes, at: int) -> tuple[Index, Index, int, bool]:
     """Find records one by one, up to the end or the first run of records of equal length."""
     starts: list[int] = []
     lengths: list[int] = []
     length_at, limit, streak = struct.Struct("<Q").unpack_from, len(content), 0
-    while place + HEAD + FOOT <= limit and streak < _STREAK:
-        (length,) = length_at(content, place)
-        if place + HEAD + length + FOOT > limit:
+    while at + HEAD + FOOT <= limit and streak < _STREAK:
+        (length,) = length_at(content, at)
+        if at + HEAD + length + FOOT > limit:
             break
         streak = streak + 1 if lengths and length == lengths[-1] else 0
-        starts.append(place + HEAD)
+        starts.append(at + HEAD)
         lengths.append(length)
-        place += HEAD + length + FOOT
-    return np.array(starts, np.int64), np.array(lengths, np.int64), place, streak == _STREAK
+        at += HEAD + length + FOOT
+    return np.array(starts, np.int64), np.array(lengths, np.int64), at, streak == _STREAK
 
 
-def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
+def _stride(content: bytes, at: int, length: int) -> tuple[Index, Index, int]:
     """Find the records that follow, for as long as they have the same length."""
     words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
     stride = HEAD + length + FOOT
     # Double the run each time: a short run costs little, and a long one few steps.
-    begin, run = place, _STREAK
-    while count := min(run, (len(content) - place) // stride):
-        same = words[place : place + count * stride : stride].view("<u8")[:, 0] == length
+    begin, run = at, _STREAK
+    while count := min(run, (len(content) - at) // stride):
+        same = words[at : at + count * stride : stride].view("<u8")[:, 0] == length
         matched = count if same.all() else int(np.argmin(same))
-        place += matched * stride
+        at += matched * stride
         run = 2 * run if matched == count else 0
-    starts = np.arange(begin + HEAD, place + HEAD, stride)
-    return starts, np.full(len(starts), length), place
+    starts = np.arange(begin + HEAD, at + HEAD, stride)
+    return starts, np.full(len(starts), length), at
 
 
 Compression = Literal["gzip", "zlib"] | None
@@ -362,22 +362,11 @@ class DecompressingReader:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive records of a file.
+    """Consecutive records of a file: record i is ``content[starts[i]:starts[i] + lengths[i]]``."""
 
-    Attributes
-    ----------
-    file
-        Path of the file, for messages.
-    first, place
-        Number of the first record within the file, and the offset of ``content`` in the
-        (decompressed) file.
-    content, starts, lengths
-        The data of record i is ``content[starts[i]:starts[i] + lengths[i]]``.
-    """
-
-    file: str
-    first: int
-    place: int
+    file: str  # path, for messages
+    first: int  # number of the first record within the file
+    begin: int  # offset of `content` in the (decompressed) file
     content: bytes
     starts: Index
     lengths: Index
@@ -392,7 +381,7 @@ class Chunk:
         """Return the file, number and position of a record, for messages."""
         # A record that is longer than its chunk is not yet in `starts`.
         offset = int(self.starts[row]) - HEAD if len(self.starts) else 0
-        return f"record {self.first + row} of {self.file} (at byte {self.place + offset})"
+        return f"record {self.first + row} of {self.file} (at byte {self.begin + offset})"
 
     def report_damage(self, what: str, row: int = 0) -> InputError:
         return InputError(

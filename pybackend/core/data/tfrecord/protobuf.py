@@ -60,11 +60,11 @@ def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
 
 def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
     """Return the consecutive bytes of all rows and the start of each, without a copy."""
-    _, places, content = rows.buffers()
+    _, starts, content = rows.buffers()
     # Arrow may leave out the buffers of a column without rows.
     offsets = np.zeros(1, np.int64)
     if len(rows):
-        offsets = np.frombuffer(places, np.int64)[rows.offset : rows.offset + len(rows) + 1]
+        offsets = np.frombuffer(starts, np.int64)[rows.offset : rows.offset + len(rows) + 1]
     whole = np.frombuffer(content or b"", np.uint8)
     return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
 
@@ -111,18 +111,18 @@ def encode_varints(values: Index) -> tuple[Bytes, Index]:
     sizes = _measure(left)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     found = np.empty(offsets[-1], np.uint8)
-    places = offsets[:-1]
+    at = offsets[:-1]
     while len(left):
         more = left > _LOW
-        found[places] = (left & _LOW).astype(np.uint8) | (more.astype(np.uint8) << 7)
-        left, places = left[more] >> np.uint64(7), places[more] + 1
+        found[at] = (left & _LOW).astype(np.uint8) | (more.astype(np.uint8) << 7)
+        left, at = left[more] >> np.uint64(7), at[more] + 1
     return found, offsets
 
 
 def _measure(values: npt.NDArray[np.uint64]) -> Index:
     sizes = np.ones(len(values), np.int64)
-    for place in range(1, MOST_BYTES):
-        longer = values >= np.uint64(1 << 7 * place)
+    for byte in range(1, MOST_BYTES):
+        longer = values >= np.uint64(1 << 7 * byte)
         if not longer.any():
             break
         sizes += longer
@@ -135,11 +135,11 @@ def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
     values = (first & 0x7F).astype(np.uint64)
     ends = begins + 1
     rows = np.flatnonzero(first > 0x7F)
-    for place in range(1, MOST_BYTES):
+    for byte in range(1, MOST_BYTES):
         if not len(rows):
             break
         following = data.take(ends[rows], mode="clip")
-        values[rows] |= (following & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+        values[rows] |= (following & 0x7F).astype(np.uint64) << np.uint64(7 * byte)
         ends[rows] += 1
         rows = rows[following > 0x7F]
     whole = ends <= len(data)
@@ -160,22 +160,12 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of many messages, in the order in which they are stored.
+    """Fields of many messages, in the order in which they are stored."""
 
-    Attributes
-    ----------
-    owners
-        Index of the field's message.
-    numbers, wires
-        Number and wire type of the field.
-    starts, ends
-        Position of its content, after the tag and the length, if it has one.
-    """
-
-    owners: Index
-    numbers: Index
-    wires: Index
-    starts: Index
+    owners: Index  # index of the field's message
+    numbers: Index  # number of the field
+    wires: Index  # its wire type
+    starts: Index  # of its content, after the tag and the length, if it has one
     ends: Index
 
     def where(self, chosen: Flags | Index) -> Fields:
@@ -198,21 +188,21 @@ def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
     `Malformed`.
     """
     steps: list[Fields] = []
-    owners, places, limits = np.arange(len(starts)), starts, ends
+    owners, at, limits = np.arange(len(starts)), starts, ends
     while True:
-        left = places < limits
+        left = at < limits
         if not left.all():
-            owners, places, limits = owners[left], places[left], limits[left]
+            owners, at, limits = owners[left], at[left], limits[left]
         if not len(owners):
             break
-        step = _next_field(data, owners, places, limits)
+        step = _next_field(data, owners, at, limits)
         steps.append(step)
-        places = step.ends
+        at = step.ends
     return _merge(steps)
 
 
-def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fields:
-    tags, after, whole = decode_varints(data, places)
+def _next_field(data: Bytes, owners: Index, at: Index, limits: Index) -> Fields:
+    tags, after, whole = decode_varints(data, at)
     numbers, wires = tags >> 3, tags & 7
     # A tag is followed by a number or by a length.
     values, begins, whole_value = decode_varints(data, after)

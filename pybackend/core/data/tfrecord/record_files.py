@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.core.data.files import (
     Folder,
-    Places,
+    Paths,
     find_files,
     get_size,
     is_pattern,
@@ -53,27 +53,16 @@ _SAMPLE_FILES = 8
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """TFRecord files of tf.train.Example.
+    """TFRecord files of tf.train.Example."""
 
-    Attributes
-    ----------
-    files, counts, sizes
-        Paths or URIs, and the number of records and of bytes in each.
-    schema
-        The columns.
-    compressions, marks
-        Compression of each file, and points from which it can be read: record numbers with their
-        offsets.
-    checksums
-        Checksum of each file's records, as in `Part`; empty if there is no manifest.
-    """
-
-    files: tuple[str, ...]
-    counts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    schema: pa.Schema
+    files: tuple[str, ...]  # paths or URIs
+    counts: tuple[int, ...]  # records in each file
+    sizes: tuple[int, ...]  # bytes of each file
+    schema: pa.Schema  # the columns
     compressions: tuple[Compression, ...]
+    # Points from which each file can be read: record numbers with their offsets.
     marks: tuple[Marks, ...]
+    # of each file's records, as in `RecordFile`; empty if there is no manifest
     checksums: tuple[int, ...] = ()
     # The compressed file that was read last.
     _reader: dict[str, ForwardReader] = field(
@@ -91,7 +80,7 @@ class RecordFiles:
     @classmethod
     def at(
         cls,
-        uri: Places,
+        uri: Paths,
         tfrecord_spec: Mapping[str, str] | None = None,
         name: str = "data",
         listed: Sequence[str] | None = None,
@@ -135,7 +124,7 @@ class RecordFiles:
     def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
         """Restore what `to_json` converted, even if JSON has turned tuples into lists."""
         lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
-        marks = tuple(tuple((row, place) for row, place in pairs) for pairs in values["marks"])
+        marks = tuple(tuple((row, start) for row, start in pairs) for pairs in values["marks"])
         return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,16 +152,16 @@ class RecordFiles:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches for ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
-            place = first
+            start = first
             for batch in self.batches(first, last, columns):
-                yield place, batch
-                place += batch.num_rows
+                yield start, batch
+                start += batch.num_rows
 
     def ranges(self, size: int) -> list[tuple[int, int]]:
         """Split all rows into ranges of about ``size`` bytes that can be read independently."""
         found, begin, row, byte = [], (0, 0), 0, 0
         for count, file_size, marks in zip(self.counts, self.sizes, self.marks, strict=True):
-            edges = [(row + number, byte + place) for number, place in marks[1:]]
+            edges = [(row + number, byte + start) for number, start in marks[1:]]
             row, byte = row + count, byte + file_size
             for edge in [*edges, (row, byte)]:
                 if edge[1] - begin[1] >= size:
@@ -277,7 +266,7 @@ def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
     marks: list[Mark] = []
     for chunk in read_chunks(file, compression):
         count += len(chunk.starts)
-        marks += place_marks(chunk.starts - HEAD, chunk.first, chunk.place)
+        marks += place_marks(chunk.starts - HEAD, chunk.first, chunk.begin)
     return count, () if compression else tuple(marks)
 
 
@@ -329,20 +318,20 @@ def read_chunks(
     Only the length checksums are verified; `Chunk.check` verifies the data checksums. An
     `InputError` names the file, and the record and byte at which it is truncated or damaged.
     """
-    first, place = mark
+    first, start = mark
     with open_for_reading(uri) as file:
-        file.seek(place)
+        file.seek(start)
         stream = DecompressingReader(file, compression) if compression else file
         content = _read(uri, stream, size)
         while content:
             starts, lengths, end = find_records(content)
-            chunk = Chunk(uri, first, place, content, starts, lengths)
+            chunk = Chunk(uri, first, start, content, starts, lengths)
             if not len(starts):
                 content += _read_rest(chunk, stream)
                 continue
             chunk.check_lengths()
             yield chunk
-            first, place, content = first + len(starts), place + end, content[end:]
+            first, start, content = first + len(starts), start + end, content[end:]
             content += _read(uri, stream, size - len(content))
 
 

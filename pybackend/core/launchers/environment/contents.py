@@ -70,24 +70,14 @@ _EDITABLE = re.compile(r"(__editable__|_editable_impl_).*|.*\.egg-link")
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the packed environment: a file, a link, or content that is made here.
+    """One entry of the packed environment: a file, a link, or content that is made here."""
 
-    Attributes
-    ----------
-    name
-        Relative path in the packed environment.
-    source
-        File on this machine; None: ``content`` or ``link``.
-    is_code
-        True for compiled code: Python can make it from another entry.
-    """
-
-    name: str
-    source: str | None = None
+    name: str  # relative path in the packed environment
+    source: str | None = None  # file on this machine; None: `content` or `link`
     content: bytes = b""
     link: str | None = None
     is_executable: bool = False
-    is_code: bool = False
+    is_code: bool = False  # compiled code: Python can make it from another entry
 
 
 @dataclass(frozen=True)

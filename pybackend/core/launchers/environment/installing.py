@@ -100,11 +100,11 @@ class Answer:
     is_there: bool
     machine: str
     libc: str
-    place: str
+    folder: str
 
     @property
     def interpreter(self) -> Interpreter:
-        return Interpreter(os.path.join(self.place, "bin", "python"))
+        return Interpreter(os.path.join(self.folder, "bin", "python"))
 
 
 def install_command(name: str, root: str = "-") -> list[str]:
@@ -127,8 +127,8 @@ def read_answer(lines: Iterable[bytes]) -> Answer | None:
     line = next((line for line in lines if line.startswith(MARK)), None)
     if line is None:
         return None
-    state, machine, libc, place = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
-    return Answer(state == "have", machine, libc, place)
+    state, machine, libc, folder = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
+    return Answer(state == "have", machine, libc, folder)
 
 
 class Installation:
@@ -175,7 +175,7 @@ class Installation:
         self._errors.close()
 
     def ask(self) -> bool:
-        """Return whether the environment is there; raise `ClusterError` if the host cannot run it."""
+        """True: the environment is there. Raises `ClusterError` if the host cannot run it."""
         assert self._process.stdout is not None
         self._answer = read_answer(self._process.stdout)
         if self._answer is None:
@@ -197,8 +197,8 @@ class Installation:
 
     def explain(self) -> ClusterError:
         """Return the error for a shell that failed; it waits for its end."""
-        place = self._answer.place if self._answer else None
-        return explain_unpacking(self.host, place, *self.wait())
+        folder = self._answer.folder if self._answer else None
+        return explain_unpacking(self.host, folder, *self.wait())
 
     def wait(self) -> tuple[int, list[str]]:
         """Return the exit status and the lines of the error output."""
@@ -209,11 +209,11 @@ class Installation:
 
 
 def explain_unpacking(
-    host: str, place: str | None, status: int, lines: Sequence[str]
+    host: str, folder: str | None, status: int, lines: Sequence[str]
 ) -> ClusterError:
     printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
     reason = printed[-1].strip() if printed else f"status {status}"
-    where = f", in {place}" if place else ""
+    where = f", in {folder}" if folder else ""
     return ClusterError(
         f"the environment in `environment` cannot be unpacked on {host}{where}: {reason}"
     )

@@ -217,7 +217,7 @@ class PodChannel:
             raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):
             status, printed = json.loads(greeting[len(FAILED) :])
-            raise explain_unpacking(host, answer.place, status, printed)
+            raise explain_unpacking(host, answer.folder, status, printed)
         return greeting
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
