@@ -46,7 +46,7 @@ from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.data.spark_rows import decode_lines, encode_lines
 from pybackend.core.data.tfrecord.encode import write_part
-from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.tfrecord.folder import RecordsManifest
 from pybackend.core.data.tfrecord.framing import build_heads
 from pybackend.core.data.tfrecord.protobuf import BYTES, FLOAT, INT64, to_spark_fields
 from pybackend.core.data.tfrecord.record_files import RecordFiles
@@ -405,7 +405,7 @@ def records(tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("records")
     batch = pa.record_batch({"x": range(9), "s": [["a", None][:1]] * 9})
     parts = [write_part([batch], str(path / name), name) for name in ("a.tfrecord", "b.tfrecord")]
-    manifest = Manifest(to_spark_fields(batch.schema), None, tuple(filter(None, parts)))
+    manifest = RecordsManifest(to_spark_fields(batch.schema), None, tuple(filter(None, parts)))
     (path / "good.json").write_text(json.dumps(manifest.to_json()))
     return path
 

@@ -21,7 +21,7 @@ from records import entry, example, field, write
 from pybackend import InputError
 from pybackend.core.data.tfrecord import record_files
 from pybackend.core.data.tfrecord.encode import write_part
-from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.tfrecord.folder import RecordsManifest
 from pybackend.core.data.tfrecord.framing import build_heads
 from pybackend.core.data.tfrecord.protobuf import INT64, to_spark_fields
 from pybackend.core.data.tfrecord.record_files import RecordFiles
@@ -53,7 +53,7 @@ def written(folder: Path, compression: Any = None, ends: tuple[int, ...] = (7, 7
         part = write_part([batch_of(first, last)], str(folder / name), name, compression)
         parts += [part] if part else []
         first = last
-    manifest = Manifest(to_spark_fields(batch_of(0, 1).schema), compression, tuple(parts))
+    manifest = RecordsManifest(to_spark_fields(batch_of(0, 1).schema), compression, tuple(parts))
     (folder / "_tfdist.json").write_text(json.dumps(manifest.to_json()))
     return str(folder)
 
@@ -337,9 +337,12 @@ def test_a_manifest_that_was_altered_is_rejected(tmp_path: Path) -> None:
         ({"schema": {"fields": [{"name": "x", "type": "decimal(999,0)"}]}}, "precision"),
         ({"schema": 5}, "TypeError"),
         ({"files": {}}, "it lists 300 rows, but its files have 0"),
-        ({"files": [5]}, "Part is 5, not an object"),
-        ({"files": [{"name": "a"}]}, "Part without checksum, rows, size"),
-        ({"files": [{"name": "a", "rows": 1.5, "size": 1, "checksum": 0}]}, "Part.rows is 1.5"),
+        ({"files": [5]}, "RecordFile is 5, not an object"),
+        ({"files": [{"name": "a"}]}, "RecordFile without checksum, rows, size"),
+        (
+            {"files": [{"name": "a", "rows": 1.5, "size": 1, "checksum": 0}]},
+            "RecordFile.rows is 1.5",
+        ),
         ({"files": [{"name": "../a", "rows": 1, "size": 1, "checksum": 0}]}, "outside of its"),
         (
             {"files": [{"name": "a", "rows": 3, "size": 9, "checksum": 0, "marks": [[1, 0]]}]},

@@ -393,8 +393,8 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
-            f"column {show(name)} has {column.null_count} null(s), first in {name_row(row)}: drop or "
-            "fill those rows first"
+            f"column {show(name)} has {column.null_count} null(s), first in {name_row(row)}: drop "
+            "or fill those rows first"
         )
     return _decode(column)
 

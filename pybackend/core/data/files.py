@@ -111,22 +111,18 @@ def _match(uri: str, name: str) -> list[str]:
 def _list_files(uri: str, name: str) -> list[str]:
     """Return the file at a path, or the data files in the folder."""
     filesystem, path = find_filesystem(uri, name)
-    uri = as_uri(uri)
+    whole, root = as_uri(uri), path.rstrip("/")
     try:
         if filesystem.isfile(path):
-            return [uri]
+            return [whole]
         listed = filesystem.find(path) if filesystem.isdir(path) else None
     except Exception as error:  # each file system has its own errors
         raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
     if listed is None:
         raise InputError(f"`{name}`: there is no file or folder {show(uri)}")
-    root = path.rstrip("/")
     inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
-    return sorted(
-        posixpath.join(uri.rstrip("/") or "/", file)
-        for file in inner
-        if all(_is_data(part) for part in file.split("/"))
-    )
+    folder = Folder(whole)
+    return sorted(folder.path(file) for file in inner if all(map(_is_data, file.split("/"))))
 
 
 def _is_data(name: str) -> bool:
@@ -153,13 +149,12 @@ def check_folder(uri: str, argument: str) -> None:
     if is_remote(uri):
         return
     folder = _find_folder(uri)
-    reason = ""
+    reason = f"you do not have permission to write to the folder {show(folder)}"
     if not os.path.isdir(folder):
         reason = f"{show(folder)} is not a folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = f"you do not have permission to write to the folder {show(folder)}"
-    if reason:
-        raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
 
 
 def _find_folder(uri: str) -> str:
@@ -176,9 +171,10 @@ def check_writable(uri: str, argument: str) -> None:
     try:
         if not is_remote(uri):
             probe = os.path.join(_find_folder(uri), os.path.basename(probe))
-        with open_file(probe, "wb") as file:
+        filesystem, path = find_filesystem(probe)
+        with filesystem.open(path, "wb") as file:
             file.write(b"tfdist")
-        remove_file(probe)
+        filesystem.rm(path)
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
@@ -201,11 +197,6 @@ def write_whole(uri: str, content: bytes) -> None:
         with suppress(Exception):
             filesystem.rm(partial_path)
         raise
-
-
-def remove_file(uri: str) -> None:
-    filesystem, path = find_filesystem(uri)
-    filesystem.rm(path)
 
 
 def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
@@ -259,12 +250,10 @@ class _LocalFileSystem:
     def ls(self, path: str, detail: bool) -> list[str]:
         return os.listdir(path)
 
-    def find(self, path: str) -> list[str]:
-        files = []
+    def find(self, path: str) -> Iterator[str]:
         for folder, folders, names in os.walk(path):
             folders[:] = filter(_is_data, folders)  # snapshots may be as large as the data
-            files += [os.path.join(folder, name) for name in names]
-        return files
+            yield from (os.path.join(folder, name) for name in names)
 
     def rm(self, path: str, recursive: bool = False) -> None:
         if recursive and os.path.isdir(path) and not os.path.islink(path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pybackend.core.data.arrays import (
     Columns,
     Ragged,
+    check_equal_counts,
     concatenate,
     flatten_part,
     to_array,
@@ -97,11 +98,7 @@ class FrameRows(TableRows):
         kinds = {column: known.get(column) or table.describe(column) for column in names}
         spec = keep_categories(spec, kinds, table.find_categories)
 
-        def distinct(column: str) -> Iterable[Any]:
-            values: list[Any] = arrow[column].unique().to_pylist()
-            return values
-
-        spec = find_categories(spec, kinds, distinct)
+        spec = find_categories(spec, kinds, lambda column: arrow[column].unique().to_pylist())
         groups, _ = group_columns(spec, kinds, floatx, name)
         tensors, complete = _read_tensors(arrow, groups, skips_incomplete)
         return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
@@ -267,15 +264,18 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
         own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
         rows[key], indexes = table.rows, find_index(spec, table.names)
         features[of] = [c for c in columns if own[c][1] not in indexes]
-    if len(set(rows.values())) > 1:
-        listed = ", ".join(f"{key}: {count}" for key, count in rows.items())
-        raise InputError(f"the inputs of `{name}` differ in their number of rows ({listed})")
+    check_equal_counts(rows, f"inputs of `{name}`")
     label = spec.label if spec.label in own else None  # without labels, as arrays
     spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
     first, *_ = rows.values()
-    return spec, _Table(
+    return spec, _combine(own, first)
+
+
+def _combine(own: Mapping[str, tuple[_Table, str]], rows: int) -> _Table:
+    """Return a table of columns that other tables have, under other names."""
+    return _Table(
         list(own),
-        first,
+        rows,
         lambda column: own[column][0].read(own[column][1]),
         lambda column: own[column][0].describe(own[column][1]),
         lambda column: own[column][0].find_categories(own[column][1]),
@@ -303,11 +303,7 @@ def _add_targets(
         names: dict[str, Any] = {}
         for key, value in flatten_part(part, given):
             found = _read_targets(value, key, floatx, name)
-            if found.rows != table.rows:
-                raise InputError(
-                    f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, "
-                    f"{key}: {found.rows})"
-                )
+            check_equal_counts({"x": table.rows, key: found.rows}, f"arrays of `{name}`")
             output = input_name(key)
             columns = [f"{part}.{output}" if output else defaults[part]]
             if len(found.names) > 1:  # x may have columns of these names, such as earlier values
@@ -329,23 +325,16 @@ def _add_targets(
             )
         label = spec.label
 
-    def find(column: str) -> Sequence[Any] | None:
-        of, own = added.get(column, (table, column))
-        return of.find_categories(own)
-
-    def read(column: str) -> Any:
-        of, own = added.get(column, (table, column))
-        return of.read(own)
-
     spec = replace(spec, label=label, weight=roles.get("sample_weight"))
-    return spec, _Table([*table.names, *added], table.rows, read, table.describe, find)
+    columns = {column: (table, column) for column in table.names} | added
+    return spec, _combine(columns, table.rows)
 
 
 def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
     """Return an input, labels or weights as a table, of one column unless it is a data frame."""
     if is_frame(part):
         if is_pandas(part):
-            part = part.set_axis([str(column) for column in part.columns], axis=1)
+            part = part.set_axis(list(map(str, part.columns)), axis=1)
         table = _read_table(part, key)
         if not table.names:
             raise InputError(f"`{key}` of `{name}` is a data frame without columns")
@@ -399,12 +388,10 @@ def _is_text_or_number(values: list[Any]) -> bool:
 
 def _check_names(frame: Any, name: str) -> None:
     names = list(frame.columns)
-    bad = [column for column in names if not isinstance(column, str)]
-    if bad:
-        is_multi = isinstance(bad[0], tuple)
-        cure = (
-            JOINED_NAMES if is_multi else "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
-        )
+    if bad := [column for column in names if not isinstance(column, str)]:
+        cure = "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        if isinstance(bad[0], tuple):  # of a MultiIndex
+            cure = JOINED_NAMES
         raise InputError(
             f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. {cure}"
         )

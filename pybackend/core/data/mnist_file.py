@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,7 @@ def find_mnist(
     if limit is not None:
         limit = check_whole_number("limit", limit, least=1)
     digits = _find(path, download)
-    parts = {
-        "x_train": digits.x_train[:limit],
-        "y_train": digits.y_train[:limit],
-        "x_test": digits.x_test[:limit],
-        "y_test": digits.y_test[:limit],
-    }
-    return Mnist(**parts, source=digits.source, subset=digits.subset)
+    return replace(digits, **{name: getattr(digits, name)[:limit] for name in _NAMES})
 
 
 def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mnist:
@@ -92,8 +86,8 @@ def _read(path: Path, why: str) -> Mnist:
         raise InputError(f"{why}, but there is no such file: expected Keras's mnist.npz")
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            x_train, y_train, x_test, y_test = (file[name] for name in _NAMES)
-        for images, labels in ((x_train, y_train), (x_test, y_test)):
+            parts = [file[name] for name in _NAMES]
+        for images, labels in (parts[:2], parts[2:]):
             if labels.ndim != 1 or images.shape != (len(labels), 28, 28):
                 raise ValueError(f"images of shape {images.shape}, labels of {labels.shape}")
     except _UNREADABLE as error:
@@ -101,11 +95,11 @@ def _read(path: Path, why: str) -> Mnist:
             f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
             f"{', '.join(_NAMES)}"
         ) from error
-    return _build(x_train, y_train, x_test, y_test, source=str(path), subset=path == _SUBSET)
+    return _build(*parts, source=str(path), subset=path == _SUBSET)
 
 
 def _build(
     x_train: Array, y_train: Array, x_test: Array, y_test: Array, source: str, subset: bool = False
 ) -> Mnist:
-    labels = y_train.astype(np.int64), y_test.astype(np.int64)
-    return Mnist(x_train, labels[0], x_test, labels[1], source, subset)
+    y_train, y_test = y_train.astype(np.int64), y_test.astype(np.int64)
+    return Mnist(x_train, y_train, x_test, y_test, source, subset)

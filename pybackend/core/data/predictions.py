@@ -15,7 +15,13 @@ from pybackend.core.words import show
 Array = npt.NDArray[Any]
 TEXT = "str"
 # Types of a table's columns, by the types of the model's outputs.
-_TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
+_TABLE_DTYPES = {
+    "bool": "bool",
+    "float64": "float64",
+    "int64": "int64",
+    "uint32": "int64",
+    "uint64": "int64",
+}
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,7 @@ class Output:
     @property
     def held(self) -> str:
         """Type of the numbers when stored in a table."""
-        if self.dtype == "bool" or self.dtype in _TABLE_DTYPES:
-            return _TABLE_DTYPES.get(self.dtype, "bool")
-        return "int32" if "int" in self.dtype else "float32"
+        return _TABLE_DTYPES.get(self.dtype, "int32" if "int" in self.dtype else "float32")
 
     def make_empty(self) -> Array:
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)

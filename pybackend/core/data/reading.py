@@ -15,6 +15,7 @@ from pybackend.core.collective import Alone, Collective, all_gather_values
 from pybackend.core.data.arrays import check_row_shapes, flatten, join_texts
 from pybackend.core.data.batches import describe_uneven
 from pybackend.core.data.row_store import RowStoreWriter, check_layouts, read_layouts, unify_layout
+from pybackend.core.data.sharding import count_sharded
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import InputError
 from pybackend.core.job.context import WorkerContext
@@ -43,8 +44,7 @@ class Sources:
             layouts = _unify_layouts(collective, folder, name)
             counts[name] = [layout["rows"] for layout in layouts]
             if name == "train" and job.shuffles_globally:
-                rows, workers = counts[name][0], job.workers
-                counts[name] = [len(range(rank, rows, workers)) for rank in range(workers)]
+                counts[name] = count_sharded(counts[name][0], job.workers)
         return counts
 
 

@@ -36,9 +36,6 @@ LAYOUT = "layout.json"
 SPAN = np.dtype([("start", "<i8"), ("length", "<i8")])
 
 
-_TEXT = ("is_text", "is_list")
-
-
 @dataclass(frozen=True)
 class Kind:
     """Type and shape of a column's values."""
@@ -102,12 +99,8 @@ def row_dtype(kinds: Kinds) -> np.dtype[Any]:
 
 def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
     """Build the header of an ``.npy`` file; its length does not depend on the number of rows."""
-    buffer = io.BytesIO()
-    fields = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": (rows,),
-    }
+    buffer, description = io.BytesIO(), np.lib.format.dtype_to_descr(dtype)
+    fields = {"descr": description, "fortran_order": False, "shape": (rows,)}
     np.lib.format.write_array_header_2_0(buffer, fields)
     return buffer.getvalue()
 
@@ -163,6 +156,12 @@ def _digest(layout: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _describe_types(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe what must be the same on all workers: all but the longest ragged row."""
+    names = ("dtype", "shape", "inner", "is_text", "is_list")
+    return json.dumps({key: [kind[name] for name in names] for key, kind in columns.items()})
+
+
 def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
     """Reject data sets without rows, and rows whose types differ between workers.
 
@@ -170,16 +169,7 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
     """
     for name in layouts[0]:
         found = [layout[name] for layout in layouts]
-        known = {
-            json.dumps(
-                {
-                    key: [column[name] for name in ("dtype", "shape", "inner", *_TEXT)]
-                    for key, column in layout["columns"].items()
-                }
-            )
-            for layout in found
-            if layout["columns"]
-        }
+        known = {_describe_types(layout["columns"]) for layout in found if layout["columns"]}
         argument = f"`{argument_of(name)}`"
         if not known or not sum(layout["rows"] for layout in found):
             raise InputError(f"{argument} has no rows")
@@ -192,17 +182,12 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
 
 def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
     """Convert the kinds' fields from JSON to `Kind`."""
-    return {
-        key: Kind(
-            fields["dtype"],
-            None if fields["shape"] is None else tuple(fields["shape"]),
-            fields["longest"],
-            fields["is_text"],
-            tuple(fields["inner"]),
-            fields["is_list"],
-        )
-        for key, fields in columns.items()
-    }
+    return {key: _read_kind(fields) for key, fields in columns.items()}
+
+
+def _read_kind(fields: Mapping[str, Any]) -> Kind:
+    shape = None if fields["shape"] is None else tuple(fields["shape"])
+    return Kind(**{**fields, "shape": shape, "inner": tuple(fields["inner"])})
 
 
 Array = npt.NDArray[Any]
@@ -222,7 +207,7 @@ class RowStoreWriter:
         self._file = (folder / _ROWS).open("wb")
         self._values: dict[str, Any] = {}
         self._written: dict[str, int] = {}
-        self._build_header = 0
+        self._header_bytes = 0
         if kinds is not None:
             self._begin(kinds)
 
@@ -246,13 +231,11 @@ class RowStoreWriter:
                     f"rows of {show(key)} {own.describe()}, but earlier rows {known.describe()}: "
                     "all rows must match (pad them to the same length)"
                 )
-        fields: dict[str, Array] = {}
         with naming_full_disk(self._folder, "rows"):
-            for key, column in columns.items():
-                if isinstance(column, Ragged):
-                    fields[key] = self._write_ragged(key, column)
-                else:
-                    fields[key] = column
+            fields = {
+                key: self._write_ragged(key, column) if isinstance(column, Ragged) else column
+                for key, column in columns.items()
+            }
             self._file.write(pack_rows(fields, self.kinds).data)
         self.rows += len(next(iter(fields.values())))
 
@@ -261,7 +244,7 @@ class RowStoreWriter:
         assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
         with naming_full_disk(self._folder, "rows"):
-            os.pwrite(self._file.fileno(), content, self._build_header + first_row * size)
+            os.pwrite(self._file.fileno(), content, self._header_bytes + first_row * size)
         self.rows = max(self.rows, first_row + len(content) // max(1, size))
 
     def close(self) -> None:
@@ -285,7 +268,7 @@ class RowStoreWriter:
     def _begin(self, kinds: Kinds) -> None:
         self.kinds = kinds
         header = build_header(row_dtype(kinds), 0)
-        self._build_header = len(header)
+        self._header_bytes = len(header)
         self._file.write(header)
         for index, (key, kind) in enumerate(kinds.items()):
             if kind.shape is None:
@@ -302,9 +285,8 @@ class RowStoreWriter:
         spans["length"] = column.lengths
         self._values[key].write(np.ascontiguousarray(column.values[first:last]).data)
         self._written[key] += last - first
-        known = self.kinds[key]
-        longest = max(known.longest, Kind.of(column).longest)
-        self.kinds[key] = replace(known, longest=longest)
+        longest = max(self.kinds[key].longest, Kind.of(column).longest)
+        self.kinds[key] = replace(self.kinds[key], longest=longest)
         return spans
 
 

@@ -17,6 +17,7 @@ from pybackend.core.data.arrays import (
     Ragged,
     count_rows,
     to_dense,
+    to_offsets,
     to_strings,
     unpack_list,
 )
@@ -167,14 +168,15 @@ class _RaggedValues:
 
     def take(self, spans: Array) -> Array:
         """Return padded rows of shape (rows, longest, ...); strings have shape (rows, 1)."""
-        width, ends = self._kind.item.itemsize, spans["start"] + spans["length"]
-        lengths, longest = spans["length"], self._kind.longest
+        width, longest = self._kind.item.itemsize, self._kind.longest
+        starts, lengths = spans["start"], spans["length"]
+        ends = starts + lengths
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
-        if not is_short or not _are_within(spans["start"], ends, self._count):
+        # A damaged file may have any numbers here: they are not followed.
+        if not is_short or not ((starts >= 0) & (starts <= ends) & (ends <= self._count)).all():
             raise report_damage(self._path)
-        starts = (spans["start"] * width).tolist()
-        sizes = (spans["length"] * width).tolist()
-        rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        pairs = zip((starts * width).tolist(), (lengths * width).tolist(), strict=True)
+        rows = [self._read(start, size) for start, size in pairs]
         if self._kind.is_list:
             lists = [unpack_list(row) for row in rows]
             if max(map(len, lists), default=0) > longest:
@@ -183,8 +185,7 @@ class _RaggedValues:
         if self._kind.is_text:
             return to_strings([[row] for row in rows], 1)
         values = np.frombuffer(b"".join(rows), self._kind.item)
-        offsets = np.concatenate([[0], np.cumsum(spans["length"])])
-        return to_dense(Ragged(values, offsets), self._kind.longest)
+        return to_dense(Ragged(values, to_offsets(spans["length"])), longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._mapped is not None:
@@ -206,10 +207,6 @@ def _check_file(path: Path, dtype: np.dtype[Any], count: int | None = None) -> t
     if begin != build_header(dtype, max(0, found)) or size != found * dtype.itemsize:
         raise report_damage(path)
     return len(header), found
-
-
-def _are_within(starts: Array, ends: Array, count: int) -> bool:
-    return bool(((starts >= 0) & (starts <= ends) & (ends <= count)).all())
 
 
 def _open_descriptor(owner: object, path: Path) -> int:
@@ -240,6 +237,7 @@ class _View:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.spec: Spec = rows.spec
 
     @property
     def row_bytes(self) -> int:
@@ -256,7 +254,7 @@ class Reshaped(_View):
         super().__init__(rows)
         self._key = key
         self._shape = shape
-        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
+        self.spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
     def take(self, indices: Array) -> Columns:
         found = self._rows.take(indices)
@@ -269,7 +267,7 @@ class Renamed(_View):
     def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
         super().__init__(rows)
         self._names = names
-        self.spec: Spec = self._rename(rows.spec)
+        self.spec = self._rename(rows.spec)
 
     def take(self, indices: Array) -> Columns:
         return self._rename(self._rows.take(indices))
@@ -298,20 +296,16 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
     return rows
 
 
-class ShardedRows:
+class ShardedRows(_View):
     """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds
     (``everything``).
     """
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
+        super().__init__(rows)
         self.everything = rows
         self._workers = workers
         self._rank = rank
-        self.spec = rows.spec
-
-    @property
-    def row_bytes(self) -> int:
-        return self.everything.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))

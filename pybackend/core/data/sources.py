@@ -40,7 +40,7 @@ from pybackend.core.data.columns import (
 )
 from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
-from pybackend.core.data.sharding import cut_ranges
+from pybackend.core.data.sharding import count_sharded, cut_ranges
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
 
@@ -122,7 +122,7 @@ class FileRows(TableRows):
 
     def counts(self, workers: int) -> list[int]:
         """Return the number of rows that each rank uses in an epoch."""
-        return [len(range(rank, self.rows, workers)) for rank in range(workers)]
+        return count_sharded(self.rows, workers)
 
     def spool(
         self, folder: Path, workers: int, rank: int, everything: bool, in_order: bool = False

@@ -142,29 +142,24 @@ def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def column_as_array(frame: Any, column: str, kind: Any) -> Any:
-    """Return a column by name; ML vectors, dense or sparse, become arrays of doubles."""
+def column_as_array(frame: Any, column: str, kind: Any, dtype: str = "float64") -> Any:
+    """Return a column by name; ML vectors, dense or sparse, become arrays of numbers."""
     quoted = _quote_column(frame, column)
     if type(kind).__name__ != "VectorUDT":
         return quoted
     from pyspark.ml.functions import vector_to_array
 
-    return vector_to_array(quoted)
+    return vector_to_array(quoted, dtype)
 
 
 def _narrow(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) -> Any:
     """Return a column as it is sent: floats in the precision of training, vectors as arrays."""
-    quoted = _quote_column(frame, column)
-    wide = floatx == "float64"
-    if type(kind).__name__ == "VectorUDT":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(quoted, "float64" if wide else "float32")
-    is_wide = holds.holds == "number" and holds.dtype == "float64"
-    if is_wide and holds.depth <= 1:
-        name = "double" if wide else "float"
-        return quoted.cast(f"array<{name}>" if holds.depth else name)
-    return quoted
+    is_double = floatx == "float64"
+    sent = column_as_array(frame, column, kind, "float64" if is_double else "float32")
+    if holds.dtype != "float64" or holds.depth > 1 or type(kind).__name__ == "VectorUDT":
+        return sent
+    name = "double" if is_double else "float"
+    return sent.cast(f"array<{name}>" if holds.depth else name)
 
 
 # Below the size of a task that Spark recommends; a task contains such a row.

@@ -12,42 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from pybackend.core.data.arrays import to_offsets
 from pybackend.core.data.files import open_file
-from pybackend.core.data.tfrecord.framing import (
-    FOOT,
-    HEAD,
-    Checksums,
-    CompressingWriter,
-    Compression,
-    build_heads,
-    compute_masked_crcs,
-)
-from pybackend.core.data.tfrecord.protobuf import (
-    BYTES,
-    INT64,
-    Bytes,
-    Index,
-    build_per_size,
-    choose_list,
-    encode_one,
-    encode_varints,
-    get_bytes,
-    is_list,
-    join_columns,
-    split_bytes,
-    to_offsets,
-)
-from pybackend.core.data.tfrecord.protobuf import split_bytes as rows_of
+from pybackend.core.data.tfrecord import framing
+from pybackend.core.data.tfrecord import protobuf as pb
+from pybackend.core.data.tfrecord.framing import Bytes, Checksums, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -69,24 +47,24 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     Raises `InputError` if a record cannot hold the type, or an array has a null; row numbers start
     at ``first_row``.
     """
-    kind = choose_list(column.type)
+    kind = pb.choose_list(column.type)
     if kind is None:
         raise InputError(
             f"column {show(name)} has the type {column.type}, which a TFRecord cannot store"
         )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
-    if not is_list(values.type):
+    if not pb.is_list(values.type):
         content, offsets = _encode_values(values, kind)
         return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
     values, starts = _flatten(values)
     if values.null_count:
         _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
-    if kind == BYTES:
+    if kind == pb.BYTES:
         content, offsets = _wrap_fields(content, offsets)
     offsets = offsets[starts]
-    whole = Payload(kind, content, offsets, np.diff(offsets), kind != BYTES)
+    whole = Payload(kind, content, offsets, np.diff(offsets), kind != pb.BYTES)
     return _spread(whole, given, len(column))
 
 
@@ -102,9 +80,6 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
 
 def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
     """Return the elements of lists without nulls, and the start of each list among them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
     return lists.flatten(), to_offsets(lengths)
 
@@ -120,22 +95,18 @@ def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> Non
 
 def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
     """Return the bytes of values without nulls, and the start of each value."""
-    import pyarrow as pa
-
-    if kind == INT64:
-        return encode_varints(_to_integers(values))
-    if kind == BYTES:
+    if kind == pb.INT64:
+        return pb.encode_varints(_to_integers(values))
+    if kind == pb.BYTES:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
-        return get_bytes(values.cast(pa.large_binary()))
+        return pb.get_bytes(values.cast(pa.large_binary()))
     content = _to_floats(values).view(np.uint8)
     return content, np.arange(len(values) + 1, dtype=np.int64) * 4
 
 
 def _to_integers(values: pa.Array) -> Index:
     """Convert dates to days and timestamps to microseconds, both since 1970."""
-    import pyarrow as pa
-
     if pa.types.is_date(values.type):
         values = values.cast(pa.date32()).cast(pa.int32())
     elif pa.types.is_timestamp(values.type):
@@ -144,7 +115,6 @@ def _to_integers(values: pa.Array) -> Index:
 
 
 def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
-    import pyarrow as pa
 
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
@@ -155,10 +125,8 @@ def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
 
 def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
     """Encode each value as one field: tag, length, bytes."""
-    heads = build_per_size(
-        np.diff(offsets), lambda sizes: [b"\x0a" + encode_one(s) for s in sizes.tolist()]
-    )
-    return get_bytes(join_columns([heads, rows_of(content, offsets)]))
+    heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
+    return pb.get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
 # All messages around a list, and its content, are fields of this wire type.
@@ -177,18 +145,18 @@ class EncodedBatch(NamedTuple):
 
 def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
     """Encode all rows of a batch; ``first_row`` is the number of the first, for `build_payload`."""
-    import pyarrow as pa
-
     columns = []
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in sorted(batch.schema.names, key=_sort_key):
         payload = build_payload(batch.column(name), name, first_row)
-        heads = build_per_size(payload.sizes, partial(_build_entry_heads, name.encode(), payload))
-        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
-        columns += [heads, split_bytes(payload.content, payload.offsets)]
-    foot = pa.scalar(bytes(FOOT), pa.large_binary())
-    content, offsets = get_bytes(
-        join_columns([build_per_size(sizes, _build_record_heads), *columns, foot])
+        heads = pb.build_per_size(
+            payload.sizes, partial(_build_entry_heads, name.encode(), payload)
+        )
+        sizes += np.maximum(payload.sizes, 0) + np.diff(pb.get_bytes(heads)[1])
+        columns += [heads, pb.split_bytes(payload.content, payload.offsets)]
+    foot = pa.scalar(bytes(framing.FOOT), pa.large_binary())
+    content, offsets = pb.get_bytes(
+        pb.join_columns([pb.build_per_size(sizes, _build_record_heads), *columns, foot])
     )
     content = np.require(content, requirements="W")
     return EncodedBatch(content, offsets, _write_checksums(content, offsets))
@@ -200,36 +168,40 @@ def _sort_key(name: str) -> tuple[int, ...]:
     return (*name.encode(), 256)
 
 
+def _build_field_heads(sizes: Index) -> list[bytes]:
+    return [_FIRST + pb.encode_one(size) for size in sizes.tolist()]
+
+
 def _build_record_heads(sizes: Index) -> list[bytes]:
     """Return the headers of the frame and of Example's only field, for features of these sizes."""
-    fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
+    fields = _build_field_heads(sizes)
     lengths = sizes + np.array([len(field) for field in fields], np.int64)
-    frames = build_heads(lengths)
+    frames = framing.build_heads(lengths)
     return [frame + field for frame, field in zip(frames, fields, strict=True)]
 
 
 def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
     """Return the bytes that precede payloads of these sizes, from map entry to list field."""
-    name = _FIRST + encode_one(len(key)) + key
+    name = _FIRST + pb.encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
 
 
 def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
     # From the inside out: every message begins with the length of its content. Numbers are one
     # packed field, which an empty list does not have.
-    is_there = payload.is_one_field and (size > 0 or payload.kind == BYTES)
-    field = _FIRST + encode_one(size) if is_there else b""
+    is_there = payload.is_one_field and (size > 0 or payload.kind == pb.BYTES)
+    field = _FIRST + pb.encode_one(size) if is_there else b""
     tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
-    values = tag + encode_one(len(field) + size) + field
-    feature = name + _SECOND + encode_one(len(values) + size) + values
-    return _FIRST + encode_one(len(feature) + size) + feature
+    values = tag + pb.encode_one(len(field) + size) + field
+    feature = name + _SECOND + pb.encode_one(len(values) + size) + values
+    return _FIRST + pb.encode_one(len(feature) + size) + feature
 
 
 def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
     """Write the checksum after each record's data, and return the checksums."""
-    starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
-    found = compute_masked_crcs(content, starts, ends - starts)
-    for byte in range(FOOT):
+    starts, ends = offsets[:-1] + framing.HEAD, offsets[1:] - framing.FOOT
+    found = framing.compute_masked_crcs(content, starts, ends - starts)
+    for byte in range(framing.FOOT):
         content[ends + byte] = (found >> np.uint32(8 * byte)).astype(np.uint8)
     return found
 
@@ -243,7 +215,7 @@ _MARK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordFile:
     """A file of records."""
 
     name: str  # in its folder
@@ -256,28 +228,31 @@ class Part:
 
 
 def write_part(
-    batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: Compression = None
-) -> Part | None:
+    batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: framing.Compression = None
+) -> RecordFile | None:
     """Write a file; if there are no rows, write nothing and return None."""
     slices = _slice_batches(batches)
     first = next(slices, None)
     if first is None:
         return None
-    rows, start, checksum = 0, 0, 0
+    rows, start, size, checksum = 0, 0, 0, 0
     marks: list[Mark] = []
+    packer = framing.make_compressor(compression)
     with closing(open_file(uri, "wb")) as file:
-        counted = _CountingFile(file)
-        target = CompressingWriter(counted, compression) if compression else counted
         for batch in chain([first], slices):
             some = encode_batch(batch, rows)
-            if not compression:
+            if packer is None:
                 marks += place_marks(some.offsets[:-1], rows, start)
-            target.write(some.content.data)
+            content = some.content.data if packer is None else packer.compress(some.content.data)
+            file.write(content)
+            size += len(content)
             checksum = update_checksum(some.checksums, checksum)
             rows, start = rows + batch.num_rows, start + len(some.content)
-        if isinstance(target, CompressingWriter):
-            target.finish()
-    return Part(name, rows, counted.size, checksum, tuple(marks))
+        if packer is not None:
+            rest = packer.flush()
+            file.write(rest)
+            size += len(rest)
+    return RecordFile(name, rows, size, checksum, tuple(marks))
 
 
 def update_checksum(checksums: Checksums, before: int = 0) -> int:
@@ -294,18 +269,6 @@ def place_marks(offsets: Index, row: int, start: int) -> list[Mark]:
     megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
     chosen = np.searchsorted(offsets, megabytes)
     return [(row + int(index), start + int(offsets[index])) for index in np.unique(chosen)]
-
-
-class _CountingFile:
-    """File that counts the bytes written to it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.size = 0
-
-    def write(self, content: Any) -> None:
-        self._file.write(content)
-        self.size += len(content)
 
 
 def _slice_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

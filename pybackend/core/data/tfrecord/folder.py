@@ -15,18 +15,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from pybackend.core.data.files import Folder, open_folder
-from pybackend.core.data.tfrecord.encode import Part
+from pybackend.core.data.tfrecord.encode import RecordFile
 from pybackend.core.data.tfrecord.framing import SUFFIX, Compression, check_compression
 from pybackend.core.data.tfrecord.protobuf import to_schema
 from pybackend.core.errors import InputError
 from pybackend.core.job.codec import read_fields
 from pybackend.core.words import setting, show
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 NAME = "_tfdist.json"
 SUCCESS = "_SUCCESS"
@@ -36,12 +35,12 @@ _DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class RecordsManifest:
     """The files of a data set and its columns."""
 
     fields: dict[str, Any]  # the columns, as the JSON of a Spark StructType
     compression: Compression
-    parts: tuple[Part, ...]  # the files, in row order
+    parts: tuple[RecordFile, ...]  # the files, in row order
 
     @property
     def schema(self) -> pa.Schema:
@@ -60,7 +59,7 @@ class Manifest:
         return {**values, _DIGEST: _digest(values)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+    def from_json(cls, values: Mapping[str, Any]) -> RecordsManifest:
         """Restore a manifest from the data that `to_json` returned.
 
         Raises `ValueError` if the digest is missing or wrong, a value has the wrong type, or two
@@ -71,7 +70,7 @@ class Manifest:
             raise ValueError("it was altered: its digest is missing or wrong")
         if rest["version"] != _VERSION:
             raise ValueError(f"its version is {rest['version']}, expected {_VERSION}")
-        parts = tuple(read_fields(Part, part) for part in rest["files"])
+        parts = tuple(read_fields(RecordFile, part) for part in rest["files"])
         for part in parts:
             _check_part(part)
         rows = sum(part.rows for part in parts)
@@ -92,7 +91,7 @@ class Manifest:
                 )
 
 
-def read_manifest(folder: Folder) -> Manifest | None:
+def read_manifest(folder: Folder) -> RecordsManifest | None:
     """Return None if there is no manifest; raise `InputError` if it cannot be read."""
     content = folder.read(NAME)
     if content is None:
@@ -101,7 +100,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         values = json.loads(content)
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        return Manifest.from_json(values)
+        return RecordsManifest.from_json(values)
     except Exception as error:  # damage ends in errors of all kinds
         raise InputError(
             f"{folder.path(NAME)} cannot be read ({type(error).__name__}: {error}): remove it to "
@@ -109,7 +108,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         ) from error
 
 
-def _check_part(part: Part) -> None:
+def _check_part(part: RecordFile) -> None:
     if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
         raise ValueError("it lists files outside of its folder")
     ends = [*part.marks, (part.rows, part.size)]
@@ -175,7 +174,7 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     Raises `InputError` if this machine cannot see the files, or others were added in the meantime.
     """
     folder = open_folder(uri)
-    written = Manifest.from_json(values)
+    written = RecordsManifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
@@ -234,6 +233,6 @@ def _list_old_names(folder: Folder) -> list[str]:
     return [name for name in folder.names() or [] if not name.startswith(TEMPORARY)]
 
 
-def _build_name(number: int, token: str, manifest: Manifest) -> str:
+def _build_name(number: int, token: str, manifest: RecordsManifest) -> str:
     # The token makes the names of new files differ from those of the files that they replace.
     return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -21,10 +21,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.tfrecord.protobuf import Bytes, Flags, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Checksums = npt.NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78
@@ -37,13 +39,11 @@ _TOGETHER = 8192
 
 def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
     """Return the masked CRC-32C of ``data[start:start + length]`` for every start and length."""
-    value = _load_library()
-    crcs = (
-        compute_crcs_by_numpy
-        if value is None
-        else functools.partial(compute_crcs_by_library, value)
-    )
-    return _mask(crcs(data, starts, lengths))
+    if (library := _load_library()) is None:
+        crcs = compute_crcs_by_numpy(data, starts, lengths)
+    else:
+        crcs = compute_crcs_by_library(library, data, starts, lengths)
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 
 def compute_crcs_by_library(
@@ -156,10 +156,6 @@ def _build_tables() -> tuple[Checksums, Checksums]:
     return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
 
 
-def _mask(crcs: Checksums) -> Checksums:
-    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
-
-
 @functools.cache
 def _load_library() -> Callable[[bytes], int] | None:
     try:
@@ -219,17 +215,14 @@ def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None
 
 def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
     """Return the first record whose data does not match its checksum, or None."""
-    data = np.frombuffer(content, np.uint8)
-    return _find_first(
-        read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
-    )
+    computed = compute_masked_crcs(np.frombuffer(content, np.uint8), starts, lengths)
+    return _find_first(read_checksums(content, starts, lengths) != computed)
 
 
 def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
     """Return the checksums that are stored after the records' data."""
     found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
-    stored: Checksums = found.view("<u4").reshape(-1)
-    return stored
+    return found.view("<u4").reshape(-1)
 
 
 def slide_window(data: Bytes, width: int) -> Bytes:
@@ -304,20 +297,11 @@ def recognize_compression(first_bytes: bytes) -> Compression:
     raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
 
 
-class CompressingWriter:
-    """Writer that compresses content into a file; call `finish` at the end."""
-
-    def __init__(self, file: Any, compression: str) -> None:
-        self._file = file
-        self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
-
-    def write(self, content: Any) -> None:
-        """Compress and write content."""
-        self._file.write(self._stream.compress(content))
-
-    def finish(self) -> None:
-        """Write the end of the stream."""
-        self._file.write(self._stream.flush())
+def make_compressor(compression: Compression) -> Any:
+    """Return an object of `zlib.compressobj`; None if the file is not compressed."""
+    if compression is None:
+        return None
+    return zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
 
 
 class DecompressingReader:

@@ -7,42 +7,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from pybackend.core.data.tfrecord.framing import Bytes, Flags, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-Bytes = npt.NDArray[np.uint8]
-Index = npt.NDArray[np.int64]
-
-
-def to_offsets(lengths: Index) -> Index:
-    """Return the starts of consecutive pieces, and the end of the last one."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
     """Return consecutive bytes as rows, without a copy."""
-    import pyarrow as pa
-
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
     """Return rows ``content[start:end]``, which must be in order but may have gaps between them."""
-    import pyarrow as pa
-
     # The gaps between rows are rows of the array, too, so that its offsets are consecutive.
     offsets = np.empty(2 * len(starts) + 1, np.int64)
     offsets[0:-1:2], offsets[1::2] = starts, ends
@@ -52,9 +36,6 @@ def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray
 
 def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     """Concatenate several columns row by row."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
@@ -76,8 +57,6 @@ def build_per_size(
 
     The rows of a buffer of n bytes have at most sqrt(2 n) distinct sizes.
     """
-    import pyarrow as pa
-
     if len(sizes) and (sizes == sizes[0]).all():
         (only,) = bytes_for(sizes[:1])
         return pa.repeat(pa.scalar(only, pa.large_binary()), len(sizes))
@@ -85,8 +64,6 @@ def build_per_size(
     made = pa.array(list(bytes_for(coded.dictionary.to_numpy())), pa.large_binary())
     return made.take(coded.indices)
 
-
-Flags = npt.NDArray[np.bool_]
 
 # For 64 bits; a negative number uses all of them.
 MOST_BYTES = 10
@@ -158,8 +135,7 @@ class Malformed(Exception):
         self.owner = owner
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """Fields of many messages, in the order in which they are stored."""
 
     owners: Index  # index of the field's message
@@ -169,13 +145,7 @@ class Fields:
     ends: Index
 
     def where(self, chosen: Flags | Index) -> Fields:
-        return Fields(
-            self.owners[chosen],
-            self.numbers[chosen],
-            self.wires[chosen],
-            self.starts[chosen],
-            self.ends[chosen],
-        )
+        return Fields(*(column[chosen] for column in self))
 
     def messages(self, number: int) -> Fields:
         """Return the fields with a given number that are messages or bytes."""
@@ -229,11 +199,8 @@ def _merge(steps: list[Fields]) -> Fields:
     """Combine the fields from all steps, sorted by position."""
     if len(steps) == 1:
         return steps[0]
-    columns = [
-        np.concatenate([np.empty(0, np.int64), *(getattr(step, name) for step in steps)])
-        for name in ("owners", "numbers", "wires", "starts", "ends")
-    ]
-    fields = Fields(*columns)
+    nothing = Fields(*[np.empty(0, np.int64)] * 5)
+    fields = Fields(*map(np.concatenate, zip(nothing, *steps, strict=True)))
     return fields.where(np.argsort(fields.starts, kind="stable"))
 
 
@@ -263,8 +230,6 @@ def to_arrow_type(spark: Any, column: str) -> pa.DataType:
     """Convert a type in Spark's JSON format; an `InputError` names a column that a record cannot
     hold.
     """
-    import pyarrow as pa
-
     if isinstance(spark, dict) and spark.get("type") == "array":
         element = to_arrow_type(spark["elementType"], column)
         if not is_list(element):
@@ -281,8 +246,6 @@ def to_arrow_type(spark: Any, column: str) -> pa.DataType:
 
 def to_spark_type(arrow: pa.DataType) -> Any:
     """Convert an Arrow type that `to_arrow_type` returned to a type in Spark's JSON format."""
-    import pyarrow as pa
-
     if is_list(arrow):
         element = to_spark_type(arrow.value_type)
         return {"type": "array", "elementType": element, "containsNull": True}
@@ -295,8 +258,6 @@ def to_spark_type(arrow: pa.DataType) -> Any:
 
 def to_schema(fields: Any) -> pa.Schema:
     """Convert a struct in Spark's JSON to an Arrow schema; raise `InputError` if unsupported."""
-    import pyarrow as pa
-
     names = [field["name"] for field in fields["fields"]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
@@ -321,8 +282,6 @@ def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
 
 def choose_list(arrow: pa.DataType) -> int | None:
     """Return the kind of list for values of a type, or of its elements; None if not supported."""
-    import pyarrow as pa
-
     of = pa.types
     if is_list(arrow):
         return None if is_list(arrow.value_type) else choose_list(arrow.value_type)
@@ -338,8 +297,6 @@ def choose_list(arrow: pa.DataType) -> int | None:
 
 def is_list(arrow: pa.DataType) -> bool:
     """True for arrays in any of Arrow's layouts."""
-    import pyarrow as pa
-
     of = pa.types
     return bool(of.is_list(arrow) or of.is_large_list(arrow) or of.is_fixed_size_list(arrow))
 

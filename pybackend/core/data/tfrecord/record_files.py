@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from pybackend.core.data.files import (
     Folder,
@@ -26,7 +28,7 @@ from pybackend.core.data.files import (
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.core.data.tfrecord.encode import Mark, Marks, place_marks, update_checksum
 from pybackend.core.data.tfrecord.folder import NAME as MANIFEST
-from pybackend.core.data.tfrecord.folder import TEMPORARY, Manifest, read_manifest
+from pybackend.core.data.tfrecord.folder import TEMPORARY, read_manifest
 from pybackend.core.data.tfrecord.framing import (
     FOOT,
     HEAD,
@@ -41,10 +43,6 @@ from pybackend.core.data.tfrecord.protobuf import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import check_tfrecord_spec
 from pybackend.core.words import show
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
@@ -69,13 +67,9 @@ class RecordFiles:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
-    @property
-    def index(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def nulls(self) -> Mapping[str, int]:
-        return {}
+    # TFRecord files mark no index columns, and nulls are not known until they are read.
+    index: ClassVar[tuple[str, ...]] = ()
+    nulls: ClassVar[Mapping[str, int]] = {}
 
     @classmethod
     def at(
@@ -103,11 +97,12 @@ class RecordFiles:
             _reject_unfinished(uri, folder, name)
             return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
         manifest.check(folder)
-        if manifest.parts:
-            _reject_others(listed or find_files(uri, name), folder, manifest, name)
         parts = manifest.parts
+        files = tuple(folder.path(part.name) for part in parts)
+        if parts:
+            _reject_others(listed or find_files(uri, name), files, name)
         return cls(
-            files=tuple(folder.path(part.name) for part in parts),
+            files=files,
             counts=tuple(part.rows for part in parts),
             sizes=tuple(part.size for part in parts),
             schema=spec_to_schema(tfrecord_spec) if tfrecord_spec else manifest.schema,
@@ -170,7 +165,6 @@ class RecordFiles:
         return [pair for pair in [*found, (begin[0], row)] if pair[0] < pair[1]]
 
     def _select_schema(self, columns: Sequence[str]) -> pa.Schema:
-        import pyarrow as pa
 
         for column in columns:
             if column not in self.schema.names:
@@ -221,11 +215,9 @@ class RecordFiles:
         yield from read_chunks(file, None, marks[before], size)
 
 
-def _reject_others(files: Sequence[str], folder: Folder, manifest: Manifest, name: str) -> None:
+def _reject_others(files: Sequence[str], known: Collection[str], name: str) -> None:
     """Reject a folder with files that its manifest does not list."""
-    known = {folder.path(part.name) for part in manifest.parts}
-    others = [file for file in files if file not in known]
-    if others:
+    if others := [file for file in files if file not in known]:
         raise InputError(
             f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
             f"remove {MANIFEST} to read all files in the folder"
@@ -233,8 +225,7 @@ def _reject_others(files: Sequence[str], folder: Folder, manifest: Manifest, nam
 
 
 def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
-    unfinished = [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]
-    if unfinished:
+    if unfinished := [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]:
         raise InputError(
             f"`{name}`: {show(uri)} is being written, or was left behind by a process that ended: "
             f"it contains {unfinished[0]}"
@@ -255,9 +246,6 @@ def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str
         compressions=tuple(compressions),
         marks=tuple(marks for _, marks in counted),
     )
-
-
-# Content of files without a manifest: number of records, and features.
 
 
 def count_records(file: str, compression: Compression) -> tuple[int, Marks]:

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pybackend.core.data.tfrecord.encode import Part, write_part
+from pybackend.core.data.tfrecord.encode import RecordFile, write_part
 from pybackend.core.data.tfrecord.folder import (
-    Manifest,
+    RecordsManifest,
     begin,
     choose_path,
     discard,
@@ -47,7 +47,7 @@ _VECTOR = "VectorUDT"
 
 def write_records(
     frame: Any, uri: str, compression: Compression, overwrite: bool, partitions: int | None = None
-) -> Manifest:
+) -> RecordsManifest:
     """Write a DataFrame, each partition into its own file.
 
     Parameters
@@ -74,15 +74,15 @@ def write_records(
         task = WriteTask(uri, token, compression, names)
         # No task has to run while Spark prepares the rows: only its driver has to answer.
         reports = _reports(session, frame, task, idle_seconds=math.inf)
-        parts = [Part(**report) for report in reports]
+        parts = [RecordFile(**report) for report in reports]
         parts.sort(key=lambda part: part.name)  # by the partition's number
-        manifest = Manifest(fields, compression, tuple(parts)).to_json()
+        manifest = RecordsManifest(fields, compression, tuple(parts)).to_json()
         written = _call_at_tasks(session, finish, uri, token, manifest, overwrite)
     except BaseException:
         with suppress(Exception):  # the first failure is the cause
             _call_at_tasks(session, discard, uri, token, is_new)
         raise
-    return Manifest.from_json(written)
+    return RecordsManifest.from_json(written)
 
 
 def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
