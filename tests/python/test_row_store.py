@@ -211,7 +211,7 @@ def test_rows_may_be_written_at_their_places_in_any_order(tmp_path: Path) -> Non
     kinds = {"x": Kind("<i8", ())}
     with RowStoreWriter(tmp_path / "train", kinds) as writer:
         for place in (2, 0, 1):
-            writer.place(place, np.array([place * 10]).tobytes())
+            writer.write_at(place, np.array([place * 10]).tobytes())
     assert everything(tmp_path / "train")["x"].tolist() == [0, 10, 20]
 
 

@@ -18,9 +18,9 @@ from pybackend.core.data.columns import (
     ColumnGroup,
     ColumnKind,
     ColumnSpec,
+    columns_by_key,
     encoding_of,
     expand_names,
-    list_groups,
     list_inputs,
 )
 from pybackend.core.errors import InputError
@@ -44,31 +44,23 @@ def group_columns(
     ``name`` is the argument that holds the table. An `InputError` names the column and what is
     expected.
     """
-    targets = list_groups("y", spec.label)
-    used = spec.label_columns
+    roles = dict.fromkeys(spec.label_columns, "the label")
     for argument in ("tensors", "categories"):
-        for column in set(getattr(spec, argument) or {}) - set(used):
+        for column in set(getattr(spec, argument) or {}) - set(roles):
             _check_known(column, kinds, name, f"it is in `{argument}`")
-    weights = spec.weight_columns
-    if twice := set(used).intersection(weights):
+    if twice := roles.keys() & spec.weight_columns:
         raise InputError(f"{show(min(twice))} is given as both the weight and the label")
-    targets |= list_groups("sample_weight", spec.weight)
-    used += weights
+    roles |= dict.fromkeys(spec.weight_columns, "the weight")
     inputs = list_inputs(spec, kinds)
+    targets = columns_by_key("y", spec.label) | columns_by_key("sample_weight", spec.weight)
     for column in [column for columns in inputs.values() for column in columns]:
         _check_known(column, kinds, name)
-        if column in used:
-            what = "weight" if column in weights else "label"
-            raise InputError(f"{show(column)} is given as both the {what} and a feature")
-    for column in used:
-        is_default = column == DEFAULT_LABEL
-        hint = (
-            f"the label, unless `label` names another, or is {show(None)}"
-            if is_default
-            else "the label"
-        )
-        hint = "the weight" if column in weights else hint
-        _check_known(column, kinds, name, hint)
+        if column in roles:
+            raise InputError(f"{show(column)} is given as both {roles[column]} and a feature")
+    for column, role in roles.items():
+        if column == DEFAULT_LABEL and role == "the label":
+            role += f", unless `label` names another, or is {show(None)}"
+        _check_known(column, kinds, name, role)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
     read: list[str] = []
@@ -101,9 +93,8 @@ class _GroupBuilder:
         else:
             self._reject_tensor_types(columns)
             dtypes = [self._choose_number_type(column, group) for column in columns]
-            group = replace(group, dtype=str(np.result_type(*map(np.dtype, dtypes))))
-            if np.dtype(group.dtype).kind == "f":
-                group = replace(group, dtype=self.floatx)
+            common = np.result_type(*map(np.dtype, dtypes))
+            group = replace(group, dtype=self.floatx if common.kind == "f" else str(common))
         return self._to_target(group) if group.is_target else group
 
     def _add_column(self, column: str) -> int:
@@ -137,8 +128,7 @@ class _GroupBuilder:
         return tuple(names)
 
     def _reject_tensor_types(self, columns: Sequence[str]) -> None:
-        promised = [column for column in columns if column in (self.spec.tensors or {})]
-        if promised:
+        if promised := [column for column in columns if column in (self.spec.tensors or {})]:
             raise InputError(
                 f"`tensors` has {show(promised[0])}, which is one of the columns "
                 f"{', '.join(columns)} of a single input: it must be a separate input. List the "
@@ -164,9 +154,8 @@ class _GroupBuilder:
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):
-            raise self._build_type_error(
-                column, (f"one bytes value per row, whose shape has no {show(None)}")
-            )
+            expected = f"one bytes value per row, whose shape has no {show(None)}"
+            raise self._build_type_error(column, expected)
         if None in shape and kind.depth > 1 and kind.depth != len(shape):
             vectors = (None, *range(3, 2 + kind.depth))
             raise self._build_type_error(
@@ -231,7 +220,7 @@ class _GroupBuilder:
                 f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
             )
-        is_label = column in list_groups("y", self.spec.label).get("y", [])
+        is_label = column in columns_by_key("y", self.spec.label).get("y", [])
         what = f"the label column {show(column)}" if is_label else f"column {show(column)}"
         return InputError(f"{what} of `{self.name}` has type {found}; expected {expected}")
 

@@ -47,11 +47,11 @@ class ColumnSpec:
 
     @property
     def label_columns(self) -> list[str]:
-        return [column for group in list_groups("y", self.label).values() for column in group]
+        return [column for group in columns_by_key("y", self.label).values() for column in group]
 
     @property
     def weight_columns(self) -> list[str]:
-        groups = list_groups("sample_weight", self.weight).values()
+        groups = columns_by_key("sample_weight", self.weight).values()
         return [column for group in groups for column in group]
 
     @property
@@ -153,10 +153,10 @@ def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]
     if spec.features is None:
         used = {*spec.label_columns, *spec.weight_columns}
         return {"x": [column for column in columns if column not in used]}
-    return list_groups("x", spec.features)
+    return columns_by_key("x", spec.features)
 
 
-def list_groups(part: str, names: Any) -> dict[str, list[str]]:
+def columns_by_key(part: str, names: Any) -> dict[str, list[str]]:
     """Return the columns of one part of the data, by tensor key."""
     if names is None:
         return {}

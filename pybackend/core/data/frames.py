@@ -111,9 +111,7 @@ class FrameRows(TableRows):
 def _read_tensors(
     table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
 ) -> tuple[Columns, Array | None]:
-    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of complete
-    ones.
-    """
+    """Return the tensors of a table's rows, and if some are skipped, a mask of complete ones."""
     import pyarrow as pa
 
     reader = TensorReader(groups)

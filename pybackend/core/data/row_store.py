@@ -202,12 +202,12 @@ class RowStoreWriter:
     def __init__(self, folder: Path, kinds: Kinds | None = None) -> None:
         folder.mkdir()
         self.rows = 0
-        self.kinds = kinds
+        self.kinds: Kinds = {}
         self._folder = folder
         self._file = (folder / _ROWS).open("wb")
         self._values: dict[str, Any] = {}
         self._written: dict[str, int] = {}
-        self._header_bytes = 0
+        self._header_bytes = 0  # until the kinds are known
         if kinds is not None:
             self._begin(kinds)
 
@@ -221,9 +221,8 @@ class RowStoreWriter:
 
     def append(self, columns: Mapping[str, Array | Ragged]) -> None:
         """Write rows, whose kinds must be those of the first rows."""
-        if self.kinds is None:
+        if not self._header_bytes:
             self._begin(describe_columns(columns))
-        assert self.kinds is not None
         for key, column in columns.items():
             own, known = Kind.of(column), self.kinds[key]
             if replace(own, longest=known.longest) != known:
@@ -241,7 +240,6 @@ class RowStoreWriter:
 
     def write_at(self, first_row: int, content: bytes) -> None:
         """Write packed rows at a row number; rows with lower numbers may be written later."""
-        assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
         with naming_full_disk(self._folder, "rows"):
             os.pwrite(self._file.fileno(), content, self._header_bytes + first_row * size)
@@ -255,15 +253,14 @@ class RowStoreWriter:
 
     def _complete(self) -> None:
         self._file.flush()
-        if self.kinds is not None:
+        if self._header_bytes:
             os.pwrite(self._file.fileno(), build_header(row_dtype(self.kinds), self.rows), 0)
         self._file.close()
         for key, file in self._values.items():
             file.seek(0)
-            assert self.kinds is not None
             file.write(build_header(self.kinds[key].item, self._written[key]))
             file.close()
-        write_layout(self._folder, self.rows, self.kinds or {})
+        write_layout(self._folder, self.rows, self.kinds)
 
     def _begin(self, kinds: Kinds) -> None:
         self.kinds = kinds
@@ -278,7 +275,6 @@ class RowStoreWriter:
         self._file.flush()
 
     def _write_ragged(self, key: str, column: Ragged) -> Array:
-        assert self.kinds is not None
         first, last = int(column.offsets[0]), int(column.offsets[-1])
         spans = np.empty(len(column), SPAN)
         spans["start"] = column.offsets[:-1] - first + self._written[key]

@@ -297,9 +297,7 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
 
 
 class ShardedRows(_View):
-    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds
-    (``everything``).
-    """
+    """The shard of one worker, as in `sharding.shard_slice`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
         super().__init__(rows)

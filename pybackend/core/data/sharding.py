@@ -41,9 +41,7 @@ def count_steps(counts: Sequence[int], batch_size: int) -> int:
 
 
 def cut_rows(count: int, steps: int) -> Index:
-    """Return the first row of each step's local batch, and the end of the last: (steps + 1,)
-    numbers.
-    """
+    """Return the first row of each step's local batch, and the end of the last batch."""
     return np.arange(steps + 1, dtype=np.int64) * count // steps
 
 

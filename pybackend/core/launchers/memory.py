@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
-from pybackend.core.machine.capacity import list_groups
+from pybackend.core.machine.capacity import list_control_groups
 from pybackend.core.machine.processes import (
     find_family,
     measure_group,
@@ -89,7 +89,7 @@ def _count_kills() -> int:
     The system counts before it kills, so the count already includes a killed process once that has
     exited.
     """
-    files = {folder / _COUNTERS[version] for version, folder in list_groups("memory")}
+    files = {folder / _COUNTERS[version] for version, folder in list_control_groups("memory")}
     return sum(map(_read, [Path("/proc/vmstat"), *files]))
 
 

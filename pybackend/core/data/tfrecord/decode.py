@@ -44,9 +44,7 @@ class Lists(NamedTuple):
 
 
 def parse_features(chunk: Chunk) -> Features:
-    """Return all features of a chunk's records; an `InputError` names one that is not a
-    tf.train.Example.
-    """
+    """An `InputError` names the first record that is not a tf.train.Example."""
     records = np.arange(len(chunk.starts))
     features = parse_record_fields(chunk, records, chunk.starts, chunk.starts + chunk.lengths)
     features = features.messages(_FEATURES)

@@ -154,9 +154,7 @@ class Fields(NamedTuple):
 
 
 def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
-    """Return all fields of the messages ``data[start:end]``, which must be in order, or raise
-    `Malformed`.
-    """
+    """The messages are ``data[start:end]``, in order; raise `Malformed` if one is not a message."""
     steps: list[Fields] = []
     owners, at, limits = np.arange(len(starts)), starts, ends
     while True:
@@ -227,9 +225,7 @@ _EXPECTED = (
 
 
 def to_arrow_type(spark: Any, column: str) -> pa.DataType:
-    """Convert a type in Spark's JSON format; an `InputError` names a column that a record cannot
-    hold.
-    """
+    """From Spark's JSON format; an `InputError` names a column that a record cannot hold."""
     if isinstance(spark, dict) and spark.get("type") == "array":
         element = to_arrow_type(spark["elementType"], column)
         if not is_list(element):

@@ -158,26 +158,26 @@ class Installation:
             env=variables,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Installation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         # In this order: a thread may be writing to a process that does not read, and `close` would
         # wait for it forever, even after Ctrl-C (test_a_shell_that_reads_nothing_is_ended).
         self._process.terminate()
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
         self._process.wait()
-        self._process.stdout.close()
+        self._stdout.close()
         self._errors.close()
 
     def ask(self) -> bool:
         """True: the environment is there. Raises `ClusterError` if the host cannot run it."""
-        assert self._process.stdout is not None
-        self._answer = read_answer(self._process.stdout)
+        self._answer = read_answer(self._stdout)
         if self._answer is None:
             raise self.explain()
         check_host(self._packed, self._answer.machine, self._answer.libc, self.host)
@@ -186,9 +186,8 @@ class Installation:
     def finish(self, archive: Iterable[bytes]) -> Interpreter:
         """Send the archive's blocks if they are needed, and wait until they are unpacked."""
         assert self._answer is not None
-        assert self._process.stdin is not None
         if not self._answer.is_there:
-            with suppress(BrokenPipeError), self._process.stdin as pipe:
+            with suppress(BrokenPipeError), self._stdin as pipe:
                 for block in archive:
                     pipe.write(block)
         if self._process.wait():
@@ -315,9 +314,7 @@ class ServedArchive:
     size: int
 
     def read(self) -> Iterator[bytes]:
-        """Yield the content in blocks; raise `ClusterError` if the driver cannot be reached, or was
-        lost.
-        """
+        """Yield blocks; raise `ClusterError` if the driver cannot be reached, or was lost."""
         stream = self._connect()
         rest = self.size
         try:

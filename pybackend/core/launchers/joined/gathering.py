@@ -455,12 +455,16 @@ def _explain_rows(
         "rows, pass a function that returns a tf.data.Dataset"
     )
     if wanted is None or found is None:
-        who, whom = (other, first) if wanted is None else (first, other)
-        return f"{who} passes `{argument}` as arrays, {whom} does not", advice
+        return _explain_absence(f"`{argument}` as arrays", wanted, first, other), advice
     if wanted[0] != found[0]:
         what = f"`{argument}` has {found[0]} rows in {other}, but {wanted[0]} in {first}"
         return what, advice
     return _explain_columns(argument, wanted[1], found[1], first, other)
+
+
+def _explain_absence(what: str, wanted: Any, first: str, other: str) -> str:
+    who, whom = (other, first) if wanted is None else (first, other)
+    return f"{who} passes {what}, {whom} does not"
 
 
 def _explain_columns(
@@ -481,8 +485,7 @@ def _explain_files(
 ) -> tuple[str, str]:
     advice = "pass the same files in all processes; each trains on its share of the rows"
     if wanted is None or found is None:
-        who, whom = (other, first) if wanted is None else (first, other)
-        return f"{who} passes `{argument}` as files, {whom} does not", advice
+        return _explain_absence(f"`{argument}` as files", wanted, first, other), advice
     if wanted["rows"] != found["rows"]:
         return f"the files `{argument}` of {other} and of {first} are not the same", advice
     advice = "pass the same `features`, `label`, `weight` and `data_options` in all processes"
