@@ -25,6 +25,21 @@ from pybackend.core.job.arguments import counted
 from pybackend.core.words import row_number, setting, show, term
 
 Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+
+_NUMBERS_FOR_TEXT = (
+    " or booleans: np.unique(labels, return_inverse=True) gives the classes and their codes; or "
+    "pass a data frame with `label=`, which encodes text"
+)
+_DAYS = {
+    "M": "(times - times.min()) / np.timedelta64(1, 'D')",
+    "m": "times / np.timedelta64(1, 'D')",
+}
+# Largest dense array made of a sparse matrix: this process holds it in memory and sends it.
+MOST_DENSE_BYTES = 2 << 30
+_PARTS = ("x", "y", "sample_weight")
+# TensorFlow's tensors that are not rectangular arrays, and how to convert them.
+_TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
 
 
 @dataclass(frozen=True)
@@ -127,24 +142,6 @@ def to_strings(rows: Sequence[Sequence[bytes]], longest: int) -> Array:
     for row, texts in enumerate(rows):
         strings[row, : len(texts)] = texts
     return strings
-
-
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
-
-_NUMBERS_FOR_TEXT = (
-    " or booleans: np.unique(labels, return_inverse=True) gives the classes and their codes; or "
-    "pass a data frame with `label=`, which encodes text"
-)
-_DAYS = {
-    "M": "(times - times.min()) / np.timedelta64(1, 'D')",
-    "m": "times / np.timedelta64(1, 'D')",
-}
-# Largest dense array made of a sparse matrix: this process holds it in memory and sends it.
-MOST_DENSE_BYTES = 2 << 30
-_PARTS = ("x", "y", "sample_weight")
-# TensorFlow's tensors that are not rectangular arrays, and how to convert them.
-_TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
 
 
 def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Columns:

@@ -259,13 +259,8 @@ def find_categories(
     for column, encoding in encode.items():
         if column in categories:
             continue
-        if not spec.finds_levels or spec.known_from is not None:
-            raise InputError(_explain_missing(f"column {show(column)}", column, spec))
-        values = _sort_values(distinct(column))
-        check_count(column, values, encoding)
-        if not values:
-            raise InputError(_explain_empty(f"column {show(column)}"))
-        categories[column] = values
+        categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
+        check_count(column, categories[column], encoding)
     return replace(spec, categories=categories or None, encode=encode or None)
 
 
@@ -380,17 +375,12 @@ def _add_label_categories(
         kind = kinds.get(label)
         if kind is None or kind.holds != "text" or kind.depth or label in categories:
             continue
-        if not spec.finds_levels or spec.known_from is not None:
-            raise InputError(_explain_missing(f"the label column {show(label)}", label, spec))
-        values = _sort_values(distinct(label))
-        if len(values) > MOST_CATEGORIES:
+        what = f"the label column {show(label)}"
+        categories[label] = _find_values(what, label, spec, distinct)
+        if len(categories[label]) > MOST_CATEGORIES:
             raise InputError(
-                f"the label column {show(label)} has more than {MOST_CATEGORIES:,} distinct "
-                "strings: it is not a label"
+                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
             )
-        if not values:
-            raise InputError(_explain_empty(f"the label column {show(label)}"))
-        categories[label] = values
     return replace(spec, categories=categories or None)
 
 
@@ -404,11 +394,13 @@ def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
     )
 
 
-def _explain_empty(what: str) -> str:
-    return (
-        f"{what} has no values to encode: the data has no rows, or the column contains only nulls"
-    )
-
-
-def _sort_values(values: Iterable[Any]) -> list[Any]:
-    return sorted(value for value in values if value is not None)
+def _find_values(what: str, column: str, spec: ColumnSpec, distinct: Distinct) -> list[Any]:
+    if not spec.finds_levels or spec.known_from is not None:
+        raise InputError(_explain_missing(what, column, spec))
+    values = sorted(value for value in distinct(column) if value is not None)
+    if not values:
+        raise InputError(
+            f"{what} has no values to encode: the data has no rows, or the column contains only "
+            "nulls"
+        )
+    return values

@@ -324,8 +324,8 @@ def _add_targets(
         label = spec.label
 
     spec = replace(spec, label=label, weight=roles.get("sample_weight"))
-    columns = {column: (table, column) for column in table.names} | added
-    return spec, _combine(columns, table.rows)
+    own = {column: (table, column) for column in table.names}
+    return spec, _combine(own | added, table.rows)
 
 
 def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:

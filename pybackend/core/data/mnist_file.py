@@ -6,7 +6,7 @@ import contextlib
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mni
     digits = download()
     if digits is None:
         return _read(_SUBSET, "the built-in subset")
-    return _build(*digits[0], *digits[1], source="download")
+    return _build((*digits[0], *digits[1]), "download")
 
 
 def _read(path: Path, why: str) -> Mnist:
@@ -95,11 +95,9 @@ def _read(path: Path, why: str) -> Mnist:
             f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
             f"{', '.join(_NAMES)}"
         ) from error
-    return _build(*parts, source=str(path), subset=path == _SUBSET)
+    return _build(parts, str(path), path == _SUBSET)
 
 
-def _build(
-    x_train: Array, y_train: Array, x_test: Array, y_test: Array, source: str, subset: bool = False
-) -> Mnist:
-    y_train, y_test = y_train.astype(np.int64), y_test.astype(np.int64)
-    return Mnist(x_train, y_train, x_test, y_test, source, subset)
+def _build(parts: Sequence[Array], source: str, subset: bool = False) -> Mnist:
+    x_train, y_train, x_test, y_test = parts
+    return Mnist(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), source, subset)

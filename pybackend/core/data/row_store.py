@@ -32,6 +32,8 @@ from pybackend.core.words import show
 Array = npt.NDArray[Any]
 
 LAYOUT = "layout.json"
+_ROWS = "rows.npy"
+_CHUNK_BYTES = 4 << 20
 # Start and number of the values of a ragged row.
 SPAN = np.dtype([("start", "<i8"), ("length", "<i8")])
 
@@ -188,12 +190,6 @@ def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
 def _read_kind(fields: Mapping[str, Any]) -> Kind:
     shape = None if fields["shape"] is None else tuple(fields["shape"])
     return Kind(**{**fields, "shape": shape, "inner": tuple(fields["inner"])})
-
-
-Array = npt.NDArray[Any]
-
-_ROWS = "rows.npy"
-_CHUNK_BYTES = 4 << 20
 
 
 class RowStoreWriter:

@@ -14,9 +14,9 @@ none waits for a missing batch; no row is dropped, and unequal shards end at the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -131,10 +131,7 @@ class Visits:
         """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
         if not self.shuffle:
             return np.arange(first, last, dtype=np.int64)
-        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
-        start = numbers.start * _BLOCK
-        block = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
-        return block[first - start : last - start]
+        return _join_blocks(partial(_draw_visits, self, epoch), first, last)
 
 
 @dataclass(frozen=True)
@@ -186,10 +183,14 @@ class SharedVisits:
 
     def between(self, first: int, last: int, epoch: int) -> Index:
         """Return the numbers, among all rows, of visits ``first`` to ``last`` - 1 of an epoch."""
-        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
-        start = numbers.start * _BLOCK
-        block = np.concatenate([_draw_shared(self, epoch, number) for number in numbers])
-        return block[first - start : last - start]
+        return _join_blocks(partial(_draw_shared, self, epoch), first, last)
+
+
+def _join_blocks(draw: Callable[[int], Index], first: int, last: int) -> Index:
+    """Drawing whole blocks of visits is faster: each serves many steps (`lru_cache`)."""
+    numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+    start = numbers.start * _BLOCK
+    return np.concatenate(list(map(draw, numbers)))[first - start : last - start]
 
 
 @lru_cache(maxsize=2)
@@ -218,7 +219,6 @@ def count_used(
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """Drawing a whole block of visits at once is faster."""
     first = number * _BLOCK
     positions = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
     return permute(positions, visits.rows, visits.seed, epoch, visits.rank)

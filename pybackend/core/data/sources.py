@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,18 +98,8 @@ class FileRows(TableRows):
         files, left_out = _open(path, spec, name)
         kinds = describe_schema(files.schema)
         kinds = {column: kind for column, kind in kinds.items() if column not in left_out}
-
-        def distinct(column: str) -> Iterable[Any]:
-            import pyarrow.compute as pc
-
-            values: set[Any] = set()
-            for _, batch in files.pieces([(0, files.rows)], [column]):
-                values.update(pc.unique(batch.column(0)).to_pylist())
-                if len(values) > MOST_CATEGORIES + 1:
-                    break
-            return values
-
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
+        distinct = partial(_read_distinct, files, lambda part: part.unique())
         spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
         rows = cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
@@ -157,7 +147,7 @@ class FileRows(TableRows):
                 require_values(batch.column(0), column, partial(self._name_row, start))
 
     def _name_row(self, start: int, row: int) -> str:
-        """The name includes the file; ``first`` is the first row of the batch."""
+        """The name includes the file; ``start`` is the number of the batch's first row."""
         ends = list(itertools.accumulate(self.files.counts))
         file = bisect.bisect_right(ends, start + row)
         inside = start + row - (ends[file - 1] if file else 0)
@@ -181,10 +171,15 @@ def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
 
     if not isinstance(files.schema.field(column).type, pa.DictionaryType):
         return None
+    return _read_distinct(files, lambda part: part.dictionary, column)
+
+
+def _read_distinct(files: RowFiles, select: Callable[[Any], Any], column: str) -> list[Any]:
+    """Return the distinct values of a column in order; ``select`` finds those of a batch."""
     values: dict[Any, None] = {}
     for _, batch in files.pieces([(0, files.rows)], [column]):
-        values.update(dict.fromkeys(batch.column(0).dictionary.to_pylist()))
-        if len(values) > MOST_CATEGORIES:
+        values.update(dict.fromkeys(select(batch.column(0)).to_pylist()))
+        if len(values) > MOST_CATEGORIES + 1:  # too many, even if one is null
             break
     return list(values)
 
@@ -232,12 +227,12 @@ def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: st
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
         csv = (
-            either(
+            ""
+            if reader != "read_csv"
+            else either(
                 f", or spark.read.csv({first!r}, header=True)",
                 f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
             )
-            if reader == "read_csv"
-            else ""
         )
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
@@ -267,7 +262,7 @@ class ParquetFiles:
     """Files with one schema; rows are numbered across the files, in file order."""
 
     files: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]  # rows in each row group, by file
+    row_groups: tuple[tuple[int, ...], ...]  # their rows, by file
     schema: Any  # a ``pyarrow.Schema``
     index: tuple[str, ...] = ()  # the index of the pandas data frame that was written
     # Columns encoded in folder names (``day=1/``): one value per file. They come last in the
@@ -300,11 +295,8 @@ class ParquetFiles:
                 raise InputError(f"`{name}`: {difference}")
         groups = tuple(footer.groups for footer in footers)
         index = _read_index(schema.metadata)
-        partitions = {
-            column: values
-            for column, values in find_partitions(uri, files).items()
-            if column not in schema.names
-        }
+        found = find_partitions(uri, files)
+        partitions = {name: found[name] for name in found if name not in schema.names}
         for column, values in partitions.items():
             schema = schema.append(pa.field(column, pa.array(values).type))
         nulls: dict[str, int] = {}
@@ -315,7 +307,7 @@ class ParquetFiles:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return tuple(map(sum, self.groups))
+        return tuple(map(sum, self.row_groups))
 
     @property
     def rows(self) -> int:
@@ -332,7 +324,7 @@ class ParquetFiles:
         own = [column for column in columns if column not in self.partitions]
         own = own or self.schema.names[:1]  # gives the number of rows of partition columns
         begin = 0
-        for number, (file, groups) in enumerate(zip(self.files, self.groups, strict=True)):
+        for number, (file, groups) in enumerate(zip(self.files, self.row_groups, strict=True)):
             end = begin + sum(groups)
             inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
             if inside:
@@ -420,10 +412,7 @@ def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
 
 
 def _read_ranges(
-    file: str,
-    groups: Sequence[int],
-    ranges: Sequence[tuple[int, int]],
-    columns: Sequence[str],
+    file: str, groups: Sequence[int], ranges: Sequence[tuple[int, int]], columns: list[str]
 ) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -431,9 +420,8 @@ def _read_ranges(
     # No pre-buffering: a column of a row group may be larger than the memory for it.
     with open_file(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
         metadata = parquet.metadata
-        if tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)) != tuple(
-            groups
-        ):
+        here = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
+        if here != tuple(groups):
             raise InputError(
                 f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when training "
                 "began: it was replaced, or is a different file on this host"
@@ -442,13 +430,14 @@ def _read_ranges(
         begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
-                size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
+                group_bytes = max(1, metadata.row_group(number).total_byte_size)
+                size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // group_bytes))
                 start = begin
-                for batch in parquet.iter_batches(size, [number], columns=list(columns)):
-                    batch = batch.select(list(columns))
+                for batch in parquet.iter_batches(size, [number], columns=columns):
+                    batch = batch.select(columns)  # in this order
                     if viewed:
-                        plain = map(drop_views, batch.columns)
-                        batch = pa.RecordBatch.from_arrays(list(plain), list(columns))
+                        plain = list(map(drop_views, batch.columns))
+                        batch = pa.RecordBatch.from_arrays(plain, columns)
                     yield from _cut_ranges(batch, start, ranges)
                     start += batch.num_rows
             begin += rows
@@ -464,18 +453,14 @@ def _cut_ranges(
             yield begin, batch.slice(begin - start, end - begin)
 
 
-def _choose_batch_rows(group_bytes: int, rows: int) -> int:
-    return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
-
-
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
     for one, two in zip_longest(schema, other):
         if one is None or two is None or not one.equals(two):
             there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
             here = "missing" if two is None else f"{show(two.name)} ({two.type})"
-            start = schema.names.index(one.name) if one is not None else len(schema)
+            number = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (
-        f"the columns of {file} differ from those of {first}: column {start + 1} is {here}, "
+        f"the columns of {file} differ from those of {first}: column {number + 1} is {here}, "
         f"expected {there}"
     )

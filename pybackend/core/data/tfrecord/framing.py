@@ -222,7 +222,8 @@ def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None
 def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
     """Return the checksums that are stored after the records' data."""
     found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
-    return found.view("<u4").reshape(-1)
+    stored: Checksums = found.view("<u4").reshape(-1)
+    return stored
 
 
 def slide_window(data: Bytes, width: int) -> Bytes:

@@ -42,6 +42,23 @@ _LOOK_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 2.0
 # The first process has the same time limit, and reports which processes are missing.
 _SLACK_SECONDS = 5.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+# These may differ: only the first process writes files, and the rest concerns one process only.
+_OWN = {
+    "seed",
+    "is_seeded",
+    "model_uri",
+    "tensorboard",
+    "verbose",
+    "timeout",
+    "reports_steps",
+    "is_observed",
+    "language",
+}
+# Fields that are not arguments, and the argument from which they are derived.
+_ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
+_ROWS = "rows of "
+_FILES = "files of "
 
 
 @dataclass(frozen=True)
@@ -251,19 +268,13 @@ def _reachable(host: str, place: Place) -> str:
     return next((route for route in routes if route and not is_loopback(route)), known[0])
 
 
-# Share of the machine for a process, which its launcher may have divided.
-
-
 @dataclass(frozen=True)
 class JoinedShare:
-    """Cores and GPUs for a process's worker, and a message if its machine has too few.
-
-    ``gpus`` is None if they were not divided.
-    """
+    """Cores and GPUs for a process's worker; its launcher may have divided the machine."""
 
     cores: int
-    gpus: Sequence[str] | None
-    shortage: str | None
+    gpus: Sequence[str] | None  # None: they were not divided
+    shortage: str | None  # a message if the machine has too few
 
 
 def find_share(
@@ -292,25 +303,6 @@ def find_share(
 def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
     """True if Slurm or a script launcher has divided the GPUs."""
     return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)
-
-
-# These may differ: only the first process writes files, and the rest concerns one process only.
-_DEVICES = "CUDA_VISIBLE_DEVICES"
-_OWN = {
-    "seed",
-    "is_seeded",
-    "model_uri",
-    "tensorboard",
-    "verbose",
-    "timeout",
-    "reports_steps",
-    "is_observed",
-    "language",
-}
-# Fields that are not arguments, and the argument from which they are derived.
-_ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
-_ROWS = "rows of "
-_FILES = "files of "
 
 
 def describe_call(
