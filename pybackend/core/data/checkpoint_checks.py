@@ -33,6 +33,10 @@ _SETTINGS = (
 _CUT = "as fit"
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
 _ROWS = [argument_of(name) for name in ("train", "validation")]
+# Sections of a configuration, which are not arguments.
+_SECTIONS = ("config", "inner_optimizer")
+# Characters of the digest that older releases stored instead of a description.
+_DIGEST = 64
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
@@ -180,12 +184,6 @@ def _find_first(there: Any, here: Any) -> str:
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
     return f"number {number} was {one}, but is now {other}"
-
-
-# Sections of a configuration, which are not arguments.
-_SECTIONS = ("config", "inner_optimizer")
-# Characters of the digest that older releases stored instead of a description.
-_DIGEST = 64
 
 
 def shorten(text: str) -> str:

@@ -24,6 +24,11 @@ DEFAULT_LABEL = "label"
 JOINED_NAMES = "frame.columns = ['_'.join(map(str, name)) for name in frame.columns]"
 # Index columns that pandas, dask and Spark's pandas API write next to the data.
 _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__")
+ONE_HOT = "one_hot"
+MOST_CATEGORIES = 10_000
+# A column with more values is rather an identifier, and each value would be a number of every row.
+MOST_ONE_HOT = 1_000
+Distinct = Callable[[str], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -234,14 +239,6 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
             raise InputError(f"`{argument}` has an entry named {show(key)}: use names without '/'")
     if not groups:
         raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
-
-
-ONE_HOT = "one_hot"
-MOST_CATEGORIES = 10_000
-# A column with more values is rather an identifier, and each value would be a number of every row.
-MOST_ONE_HOT = 1_000
-
-Distinct = Callable[[str], Iterable[Any]]
 
 
 def find_categories(

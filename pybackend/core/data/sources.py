@@ -59,6 +59,19 @@ _READERS = {
     ".tsv": "read_table",
     ".xlsx": "read_excel",
 }
+# Hive's and Spark's name of a partition without a value.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# int() and float() accept more: "2026_01", "nan".
+_NUMBERS: dict[type, re.Pattern[str]] = {
+    int: re.compile(r"-?[0-9]{1,18}"),
+    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
+}
+_BATCH_BYTES = 2 << 20
+_MOST_ROWS = 8192
+# Column chunks of a file whose null counts are read: 5 ms.
+_MOST_NOTES = 1000
+# Threads that read footers: a remote one takes a round trip or two.
+_THREADS = 16
 
 
 class RowFiles(Protocol):
@@ -240,21 +253,6 @@ def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: st
             f"({error})"
         ) from error
     return records
-
-
-# Hive's and Spark's name of a partition without a value.
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-# int() and float() accept more: "2026_01", "nan".
-_NUMBERS: dict[type, re.Pattern[str]] = {
-    int: re.compile(r"-?[0-9]{1,18}"),
-    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
-}
-_BATCH_BYTES = 2 << 20
-_MOST_ROWS = 8192
-# Column chunks of a file whose null counts are read: 5 ms.
-_MOST_NOTES = 1000
-# Threads that read footers: a remote one takes a round trip or two.
-_THREADS = 16
 
 
 @dataclass(frozen=True)

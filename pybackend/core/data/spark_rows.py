@@ -47,6 +47,15 @@ _NUMBERS = {
     "double": "float64",
     "decimal": "float64",
 }
+# Below the size of a task that Spark recommends; a task contains such a row.
+BLOB_BYTES = 900_000
+SCHEMA = "key long, dataset string, first_row long, content binary"
+Layout = dict[str, Kinds]
+Counts = Mapping[str, list[int]]
+TEXT_SCHEMA = "text string"
+# Spark stores a line in one row, and the program that transfers it reads it as one string.
+_LINE_BYTES = 4 << 20
+_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -162,13 +171,6 @@ def _narrow(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) 
     return sent.cast(f"array<{name}>" if holds.depth else name)
 
 
-# Below the size of a task that Spark recommends; a task contains such a row.
-BLOB_BYTES = 900_000
-SCHEMA = "key long, dataset string, first_row long, content binary"
-Layout = dict[str, Kinds]
-Counts = Mapping[str, list[int]]
-
-
 def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
     """Raise `InputError` for a column of text, whose rows have different widths."""
     layout = {name: describe_columns(columns) for name, columns in datasets.items()}
@@ -228,12 +230,6 @@ def store_blobs(
     if missing:
         kind = "few" if missing > 0 else "many"
         raise RuntimeError(f"Spark delivered {abs(missing)} bytes too {kind} to worker {rank}")
-
-
-TEXT_SCHEMA = "text string"
-# Spark stores a line in one row, and the program that transfers it reads it as one string.
-_LINE_BYTES = 4 << 20
-_DIGITS = 8
 
 
 def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:

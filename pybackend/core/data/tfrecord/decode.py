@@ -19,6 +19,19 @@ from pybackend.core.words import show
 
 # The fields of Example, Features and an entry of its map.
 _FEATURES, _ENTRY, _KEY, _VALUE = 1, 1, 1, 2
+_ITEM = 1
+# The wire types of values of a kind: of a field with several of them, and of one.
+_WIRES = {
+    pb.BYTES: (pb.LENGTH_DELIMITED, pb.LENGTH_DELIMITED),
+    pb.FLOAT: (pb.LENGTH_DELIMITED, pb.FIXED32),
+    pb.INT64: (pb.LENGTH_DELIMITED, pb.VARINT),
+}
+_FLOAT_BYTES = 4
+# Numbers, how many each row of bytes has, and which rows contain an incomplete one.
+Numbers = tuple[npt.NDArray[Any], Index, Flags]
+_TYPES = {"int64": "int64", "float32": "float", "bytes": "binary", "string": "string"}
+_NAMES = {pb.INT64: "int64", pb.FLOAT: "float32", pb.BYTES: "bytes"}
+_LIST = "[]"
 
 
 class Features(NamedTuple):
@@ -131,16 +144,6 @@ def malformed_error(chunk: Chunk, record: int) -> InputError:
     )
 
 
-_ITEM = 1
-# The wire types of values of a kind: of a field with several of them, and of one.
-_WIRES = {
-    pb.BYTES: (pb.LENGTH_DELIMITED, pb.LENGTH_DELIMITED),
-    pb.FLOAT: (pb.LENGTH_DELIMITED, pb.FIXED32),
-    pb.INT64: (pb.LENGTH_DELIMITED, pb.VARINT),
-}
-_FLOAT_BYTES = 4
-
-
 def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
     """Return all values of lists of one kind, and the number of values in each list.
 
@@ -183,16 +186,10 @@ def _read_integers(content: Bytes, offsets: Index) -> Numbers:
     return values, np.diff(positions), broken
 
 
-# Numbers, how many each row of bytes has, and which rows contain an incomplete one.
-Numbers = tuple[npt.NDArray[Any], Index, Flags]
 _READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {
     pb.FLOAT: _read_floats,
     pb.INT64: _read_integers,
 }
-
-_TYPES = {"int64": "int64", "float32": "float", "bytes": "binary", "string": "string"}
-_NAMES = {pb.INT64: "int64", pb.FLOAT: "float32", pb.BYTES: "bytes"}
-_LIST = "[]"
 
 
 def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:

@@ -27,6 +27,15 @@ from pybackend.core.data.tfrecord.framing import Bytes, Checksums, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show
 
+_FIRST = b"\x0a"
+_SECOND = b"\x12"
+# The number of a record and its offset.
+Mark = tuple[int, int]
+Marks = tuple[Mark, ...]
+# Size of rows that are encoded together, so that they stay in the processor's cache.
+_BYTES_TOGETHER = 4 << 20
+_MARK_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Payload:
@@ -129,12 +138,6 @@ def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
     return pb.get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
-# All messages around a list, and its content, are fields of this wire type.
-_LENGTH_DELIMITED = 2
-_FIRST = b"\x0a"
-_SECOND = b"\x12"
-
-
 class EncodedBatch(NamedTuple):
     """Records as the bytes to write to a file."""
 
@@ -191,7 +194,8 @@ def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
     # packed field, which an empty list does not have.
     is_there = payload.is_one_field and (size > 0 or payload.kind == pb.BYTES)
     field = _FIRST + pb.encode_one(size) if is_there else b""
-    tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
+    # All messages around a list, and its content, are fields of this wire type.
+    tag = bytes([payload.kind << 3 | pb.LENGTH_DELIMITED])
     values = tag + pb.encode_one(len(field) + size) + field
     feature = name + _SECOND + pb.encode_one(len(values) + size) + values
     return _FIRST + pb.encode_one(len(feature) + size) + feature
@@ -204,14 +208,6 @@ def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
     for byte in range(framing.FOOT):
         content[ends + byte] = (found >> np.uint32(8 * byte)).astype(np.uint8)
     return found
-
-
-# The number of a record and its offset.
-Mark = tuple[int, int]
-Marks = tuple[Mark, ...]
-# Size of rows that are encoded together, so that they stay in the processor's cache.
-_BYTES_TOGETHER = 4 << 20
-_MARK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ SUCCESS = "_SUCCESS"
 TEMPORARY = "_temporary-"
 _VERSION = 1
 _DIGEST = "sha256"
+# Written before the tasks run: a task that does not see it is on a machine without this folder.
+_STARTED = "_started"
+# The files that `overwrite` may replace.
+_RECORDS = re.compile(
+    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
+)
 
 
 @dataclass(frozen=True)
@@ -120,14 +126,6 @@ def _check_part(part: RecordFile) -> None:
 
 def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-# Written before the tasks run: a task that does not see it is on a machine without this folder.
-_STARTED = "_started"
-# The files that `overwrite` may replace.
-_RECORDS = re.compile(
-    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
-)
 
 
 def begin(uri: str, token: str, overwrite: bool) -> bool:

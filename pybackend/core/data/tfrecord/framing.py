@@ -35,6 +35,16 @@ _MASK_DELTA = np.uint32(0xA282EAD8)
 _BLOCK = 256
 # Blocks that go through the table together: their bytes fit into the processor's cache.
 _TOGETHER = 8192
+HEAD, FOOT = 12, 4
+_LENGTH = 8
+# After this many records of one length, the next ones are expected to have the same length.
+_STREAK = 32
+Compression = Literal["gzip", "zlib"] | None
+SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
+_WINDOW = {"gzip": 31, "zlib": 15}
+# The fastest level: records are read more often than written, but by cores that would be idle.
+_LEVEL = 1
+_READ_BYTES = 1 << 20
 
 
 def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
@@ -166,12 +176,6 @@ def _load_library() -> Callable[[bytes], int] | None:
     return library.value if library.implementation == "c" else None
 
 
-HEAD, FOOT = 12, 4
-_LENGTH = 8
-# After this many records of one length, the next ones are expected to have the same length.
-_STREAK = 32
-
-
 def build_heads(lengths: Index) -> list[bytes]:
     """Build the headers (length and checksum) of records with data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
@@ -266,15 +270,6 @@ def _stride(content: bytes, at: int, length: int) -> tuple[Index, Index, int]:
         run = 2 * run if matched == count else 0
     starts = np.arange(begin + HEAD, at + HEAD, stride)
     return starts, np.full(len(starts), length), at
-
-
-Compression = Literal["gzip", "zlib"] | None
-
-SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
-_WINDOW = {"gzip": 31, "zlib": 15}
-# The fastest level: records are read more often than written, but by cores that would be idle.
-_LEVEL = 1
-_READ_BYTES = 1 << 20
 
 
 def check_compression(compression: Any) -> Compression:

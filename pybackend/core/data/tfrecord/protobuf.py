@@ -18,6 +18,30 @@ from pybackend.core.data.tfrecord.framing import Bytes, Flags, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
+# For 64 bits; a negative number uses all of them.
+MOST_BYTES = 10
+_LOW = np.uint64(0x7F)
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+# The numbers of the lists in the message Feature.
+BYTES, FLOAT, INT64 = 1, 2, 3
+LISTS = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
+_ARROW = {
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "boolean": "bool",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date": "date32",
+}
+_EXPECTED = (
+    "a TFRecord can store numbers, booleans, strings, binary, dates, timestamps, arrays of these "
+    "and ML vectors. Drop the column, or split it into several columns"
+)
+
 
 def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
     """Return consecutive bytes as rows, without a copy."""
@@ -63,11 +87,6 @@ def build_per_size(
     coded = pa.array(sizes).dictionary_encode()
     made = pa.array(list(bytes_for(coded.dictionary.to_numpy())), pa.large_binary())
     return made.take(coded.indices)
-
-
-# For 64 bits; a negative number uses all of them.
-MOST_BYTES = 10
-_LOW = np.uint64(0x7F)
 
 
 def encode_one(value: int) -> bytes:
@@ -122,9 +141,6 @@ def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
     whole = ends <= len(data)
     whole[rows] = False
     return values.view(np.int64), ends, whole
-
-
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
 
 class Malformed(Exception):
@@ -200,28 +216,6 @@ def _merge(steps: list[Fields]) -> Fields:
     nothing = Fields(*[np.empty(0, np.int64)] * 5)
     fields = Fields(*map(np.concatenate, zip(nothing, *steps, strict=True)))
     return fields.where(np.argsort(fields.starts, kind="stable"))
-
-
-# The numbers of the lists in the message Feature.
-BYTES, FLOAT, INT64 = 1, 2, 3
-LISTS = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
-
-_ARROW = {
-    "byte": "int8",
-    "short": "int16",
-    "integer": "int32",
-    "long": "int64",
-    "boolean": "bool",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date": "date32",
-}
-_EXPECTED = (
-    "a TFRecord can store numbers, booleans, strings, binary, dates, timestamps, arrays of these "
-    "and ML vectors. Drop the column, or split it into several columns"
-)
 
 
 def to_arrow_type(spark: Any, column: str) -> pa.DataType:

@@ -47,6 +47,11 @@ from pybackend.core.words import show
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_FILES = 8
+# Larger chunks would be allocated again each time, which costs more than it saves.
+CHUNK_BYTES = 4 << 20
+# protobuf's own limit.
+_MOST_BYTES = (1 << 31) - 1
+_READ_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -277,13 +282,6 @@ def sample_spec(
             "the records in `tfrecord_spec`"
         )
     return spec
-
-
-# Larger chunks would be allocated again each time, which costs more than it saves.
-CHUNK_BYTES = 4 << 20
-# protobuf's own limit.
-_MOST_BYTES = (1 << 31) - 1
-_READ_BYTES = 16 << 20
 
 
 def detect_compression(uri: str) -> Compression:

@@ -91,6 +91,12 @@ _RUN = (
     "LD_LIBRARY_PATH=$0${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; PYTHONNOUSERSITE=1; "
     'export LD_LIBRARY_PATH PYTHONNOUSERSITE; exec "$@"'
 )
+_PURPOSE = "environment"
+_CONNECT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.5
+# For a block: a host may be slow to unpack, or the driver may be stopped for a while.
+_BLOCK_SECONDS = 120.0
+_SENT_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -291,14 +297,6 @@ class Interpreter:
         """Return the folders of its packages."""
         patterns = ("lib*/python*/site-packages", "local/lib/python*/dist-packages")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
-
-
-_PURPOSE = "environment"
-_CONNECT_SECONDS = 10.0
-_PAUSE_SECONDS = 0.5
-# For a block: a host may be slow to unpack, or the driver may be stopped for a while.
-_BLOCK_SECONDS = 120.0
-_SENT_BYTES = 256 << 10
 
 
 class UnreachedError(ClusterError):
