@@ -40,7 +40,7 @@ def chosen(**choice: Any) -> Any:
 
 def test_a_list_is_one_input_and_a_mapping_several() -> None:
     column_groups, read = chosen(features=["v", "a"])
-    assert [(group.key, group.columns, group.places) for group in column_groups] == [
+    assert [(group.key, group.columns, group.indices) for group in column_groups] == [
         ("x", ("v", "a"), (0, 1)),
         ("y", ("label",), (2,)),
     ]
@@ -48,7 +48,7 @@ def test_a_list_is_one_input_and_a_mapping_several() -> None:
     column_groups, read = chosen(
         features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v"
     )
-    assert [(group.key, group.places, group.dtype) for group in column_groups] == [
+    assert [(group.key, group.indices, group.dtype) for group in column_groups] == [
         ("x/left", (0, 1), "float32"),
         ("x/right", (0,), "float32"),
         ("x/text", (2,), "str"),

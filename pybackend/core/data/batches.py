@@ -16,14 +16,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from pybackend.core.data.arrays import (
-    Columns,
-    check_row_shapes,
-    count_rows,
-    flatten,
-    list_counts,
-    to_array,
-)
+from pybackend.core.data import arrays
+from pybackend.core.data.arrays import Columns
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.pickling import Pickler
@@ -89,7 +83,7 @@ def is_dataset(data: Any) -> bool:
 
 
 def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    return f"a batch of `{name}` has arrays of different lengths ({list_counts(counts)})"
+    return f"a batch of `{name}` has arrays of different lengths ({arrays.list_counts(counts)})"
 
 
 def read_batches(
@@ -143,10 +137,10 @@ def read_batches(
             break
     columns = {}
     for key in parts[0]:
-        arrays = [part[key] for part in parts]
-        check_row_shapes(arrays, f"`{key}` of the data set `{name}`")
-        columns[key] = to_array(key, np.concatenate(arrays), floatx, name)
-    return Batches(columns, tuple(count_rows(dict(part)) for part in parts))
+        column = [part[key] for part in parts]
+        arrays.check_row_shapes(column, f"`{key}` of the data set `{name}`")
+        columns[key] = arrays.to_array(key, np.concatenate(column), floatx, name)
+    return Batches(columns, tuple(arrays.count_rows(dict(part)) for part in parts))
 
 
 def _is_keras(data: Any) -> bool:
@@ -183,7 +177,7 @@ def _check_structure(data: Any, name: str) -> None:
     tensorflow = sys.modules["tensorflow"]
     spec = data.element_spec
     _check_parts(spec, name)
-    for key, leaf in flatten(spec).items():
+    for key, leaf in arrays.flatten(spec).items():
         if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
             raise InputError(
                 f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
@@ -203,7 +197,7 @@ def _elements(data: Any, name: str, may_be_empty: bool = True) -> Iterator[dict[
     """Yield the arrays of each batch that has rows."""
     for element in _batches(data):
         _check_parts(element, name)
-        leaves = {key: np.asarray(leaf) for key, leaf in flatten(element).items()}
+        leaves = {key: np.asarray(leaf) for key, leaf in arrays.flatten(element).items()}
         if flat := [key for key, array in leaves.items() if array.ndim == 0]:
             raise InputError(
                 f"`{flat[0]}` of the data set `{name}` is a single number, not a batch"

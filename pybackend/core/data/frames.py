@@ -16,22 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import (
-    Columns,
-    Ragged,
-    check_equal_counts,
-    concatenate,
-    flatten_part,
-    to_array,
-    to_dense,
-)
-from pybackend.core.data.arrow import (
-    TensorReader,
-    Tensors,
-    describe_schema,
-    drop_views,
-    find_known,
-)
+from pybackend.core.data import arrays, arrow
+from pybackend.core.data.arrays import Columns, Ragged
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
     DEFAULT_LABEL,
@@ -90,17 +76,17 @@ class FrameRows(TableRows):
         columns = {c: table.read(c) for c in dict.fromkeys(used) if c in names}
         import pyarrow as pa
 
-        arrow = pa.table(columns)
-        if skips_incomplete and any(map(pa.types.is_null, arrow.schema.types)):
+        chosen = pa.table(columns)
+        if skips_incomplete and any(map(pa.types.is_null, chosen.schema.types)):
             nothing = np.zeros(table.rows, bool)  # a column of only nulls has no type
             return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
-        known = describe_schema(arrow.schema)
+        known = arrow.describe_schema(chosen.schema)
         kinds = {column: known.get(column) or table.describe(column) for column in names}
         spec = keep_categories(spec, kinds, table.find_categories)
 
-        spec = find_categories(spec, kinds, lambda column: arrow[column].unique().to_pylist())
+        spec = find_categories(spec, kinds, lambda column: chosen[column].unique().to_pylist())
         groups, _ = group_columns(spec, kinds, floatx, name)
-        tensors, complete = _read_tensors(arrow, groups, skips_incomplete)
+        tensors, complete = _read_tensors(chosen, groups, skips_incomplete)
         return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
 
     @property
@@ -114,8 +100,8 @@ def _read_tensors(
     """Return the tensors of a table's rows, and if some are skipped, a mask of complete ones."""
     import pyarrow as pa
 
-    reader = TensorReader(groups)
-    parts: list[Tensors] = []
+    reader = arrow.TensorReader(groups)
+    parts: list[arrow.Tensors] = []
     complete: list[Array] = []
     first = 0
     for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
@@ -138,7 +124,7 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
     for group in groups:
         for name, values in group.categories.items():
             column = table[name].drop_null().unique()
-            if len(column) and not find_known(column, name, values).any():
+            if len(column) and not arrow.find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
                     f"column {show(name)} has none of its categories "
@@ -210,10 +196,10 @@ def _read_table(frame: Any, name: str) -> _Table:
             f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
-    kinds = describe_schema(table.schema)
+    kinds = arrow.describe_schema(table.schema)
 
     def read(column: str) -> Any:
-        return drop_views(table[column])
+        return arrow.drop_views(table[column])
 
     def find(column: str) -> list[Any] | None:
         if not isinstance(table.schema.field(column).type, pa.DictionaryType):
@@ -247,7 +233,7 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
     features: dict[str, list[str]] = {}
     rows: dict[str, int] = {}
     tensors = dict(spec.tensors or {})
-    for key, part in flatten_part("x", x):
+    for key, part in arrays.flatten_part("x", x):
         of = input_name(key)
         table = _read_targets(part, key, floatx, name)
         columns = [of.removeprefix("#")]
@@ -262,7 +248,7 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
         own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
         rows[key], indexes = table.rows, find_index(spec, table.names)
         features[of] = [c for c in columns if own[c][1] not in indexes]
-    check_equal_counts(rows, f"inputs of `{name}`")
+    arrays.check_equal_counts(rows, f"inputs of `{name}`")
     label = spec.label if spec.label in own else None  # without labels, as arrays
     spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
     first, *_ = rows.values()
@@ -299,9 +285,9 @@ def _add_targets(
         if given is None:
             continue
         names: dict[str, Any] = {}
-        for key, value in flatten_part(part, given):
+        for key, value in arrays.flatten_part(part, given):
             found = _read_targets(value, key, floatx, name)
-            check_equal_counts({"x": table.rows, key: found.rows}, f"arrays of `{name}`")
+            arrays.check_equal_counts({"x": table.rows, key: found.rows}, f"arrays of `{name}`")
             output = input_name(key)
             columns = [f"{part}.{output}" if output else defaults[part]]
             if len(found.names) > 1:  # x may have columns of these names, such as earlier values
@@ -354,10 +340,10 @@ def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
     import pyarrow as pa
 
     if hasattr(part, "__arrow_c_stream__"):
-        return drop_views(pa.chunked_array(part))
+        return arrow.drop_views(pa.chunked_array(part))
     array = np.asarray(part)
     if array.dtype.kind not in "OUS" or array.ndim != 1:
-        array = to_array(key, part, floatx, name)
+        array = arrays.to_array(key, part, floatx, name)
     column = pa.array(array.reshape(-1))
     for size in reversed(array.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -447,5 +433,5 @@ def _join(parts: list[Any]) -> Any:
     """Ragged numbers are zero-padded to equal length."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
-    column = concatenate(parts)
-    return column if column.is_text else to_dense(column)
+    column = arrays.concatenate(parts)
+    return column if column.is_text else arrays.to_dense(column)

@@ -12,15 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import (
-    Columns,
-    Ragged,
-    count_rows,
-    to_dense,
-    to_offsets,
-    to_strings,
-    unpack_list,
-)
+from pybackend.core.data import arrays
+from pybackend.core.data.arrays import Columns
 from pybackend.core.data.row_store import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
@@ -57,7 +50,7 @@ class Rows(Protocol):
 class ArrayRows:
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._count = count_rows(columns)
+        self._count = arrays.count_rows(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
 
     @property
@@ -178,14 +171,14 @@ class _RaggedValues:
         pairs = zip((starts * width).tolist(), (lengths * width).tolist(), strict=True)
         rows = [self._read(start, size) for start, size in pairs]
         if self._kind.is_list:
-            lists = [unpack_list(row) for row in rows]
+            lists = [arrays.unpack_list(row) for row in rows]
             if max(map(len, lists), default=0) > longest:
                 raise report_damage(self._path)
-            return to_strings(lists, longest)
+            return arrays.to_strings(lists, longest)
         if self._kind.is_text:
-            return to_strings([[row] for row in rows], 1)
+            return arrays.to_strings([[row] for row in rows], 1)
         values = np.frombuffer(b"".join(rows), self._kind.item)
-        return to_dense(Ragged(values, to_offsets(spans["length"])), longest)
+        return arrays.to_dense(arrays.Ragged(values, arrays.to_offsets(spans["length"])), longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._mapped is not None:

@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from pybackend.core.data.arrow import (
-    TensorReader,
-    describe_schema,
-    drop_views,
-    has_views,
-    require_values,
-)
+from pybackend.core.data import arrow
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
     MOST_CATEGORIES,
@@ -109,7 +103,7 @@ class FileRows(TableRows):
         An `InputError` names the file, or the column, and what is expected.
         """
         files, left_out = _open(path, spec, name)
-        kinds = describe_schema(files.schema)
+        kinds = arrow.describe_schema(files.schema)
         kinds = {column: kind for column, kind in kinds.items() if column not in left_out}
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
         distinct = partial(_read_distinct, files, lambda part: part.unique())
@@ -135,7 +129,7 @@ class FileRows(TableRows):
         With ``in_order``, the worker gets every ``workers``-th row, as of an array, instead of
         ranges. It then reads all of them.
         """
-        reader = TensorReader(self.column_groups)
+        reader = arrow.TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
         step = workers if in_order and self.spec.repartition and not everything else 1
         ranges = [(0, self.rows)]
@@ -157,7 +151,7 @@ class FileRows(TableRows):
         for column in filter(nulls.__contains__, list_columns(self.column_groups)):
             number = nulls[column]
             for start, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
-                require_values(batch.column(0), column, partial(self._name_row, start))
+                arrow.require_values(batch.column(0), column, partial(self._name_row, start))
 
     def _name_row(self, start: int, row: int) -> str:
         """The name includes the file; ``start`` is the number of the batch's first row."""
@@ -424,7 +418,7 @@ def _read_ranges(
                 f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when training "
                 "began: it was replaced, or is a different file on this host"
             )
-        viewed = any(map(has_views, parquet.schema_arrow.types))
+        viewed = any(map(arrow.has_views, parquet.schema_arrow.types))
         begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
@@ -434,7 +428,7 @@ def _read_ranges(
                 for batch in parquet.iter_batches(size, [number], columns=columns):
                     batch = batch.select(columns)  # in this order
                     if viewed:
-                        plain = list(map(drop_views, batch.columns))
+                        plain = list(map(arrow.drop_views, batch.columns))
                         batch = pa.RecordBatch.from_arrays(plain, columns)
                     yield from _cut_ranges(batch, start, ranges)
                     start += batch.num_rows

@@ -25,20 +25,12 @@ from pybackend.core.data.files import (
     open_file,
     open_folder,
 )
+from pybackend.core.data.tfrecord import framing
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.core.data.tfrecord.encode import Mark, Marks, place_marks, update_checksum
 from pybackend.core.data.tfrecord.folder import NAME as MANIFEST
 from pybackend.core.data.tfrecord.folder import TEMPORARY, read_manifest
-from pybackend.core.data.tfrecord.framing import (
-    FOOT,
-    HEAD,
-    Chunk,
-    Compression,
-    DecompressingReader,
-    find_records,
-    read_first_length,
-    recognize_compression,
-)
+from pybackend.core.data.tfrecord.framing import Chunk, Compression
 from pybackend.core.data.tfrecord.protobuf import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
 from pybackend.core.job.options import check_tfrecord_spec
@@ -259,7 +251,7 @@ def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
     marks: list[Mark] = []
     for chunk in read_chunks(file, compression):
         count += len(chunk.starts)
-        marks += place_marks(chunk.starts - HEAD, chunk.first, chunk.begin)
+        marks += place_marks(chunk.starts - framing.HEAD, chunk.first, chunk.begin)
     return count, () if compression else tuple(marks)
 
 
@@ -286,9 +278,9 @@ def sample_spec(
 
 def detect_compression(uri: str) -> Compression:
     with open_for_reading(uri) as file:
-        first_bytes = file.read(HEAD)
+        first_bytes = file.read(framing.HEAD)
     try:
-        return recognize_compression(first_bytes)
+        return framing.recognize_compression(first_bytes)
     except ValueError as error:
         raise InputError(f"{uri} is not a TFRecord file: {error}") from error
 
@@ -307,10 +299,10 @@ def read_chunks(
     first, start = mark
     with open_for_reading(uri) as file:
         file.seek(start)
-        stream = DecompressingReader(file, compression) if compression else file
+        stream = framing.DecompressingReader(file, compression) if compression else file
         content = _read(uri, stream, size)
         while content:
-            starts, lengths, end = find_records(content)
+            starts, lengths, end = framing.find_records(content)
             chunk = Chunk(uri, first, start, content, starts, lengths)
             if not len(starts):
                 content += _read_rest(chunk, stream)
@@ -361,9 +353,9 @@ def open_for_reading(uri: str) -> Iterator[Any]:
 def _read_rest(chunk: Chunk, stream: Any) -> bytes:
     """Read the rest of a record that is longer than its chunk."""
     content = chunk.content
-    if len(content) < HEAD:
+    if len(content) < framing.HEAD:
         raise _truncated_error(chunk)
-    length = read_first_length(content)
+    length = framing.read_first_length(content)
     if length is None:
         raise chunk.report_damage("length")
     if length > _MOST_BYTES:
@@ -371,7 +363,7 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
             f"{chunk.name_record()} claims to have {length:,} bytes, more than the limit of 2 GB "
             "for a tf.train.Example: write the file again"
         )
-    missing = HEAD + length + FOOT - len(content)
+    missing = framing.HEAD + length + framing.FOOT - len(content)
     rest = _read(chunk.file, stream, missing)
     if len(rest) < missing:
         raise _truncated_error(chunk)

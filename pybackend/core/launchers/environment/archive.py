@@ -28,15 +28,8 @@ from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job
 from pybackend.core.job.packages import BUILDS, TITLES
 from pybackend.core.job.resources import THIS
-from pybackend.core.launchers.environment.contents import (
-    OF_ORIGIN,
-    Entry,
-    EnvironmentFacts,
-    describe_environment,
-    find_python,
-    list_entries,
-    read_code,
-)
+from pybackend.core.launchers.environment import contents
+from pybackend.core.launchers.environment.contents import Entry, EnvironmentFacts
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.machine.janitor import end_sweep, sweep, swept_folder
 from pybackend.core.words import either, setting, show
@@ -141,8 +134,8 @@ class PackedEnvironment:
 
 def pack_environment_of(environment: str, path: Path) -> PackedEnvironment:
     """Pack an environment, ``"this"`` or a folder, into a file."""
-    facts = describe_environment(find_python(environment))
-    return pack_entries(facts, list_entries(facts), path)
+    facts = contents.describe_environment(contents.find_python(environment))
+    return pack_entries(facts, contents.list_entries(facts), path)
 
 
 def pack_entries(
@@ -196,7 +189,9 @@ def read_packed(path: str) -> PackedEnvironment:
 
 def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
     """Read all files, and return their digest, and what the environment contains and needs."""
-    counted = [e for e in entries if not e.is_code and os.path.basename(e.name) not in OF_ORIGIN]
+    counted = [
+        e for e in entries if not e.is_code and os.path.basename(e.name) not in contents.OF_ORIGIN
+    ]
     digest, newest = hashlib.sha256(f"{facts.version} {facts.machine}\n".encode()), 0
     with ThreadPoolExecutor(count_cores()) as threads:
         for entry, (content, release) in zip(counted, threads.map(_read, counted), strict=True):
@@ -249,7 +244,7 @@ def _write_tar(file: _ParallelGzip, entries: Iterable[Entry]) -> None:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.link
                 archive.addfile(info)
             elif entry.source is None or entry.is_code:
-                content = read_code(entry.source) if entry.source else entry.content
+                content = contents.read_code(entry.source) if entry.source else entry.content
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
             else:
@@ -320,7 +315,7 @@ class _Session:
 
     def pack(self, facts: EnvironmentFacts, say: Callable[[str], object]) -> PackedEnvironment:
         """Pack an environment, if it has changed since the last time."""
-        entries = list_entries(facts)
+        entries = contents.list_entries(facts)
 
         def pack() -> PackedEnvironment:
             say(f"packing the Python environment {facts.prefix}")
@@ -375,7 +370,7 @@ def pack_for(job: Job, say: Callable[[str], object]) -> PackedEnvironment | None
         if packed.manifest is not None:
             _check(job, packed.manifest.python, packed.manifest.packages)
         return packed
-    facts = describe_environment(find_python(path))
+    facts = contents.describe_environment(contents.find_python(path))
     _check(job, facts.version, facts.packages)
     return _SESSION.pack(facts, say)
 

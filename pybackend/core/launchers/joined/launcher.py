@@ -34,16 +34,8 @@ from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.fork_server import keeping_fork_server
-from pybackend.core.launchers.joined.gathering import (
-    CallGroup,
-    JoinedCall,
-    Reminder,
-    describe_call,
-    find_meeting,
-    meet_first,
-    meet_others,
-    open_server,
-)
+from pybackend.core.launchers.joined import gathering
+from pybackend.core.launchers.joined.gathering import CallGroup, JoinedCall
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.place import Place, find_place, split_host
 from pybackend.core.launchers.remote.task import MODEL, REPORT, send_results
@@ -99,7 +91,7 @@ class JoinedLauncher:
         self.check(job)
         place = self.place
         token = derive_token(self._secret, "processes that join")
-        claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
+        claims = gathering.describe_call(JoinedLauncher.calls + 1, job, files, datasets)
         rows = _OwnRows(datasets, job.workers, job.shuffles_globally)
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
@@ -147,7 +139,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
     """Run the first process: its worker, and the collection of all reports."""
     place, member = call.place, call.member
     with ExitStack() as stack:
-        server = stack.enter_context(open_server(place))
+        server = stack.enter_context(gathering.open_server(place))
         meeting = stack.enter_context(
             MeetingServer(
                 "",
@@ -158,7 +150,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
-        group = CallGroup(call, partial(meet_others, call, meeting))
+        group = CallGroup(call, partial(gathering.meet_others, call, meeting))
         others = _Others(call, meeting)
         report, model = _work(call, group, server, others.give_up, notice)
         reports = others.wait(report)
@@ -176,10 +168,10 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
     place, member = call.place, call.member
     timeout = member.job.timeout
     with ExitStack() as stack:
-        server = stack.enter_context(open_server(place))
+        server = stack.enter_context(gathering.open_server(place))
         client = stack.enter_context(
             MeetingClient(
-                find_meeting(place),
+                gathering.find_meeting(place),
                 member.token,
                 place.rank,
                 timeout,
@@ -188,7 +180,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         client.start_beating(SHORTEST_SILENCE)
-        group = CallGroup(call, partial(meet_first, call, client))
+        group = CallGroup(call, partial(gathering.meet_first, call, client))
 
         def give_up() -> str | None:
             return f"{place.name(0)} ended the call" if client.has_ended else None
@@ -239,7 +231,7 @@ def _receive(
     call: JoinedCall, client: MeetingClient, report: WorkerReport
 ) -> Mapping[str, bytes] | None:
     """Send the report, and wait for the results; None if the first process is lost."""
-    reminder = Reminder(call)
+    reminder = gathering.Reminder(call)
     with suppress(ClusterError):  # it may have ended the call already, and sent the reason
         send_results(client, report, None)
         client(Reported())
@@ -275,7 +267,7 @@ class _Others:
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
         """Return all reports by rank; for a process that ended without a report, a failure."""
-        place, reminder, crew = self._call.place, Reminder(self._call), self._crew
+        place, reminder, crew = self._call.place, gathering.Reminder(self._call), self._crew
 
         def listen(seconds: float) -> None:
             if crew.missing:
