@@ -30,7 +30,6 @@ _SIGNATURE_BATCHES = 2
 
 
 def describe_function() -> str:
-    """Return an example of a function as data, for messages."""
     function = either(
         "lambda context: make_dataset(context.rank, context.world_size)",
         "function(context) make_dataset(context$rank, context$world_size)",

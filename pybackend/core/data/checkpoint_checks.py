@@ -205,7 +205,7 @@ def find_difference(there: str, here: str) -> str | None:
 
 
 def _compare_parts(there: Any, here: Any, owner: str, argument: str) -> Iterator[str]:
-    """Yield a description of each difference; ``owner`` has the argument."""
+    """``owner`` has the argument."""
     if isinstance(there, dict) and isinstance(here, dict):
         kind, config = there.get("class_name"), there.get("config")
         if kind != here.get("class_name"):
@@ -234,7 +234,6 @@ def _drop_number(name: Any) -> str:
 
 
 def show_argument(value: Any) -> str:
-    """Show an argument in a few words."""
     if isinstance(value, dict):
         return _drop_number(value.get("class_name", "a dict"))
     if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):

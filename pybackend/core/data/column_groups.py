@@ -71,8 +71,6 @@ def group_columns(
 
 @dataclass(frozen=True)
 class _GroupBuilder:
-    """It collects the columns that the groups read."""
-
     spec: ColumnSpec
     kinds: Mapping[str, ColumnKind]
     floatx: str
@@ -169,7 +167,7 @@ class _GroupBuilder:
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
 
     def _choose_number_type(self, column: str, group: ColumnGroup) -> str:
-        """Return the type in which a column's numbers are passed to the model."""
+        """In which a column's numbers are passed to the model."""
         kind = self.kinds[column]
         if column in group.categories:
             return "int32"

@@ -61,7 +61,6 @@ class ColumnSpec:
 
     @property
     def named_columns(self) -> list[str]:
-        """All columns that the arguments name."""
         groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
         names = [name for group in groups if group is not None for name in list_names(group)]
         return [*names, *self.label_columns, *self.weight_columns]
@@ -215,7 +214,7 @@ def as_list(names: Any) -> Any:
 
 
 def as_plain(values: Any) -> list[Any]:
-    """Convert values of a column to Python's own numbers and text."""
+    """To Python's own numbers and text."""
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 

@@ -47,7 +47,6 @@ def hide_password(text: str) -> str:
 
 
 def local_path(uri: str) -> str:
-    """Return the absolute path of a local file."""
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
@@ -266,7 +265,7 @@ _LOCAL = _LocalFileSystem()
 
 
 def open_folder(uri: str) -> Folder:
-    """Return the folder at a path or URI, which need not exist."""
+    """The folder need not exist."""
     find_filesystem(uri, "uri")  # reports errors of the URI early
     return Folder(as_uri(uri))
 
@@ -334,7 +333,7 @@ class Folder:
             filesystem.rm(path, recursive=True)
 
     def remove_itself(self) -> None:
-        """Remove the folder if it is empty."""
+        """Unless it has content."""
         if self.names() == []:
             filesystem, path = find_filesystem(self.uri)
             filesystem.rmdir(path)

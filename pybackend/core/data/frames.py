@@ -169,7 +169,7 @@ def holds_frame(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that are read only when used."""
+    """A table whose columns are read only when used."""
 
     names: Sequence[str]
     rows: int
@@ -256,7 +256,6 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
 
 
 def _combine(own: Mapping[str, tuple[_Table, str]], rows: int) -> _Table:
-    """Return a table of columns that other tables have, under other names."""
     return _Table(
         list(own),
         rows,
@@ -269,7 +268,6 @@ def _combine(own: Mapping[str, tuple[_Table, str]], rows: int) -> _Table:
 def _add_targets(
     spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
 ) -> tuple[ColumnSpec, _Table]:
-    """Add labels and weights as columns to the table that they are passed with."""
     parts = dict(zip(("y", "sample_weight"), targets, strict=False))
     if parts["y"] is None and parts.get("sample_weight") is not None:
         raise InputError(

@@ -91,7 +91,6 @@ def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
 
 
 def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
-    """Call the user's function and check that it returns a data set of batches."""
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(
@@ -133,7 +132,6 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 
 def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    """Gather the layouts of all workers' rows and make them identical."""
     everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
     check_layouts(everyone)
     layouts = [layouts[name] for layouts in everyone]

@@ -108,7 +108,7 @@ def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
 
 
 def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
-    """Pack fixed-width columns into one array of type `row_dtype`."""
+    """The columns have a fixed width; the array is of type `row_dtype`."""
     count = len(next(iter(columns.values()))) if columns else 0
     rows = np.empty(count, row_dtype(kinds))
     for index, column in enumerate(columns.values()):
@@ -124,7 +124,6 @@ def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
 
 
 def read_layout(folder: Path) -> tuple[int, Kinds]:
-    """Read the number of rows and the kinds of their columns."""
     layout = _read(folder / LAYOUT)
     return layout["rows"], read_kinds(layout["columns"])
 
@@ -216,7 +215,6 @@ class RowStoreWriter:
         self.close()
 
     def append(self, columns: Mapping[str, Array | Ragged]) -> None:
-        """Write rows, whose kinds must be those of the first rows."""
         if not self._header_bytes:
             self._begin(describe_columns(columns))
         for key, column in columns.items():
@@ -312,7 +310,6 @@ def digest_rows(folder: Path) -> str:
 
 
 def write_columns(folder: Path, columns: Columns) -> None:
-    """Write columns of equal length into a new folder, a few rows at a time."""
     with RowStoreWriter(folder, describe_columns(columns)) as writer:
         rows = count_rows(columns) if columns else 0
         step = max(1, _CHUNK_BYTES // max(1, row_dtype(describe_columns(columns)).itemsize))

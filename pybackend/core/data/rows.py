@@ -241,8 +241,6 @@ class _View:
 
 
 class Reshaped(_View):
-    """The same rows with one column in a different shape."""
-
     def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
         super().__init__(rows)
         self._key = key
@@ -255,8 +253,6 @@ class Reshaped(_View):
 
 
 class Renamed(_View):
-    """Rows, some columns of which have new names."""
-
     def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
         super().__init__(rows)
         self._names = names

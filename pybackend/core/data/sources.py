@@ -69,8 +69,6 @@ _THREADS = 16
 
 
 class RowFiles(Protocol):
-    """Files whose rows are numbered."""
-
     @property
     def files(self) -> tuple[str, ...]: ...
     @property
@@ -205,7 +203,6 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
 
 
 def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
-    """Return the files and their index columns."""
     files = open_row_files(as_paths(path), spec.tfrecord_spec, name)
     reject_duplicate_columns(files.schema.names, name)
     return files, find_index(spec, files.schema.names, files.index)

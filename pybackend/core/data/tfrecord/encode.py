@@ -88,7 +88,7 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
 
 
 def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
-    """Return the elements of lists without nulls, and the start of each list among them."""
+    """Return the elements of lists, which have no nulls, and the start of each list."""
     lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
     return lists.flatten(), to_offsets(lengths)
 
@@ -202,7 +202,7 @@ def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
 
 
 def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
-    """Write the checksum after each record's data, and return the checksums."""
+    """After each record's data."""
     starts, ends = offsets[:-1] + framing.HEAD, offsets[1:] - framing.FOOT
     found = framing.compute_masked_crcs(content, starts, ends - starts)
     for byte in range(framing.FOOT):

@@ -162,7 +162,7 @@ def is_begun(uri: str, token: str) -> bool:
 
 
 def choose_path(uri: str, token: str, attempt: str) -> str:
-    """Return the path to which a task attempt writes its file."""
+    """For the file of a task attempt."""
     return open_folder(uri).path(f"{TEMPORARY}{token}/{attempt}")
 
 
@@ -199,7 +199,6 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
 
 
 def discard(uri: str, token: str, is_new: bool) -> None:
-    """Remove the files of a failed job."""
     folder = open_folder(uri)
     # Tasks of the job may still be writing there.
     for _ in range(3):

@@ -294,7 +294,7 @@ def recognize_compression(first_bytes: bytes) -> Compression:
 
 
 def make_compressor(compression: Compression) -> Any:
-    """Return an object of `zlib.compressobj`; None if the file is not compressed."""
+    """None for a file that is not compressed."""
     if compression is None:
         return None
     return zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])

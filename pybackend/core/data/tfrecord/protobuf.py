@@ -59,7 +59,7 @@ def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray
 
 
 def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """Concatenate several columns row by row."""
+    """Row by row."""
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
@@ -210,7 +210,7 @@ def _next_field(data: Bytes, owners: Index, at: Index, limits: Index) -> Fields:
 
 
 def _merge(steps: list[Fields]) -> Fields:
-    """Combine the fields from all steps, sorted by position."""
+    """Sorted by position."""
     if len(steps) == 1:
         return steps[0]
     nothing = Fields(*[np.empty(0, np.int64)] * 5)

@@ -213,7 +213,6 @@ class RecordFiles:
 
 
 def _reject_others(files: Sequence[str], known: Collection[str], name: str) -> None:
-    """Reject a folder with files that its manifest does not list."""
     if others := [file for file in files if file not in known]:
         raise InputError(
             f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
@@ -230,7 +229,6 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
 
 
 def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str) -> RecordFiles:
-    """Open files without a manifest."""
     compressions = [detect_compression(file) for file in files]
     if spec is None:
         spec = sample_spec(files, compressions, name)
@@ -351,7 +349,6 @@ def open_for_reading(uri: str) -> Iterator[Any]:
 
 
 def _read_rest(chunk: Chunk, stream: Any) -> bytes:
-    """Read the rest of a record that is longer than its chunk."""
     content = chunk.content
     if len(content) < framing.HEAD:
         raise _truncated_error(chunk)

@@ -376,7 +376,7 @@ def pack_for(job: Job, say: Callable[[str], object]) -> PackedEnvironment | None
 
 
 def _check(job: Job, version: str, packages: Mapping[str, str]) -> None:
-    """Check the Python of an environment, and the packages that every model needs."""
+    """Check the release of Python, and the packages that every model needs."""
     named = f"`environment`, {show(job.resources.environment)},"
     own = ".".join(map(str, sys.version_info[:2]))
     if version.split(".")[:2] != own.split("."):

@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class EnvironmentFacts:
-    """Facts that an environment's Python reports about itself."""
+    """What an environment's Python reports about itself."""
 
     prefix: str
     executable: str
@@ -184,7 +184,7 @@ def _list_interpreter(facts: EnvironmentFacts) -> Iterator[Entry]:
 
 
 def _find_libraries(files: Iterable[str]) -> dict[str, str]:
-    """Return the paths of the libraries that files are linked with, as far as `ldd` finds them."""
+    """As far as `ldd` finds them, by name."""
     program = shutil.which("ldd")
     if program is None:
         return {}

@@ -206,7 +206,6 @@ class Installation:
         return explain_unpacking(self.host, folder, *self.wait())
 
     def wait(self) -> tuple[int, list[str]]:
-        """Return the exit status and the lines of the error output."""
         status = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
@@ -274,7 +273,6 @@ class Interpreter:
         return Path(self.python).parents[1]
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables for its processes, made of this process's."""
         # They belong to another Python.
         unwanted = ("PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV", "CONDA_PREFIX", "PYSPARK_PYTHON")
         variables = {name: text for name, text in given.items() if name not in unwanted}
@@ -294,7 +292,6 @@ class Interpreter:
         return ["/bin/sh", "-c", _RUN, str(self.folder / LIBRARIES)]
 
     def sites(self) -> list[str]:
-        """Return the folders of its packages."""
         patterns = ("lib*/python*/site-packages", "local/lib/python*/dist-packages")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
 

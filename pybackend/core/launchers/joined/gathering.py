@@ -186,7 +186,6 @@ def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequen
 
 
 def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequence[str]:
-    """Meet the others at the first process."""
     place, reminder = call.place, Reminder(call)
     while not client.wait_until_settled(_LOOK_SECONDS):
         reminder.look(place.name(0))
@@ -356,7 +355,6 @@ def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]])
 
 
 def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the type, the shape and a digest of the values of each column."""
     found = {}
     for name, column in columns.items():
         digest = hashlib.blake2b(digest_size=16)

@@ -51,8 +51,6 @@ _LEAVE_SECONDS = 60.0
 
 
 class JoinedLauncher:
-    """One worker in each of several processes, including this one."""
-
     where = "processes that you start yourself, including this one"
     is_here = True
     session = None
@@ -113,14 +111,11 @@ def launcher_of(target: Any) -> JoinedLauncher | None:
 
 @dataclass(frozen=True)
 class _OwnRows:
-    """All rows that were passed to the call in this process."""
-
     datasets: Mapping[str, Columns]
     workers: int
     has_all: bool
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's share of the rows."""
         for name, rows in self.datasets.items():
             if name != "train" or not self.has_all:
                 rows = shard(rows, self.workers, rank)

@@ -246,7 +246,7 @@ class PredictTask:
     onnx_inputs
         Inputs of the model's ONNX file; None: Keras computes the predictions.
     column_groups
-        The tensors; their ``places`` are indices into ``places`` below.
+        The tensors; their indices are into ``places`` below.
     places
         Positions of the feature columns in the batches of `mapInArrow`.
     kept
