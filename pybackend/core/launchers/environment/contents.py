@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class EnvironmentFacts:
-    """What an environment's Python reports about itself."""
+    """Facts that an environment's Python reports about itself."""
 
     prefix: str
     executable: str

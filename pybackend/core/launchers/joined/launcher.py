@@ -111,7 +111,7 @@ def launcher_of(target: Any) -> JoinedLauncher | None:
 
 @dataclass(frozen=True)
 class _OwnRows:
-    datasets: Mapping[str, Columns]
+    datasets: Mapping[str, Columns]  # all rows that were passed to the call in this process
     workers: int
     has_all: bool
 
