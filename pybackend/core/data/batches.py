@@ -220,8 +220,8 @@ def _batches(data: Any) -> Iterator[Any]:
     if _is_keras(data):
         data.on_epoch_begin()
         for index in range(_length(data) or 0):
-            # In the structure that Keras uses.
             element = data[index]
+            # In the structure that Keras uses.
             if isinstance(element, (list, tuple)):
                 yield tuple(element[:-1] if element[-1:] == [None] else element)
             else:

@@ -45,8 +45,7 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
     described |= {name: getattr(job, name) for name in _SETTINGS}
     # The number of parameter servers may change.
     exchange = ParameterServer() if job.is_asynchronous else job.exchange
-    described["exchange"] = json.loads(encode(exchange))
-    described["exchange"] = _select(described["exchange"])
+    described["exchange"] = _select(json.loads(encode(exchange)))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]

@@ -292,16 +292,14 @@ def keep_categories(
 
 
 def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
-    most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
+    most, advice = MOST_CATEGORIES, "make it a separate input for a StringLookup or Hashing layer"
+    if encoding == ONE_HOT:
+        codes = call_of("DataOptions", encode={column: "integer"})
+        most, advice = MOST_ONE_HOT, f"use {codes} and an Embedding layer"
     if len(values) > most:
         raise InputError(
             f"column {show(column)} has more than {most:,} values, too many to encode as "
-            f"{show(encoding)}: leave it out of `features`, or "
-            + (
-                f"use {call_of('DataOptions', encode={column: 'integer'})} and an Embedding layer"
-                if encoding == ONE_HOT
-                else "make it a separate input for a StringLookup or Hashing layer"
-            )
+            f"{show(encoding)}: leave it out of `features`, or {advice}"
         )
 
 
@@ -317,13 +315,12 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
         for column in spec.encode:
             if column not in features:
                 raise InputError(f"`encode` has {show(column)}, which is not one of the features")
-    chosen: dict[str, str] = {}
-    for columns in inputs.values():
-        for column in columns:
-            encoding = _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
-            if encoding is not None:
-                chosen[column] = encoding
-    return chosen
+    chosen = {
+        column: _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
+        for columns in inputs.values()
+        for column in columns
+    }
+    return {column: encoding for column, encoding in chosen.items() if encoding is not None}
 
 
 def encoding_of(spec: ColumnSpec, column: str) -> str:
@@ -344,11 +341,9 @@ def _choose_encoding(
         return None
     is_text = kind.holds == "text" and not kind.depth
     has_categories = column in (spec.categories or {})
-    asked = None
+    asked = spec.encode if is_text or has_categories else None
     if isinstance(spec.encode, Mapping):
         asked = spec.encode.get(column)
-    elif is_text or has_categories:
-        asked = spec.encode
     if asked is not None and not has_categories:
         is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
         if kind.depth or not (is_text or is_whole):

@@ -153,11 +153,9 @@ def has_frames(x: Any) -> bool:
     inputs = list(x.values()) if isinstance(x, Mapping) else x
     if not isinstance(inputs, (list, tuple)):
         return is_frame(x)
-    is_table = [is_frame(one) for one in inputs]
-    others = [one for one, is_one in zip(inputs, is_table, strict=True) if not is_one]
-    return any(is_table) and all(
-        getattr(getattr(one, "dtype", None), "kind", "O") in "fiub" for one in others
-    )
+    dtypes = [getattr(one, "dtype", None) for one in inputs if not is_frame(one)]
+    is_any = len(dtypes) < len(inputs)
+    return is_any and all(getattr(dtype, "kind", "O") in "fiub" for dtype in dtypes)
 
 
 def holds_frame(data: Any) -> bool:
@@ -356,16 +354,13 @@ def _categories(series: Any) -> Any:
 
 def _name_intervals(frame: Any) -> Any:
     """Convert categories that are not text or numbers, e.g. those of ``pandas.cut``, to text."""
+    plain = str | int | float | np.number | np.bool_
     others = {
         column: frame[column].cat.rename_categories(str)
         for column in frame.columns
-        if (known := _categories(frame[column])) is not None and not _is_text_or_number(known)
+        if not all(isinstance(value, plain) for value in _categories(frame[column]) or ())
     }
     return frame.assign(**others) if others else frame
-
-
-def _is_text_or_number(values: list[Any]) -> bool:
-    return all(isinstance(value, str | int | float | np.number | np.bool_) for value in values)
 
 
 def _check_names(frame: Any, name: str) -> None:
@@ -407,9 +402,8 @@ def _arrow_column(series: Any, name: str) -> Any:
 
 def _nested_lists(series: Any) -> Any:
     """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
-    if series.dtype != object or not any(_is_nested(value) for value in series.iloc[:1]):
-        return series
-    return series.map(_nest)
+    is_any = series.dtype == object and any(map(_is_nested, series.iloc[:1]))
+    return series.map(_nest) if is_any else series
 
 
 def _nest(value: Any) -> Any:

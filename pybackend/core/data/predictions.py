@@ -109,9 +109,7 @@ class Predictions:
             _check_shape(output, numbers)
         if not (self.has_class or self.has_numbers):
             pairs = zip(self.outputs, outputs, strict=True)
-            return [
-                nest_lists(numbers.astype(output.held), output.depth) for output, numbers in pairs
-            ]
+            return [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
         import pyarrow as pa
 
         columns = self.columns(outputs)
@@ -164,9 +162,8 @@ def _check_shape(output: Output, numbers: Array) -> None:
 
 def spread_rows(outputs: Array, complete: Array) -> Array:
     """Expand the outputs of the complete rows to all rows; the other rows are NaN."""
-    spread = np.full(
-        (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
-    )
+    dtype = np.result_type(outputs.dtype, np.float16)  # one that has NaN
+    spread = np.full((len(complete), *outputs.shape[1:]), np.nan, dtype)
     spread[complete] = outputs
     return spread
 

@@ -142,8 +142,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
             f"`path`: {show(uri)} is not empty, it contains {old[0]}: choose another folder, or "
             f"replace its content with {setting(overwrite=True)}"
         )
-    strange = [name for name in old if not _RECORDS.fullmatch(name)]
-    if strange:
+    if strange := [name for name in old if not _RECORDS.fullmatch(name)]:
         raise InputError(
             f"`path`: {show(uri)} contains {strange[0]}, but {setting(overwrite=True)} replaces "
             "only records: choose another folder"
@@ -178,8 +177,11 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
         raise InputError(
             f"`path`: {old[0]} appeared in {show(uri)} while the records were being written"
         )
+    suffix = SUFFIX[written.compression]
+    # The token makes the names of new files differ from those of the files that they replace.
     names = {
-        part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
+        part.name: f"part-{number:05d}-{token[:8]}.tfrecord{suffix}"
+        for number, part in enumerate(written.parts)
     }
     for part in written.parts:
         if folder.size(f"{TEMPORARY}{token}/{part.name}") != part.size:
@@ -228,8 +230,3 @@ def _publish(folder: Folder, token: str, names: dict[str, str], manifest: dict[s
 
 def _list_old_names(folder: Folder) -> list[str]:
     return [name for name in folder.names() or [] if not name.startswith(TEMPORARY)]
-
-
-def _build_name(number: int, token: str, manifest: RecordsManifest) -> str:
-    # The token makes the names of new files differ from those of the files that they replace.
-    return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -319,9 +319,8 @@ class _Session:
 
         def pack() -> PackedEnvironment:
             say(f"packing the Python environment {facts.prefix}")
-            packed = pack_entries(
-                facts, entries, self._make_folder() / f"{len(self._known)}.tar.gz"
-            )
+            path = self._make_folder() / f"{len(self._known)}.tar.gz"
+            packed = pack_entries(facts, entries, path)
             say(f"packed it in {packed.seconds:.0f} s: {show_bytes(packed.size)}")
             return packed
 

@@ -77,12 +77,11 @@ class JoinedLauncher:
 
     def describe(self, job: Job) -> Submission:
         place = self.place
-        known = [f"host {split_host(peer)}" for peer in place.peers]
-        places = known or ["its own process"] * job.workers
-        places[place.rank] = "this process"
-        return Submission(
-            tuple(places), later=("the calls of all processes are compared when they connect",)
-        )
+        hosts = [f"host {split_host(peer)}" for peer in place.peers]
+        workers = hosts or ["its own process"] * job.workers
+        workers[place.rank] = "this process"
+        later = ("the calls of all processes are compared when they connect",)
+        return Submission(tuple(workers), later=later)
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job; all processes have to call this."""
@@ -194,9 +193,8 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[MODEL + k]) for k in TRAINED if MODEL + k in received]
-        return _conclude(
-            _read_results(received.get(_RESULTS), place), models[0] if models else None
-        )
+        results = _read_results(received.get(_RESULTS), place)
+        return _conclude(results, models[0] if models else None)
 
 
 def _work(
@@ -230,10 +228,9 @@ def _receive(
     with suppress(ClusterError):  # it may have ended the call already, and sent the reason
         send_results(client, report, None)
         client(Reported())
+    awaited = f"the result of {call.place.name(0)}"
     with suppress(TimeoutError):
-        return client.receive(
-            _RESULT_SECONDS, lambda: reminder.look(f"the result of {call.place.name(0)}")
-        )
+        return client.receive(_RESULT_SECONDS, lambda: reminder.look(awaited))
     return None
 
 
@@ -299,10 +296,8 @@ class _Others:
 
 
 def _lost(place: Place, rank: int, reason: str) -> Failure:
-    text, advice = (
-        f"the process {reason}",
-        "see the output of that process, and restart all of them",
-    )
+    text = f"the process {reason}"
+    advice = "see the output of that process, and restart all of them"
     return Failure(rank, _host(place, rank), "ProcessLost", text, time=time.time(), advice=advice)
 
 
