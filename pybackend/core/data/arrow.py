@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.core.data.arrays import Ragged, narrow, pack_lists, to_offsets
+from pybackend.core.data.arrays import Array, Ragged, narrow, pack_lists, to_offsets
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
 from pybackend.core.errors import InputError
 from pybackend.core.words import Code, setting, show
 
-Array = npt.NDArray[Any]
 Tensors = dict[str, Array | Ragged]
 _SHOWN_COLUMNS = 6
 _SHOWN_CHARACTERS = 40

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybackend.core.data import arrays, arrow
-from pybackend.core.data.arrays import Columns, Ragged
+from pybackend.core.data.arrays import Array, Columns, Ragged
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
     DEFAULT_LABEL,
@@ -36,7 +35,6 @@ from pybackend.core.data.columns import (
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show, term
 
-Array = npt.NDArray[Any]
 _BATCH_ROWS = 65_536
 _LISTED = 8
 

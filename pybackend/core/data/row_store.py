@@ -21,15 +21,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.core.data.arrays import Columns, Ragged, count_rows
+from pybackend.core.data.arrays import Array, Columns, Ragged, count_rows
 from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import argument_of
 from pybackend.core.words import show
-
-Array = npt.NDArray[Any]
 
 LAYOUT = "layout.json"
 _ROWS = "rows.npy"

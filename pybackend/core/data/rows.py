@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pybackend.core.data import arrays
-from pybackend.core.data.arrays import Columns
+from pybackend.core.data.arrays import Array, Columns
 from pybackend.core.data.row_store import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
 # Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
 _MAPPED_BYTES = 40 << 20
