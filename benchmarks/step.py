@@ -126,7 +126,8 @@ def train_apart(
 def connect(context: pybackend.types.WorkerContext) -> Any:
     """Connect the workers with each other; return their collective."""
     from pybackend.core.collective import join_mesh
-    from pybackend.core.net.rendezvous import address_of, listen, new_token
+    from pybackend.core.net.authentication import new_token
+    from pybackend.core.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
     token = context.all_gather(new_token())[0]

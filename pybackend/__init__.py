@@ -30,11 +30,10 @@ _NAMES = {
         "ClusterError DatabaseError InputError PeerLostError RError SerializationError "
         "TfdistError UnverifiedFileWarning WorkerFailedError"
     ),
-    "core.job.checkpoint": "Recovery",
-    "core.job.learning_rate": "ScaleLearningRate",
-    "core.job.model_options": "ModelOptions",
-    "core.job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
-    "core.job.resources": "Resources",
+    "core.job.storage_options": "DataOptions ModelOptions Recovery",
+    "core.job.worker_options": (
+        "Elastic Exchange LocalSteps ParameterServer Resources ScaleLearningRate"
+    ),
     "core.launchers.hosts.launcher": "hosts",
     "core.launchers.place": "join",
     "core.launchers.kubernetes.launcher": "kubernetes",
@@ -90,15 +89,15 @@ if TYPE_CHECKING:
     from pybackend.core.errors import TfdistError as TfdistError
     from pybackend.core.errors import UnverifiedFileWarning as UnverifiedFileWarning
     from pybackend.core.errors import WorkerFailedError as WorkerFailedError
-    from pybackend.core.job.checkpoint import Recovery as Recovery
-    from pybackend.core.job.learning_rate import ScaleLearningRate as ScaleLearningRate
-    from pybackend.core.job.model_options import ModelOptions as ModelOptions
-    from pybackend.core.job.options import DataOptions as DataOptions
-    from pybackend.core.job.options import Elastic as Elastic
-    from pybackend.core.job.options import Exchange as Exchange
-    from pybackend.core.job.options import LocalSteps as LocalSteps
-    from pybackend.core.job.options import ParameterServer as ParameterServer
-    from pybackend.core.job.resources import Resources as Resources
+    from pybackend.core.job.storage_options import DataOptions as DataOptions
+    from pybackend.core.job.storage_options import ModelOptions as ModelOptions
+    from pybackend.core.job.storage_options import Recovery as Recovery
+    from pybackend.core.job.worker_options import Elastic as Elastic
+    from pybackend.core.job.worker_options import Exchange as Exchange
+    from pybackend.core.job.worker_options import LocalSteps as LocalSteps
+    from pybackend.core.job.worker_options import ParameterServer as ParameterServer
+    from pybackend.core.job.worker_options import Resources as Resources
+    from pybackend.core.job.worker_options import ScaleLearningRate as ScaleLearningRate
     from pybackend.core.launchers.hosts.launcher import hosts as hosts
     from pybackend.core.launchers.kubernetes.launcher import kubernetes as kubernetes
     from pybackend.core.launchers.place import join as join

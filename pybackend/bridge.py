@@ -32,7 +32,7 @@ from pybackend.core.errors import (
     WorkerFailedError,
 )
 from pybackend.core.job.call_options import checks
-from pybackend.core.job.options import Elastic
+from pybackend.core.job.worker_options import Elastic
 from pybackend.core.launchers import SparklyrWorkers, attach_spark
 from pybackend.core.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.core.words import show, speak
@@ -201,7 +201,7 @@ def write_onnx(model: Any, path: str) -> float:
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     """Return the levels of the label used in training if the model has as many classes."""
-    from pybackend.core.model.outputs import count_classes, has_logits, list_outputs
+    from pybackend.core.model.inputs_outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
     classes = count_classes(model, outputs)
@@ -284,14 +284,14 @@ def check_levels(model: Any, levels: list[str]) -> None:
 
 def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
     """Reject features with more or fewer numbers per row than the model's input has."""
-    from pybackend.core.model.inputs import check_feature_names
+    from pybackend.core.model.inputs_outputs import check_feature_names
 
     check_feature_names(model, names if isinstance(names, dict) else {"": names})
 
 
 def find_text_inputs(model: Any) -> list[str] | None:
     """Return the names of the model's inputs that take text; None if its inputs are unknown."""
-    from pybackend.core.model.inputs import find_text_inputs
+    from pybackend.core.model.inputs_outputs import find_text_inputs
 
     return find_text_inputs(model)
 

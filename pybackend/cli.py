@@ -284,7 +284,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _secret(options: argparse.Namespace) -> int:
-    from pybackend.core.net.secret import FILE_VARIABLE, default_path, make_secret
+    from pybackend.core.net.authentication import FILE_VARIABLE, default_path, make_secret
 
     path = Path(options.file) if options.file else default_path()
     is_new = make_secret(path)

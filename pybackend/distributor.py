@@ -11,7 +11,7 @@ from pybackend.core.api.run import check_function, run_function
 from pybackend.core.errors import InputError
 from pybackend.core.function.adapters import RankZero, Script
 from pybackend.core.job.arguments import check_flag, check_whole_number
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import get_session
 
 

@@ -14,7 +14,7 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.function.adapters import RankZero
 from pybackend.core.job.arguments import check_flag, check_whole_number
 from pybackend.core.job.messages import Note
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import get_session, read_setting
 
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"

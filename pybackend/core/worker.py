@@ -58,7 +58,7 @@ from pybackend.core.job.messages import (
 )
 from pybackend.core.job.notice import RESTARTS, PreemptedError
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.model.quiet import uncollected
+from pybackend.core.quiet import uncollected
 from pybackend.core.words import setting, show, speak
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
 def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[str, Any]]:
     """Read the data that workers read themselves; also return what the driver pickled."""
     from pybackend.core.data.reading import read_sources
-    from pybackend.core.model.load import unpickle_sent
+    from pybackend.core.model.transfer import unpickle_sent
 
     worker.emit(Phase("reading the data"))
     sent = unpickle_sent(worker.job, worker.folder)
@@ -329,7 +329,7 @@ def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
 
 def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     from pybackend.core.function.call import Hooks, call_function
-    from pybackend.core.job.values import encode_value
+    from pybackend.core.job.value_codec import encode_value
 
     def announce(name: str, text: str) -> None:
         worker.emit(Announced(name, text))

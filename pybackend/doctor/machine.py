@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.core.job.packages import UNKNOWN, find_version
 from pybackend.core.machine.capacity import count_cores, read_memory
+from pybackend.core.machine.packages import UNKNOWN, find_version
 from pybackend.core.r.function import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")

@@ -13,7 +13,7 @@ from pybackend.core.api.model import is_keras_model
 from pybackend.core.api.predict import predict_spark
 from pybackend.core.api.result import TrainResult
 from pybackend.core.errors import InputError
-from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.job.storage_options import ModelOptions
 from pybackend.core.model.serialization import model_from_bytes
 from pybackend.core.words import term
 from pybackend.ml.columns import Classes, Names, add_columns
@@ -123,7 +123,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self
 
     def _transform(self, dataset: Any) -> Any:
-        from pybackend.core.model.outputs import (
+        from pybackend.core.model.inputs_outputs import (
             count_classes,
             has_logits,
             is_classifier,

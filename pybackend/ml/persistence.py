@@ -18,7 +18,7 @@ from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
 from pybackend.core.job.call_options import CLASSES
 from pybackend.core.job.job import MODEL_FILE
-from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.job.storage_options import ColumnEncoding
 from pybackend.core.model.file_checks import check_digest
 from pybackend.core.model.serialization import model_from_bytes, sha256_of
 from pybackend.core.words import either, show

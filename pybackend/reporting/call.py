@@ -16,9 +16,8 @@ from pybackend.core.api.markup import PAGE
 from pybackend.core.api.result import TrainResult
 from pybackend.core.data.files import write_whole
 from pybackend.core.errors import Failure, InputError, WorkerFailedError
-from pybackend.core.figures import show_time
-from pybackend.core.job.packages import BUILDS, find_version
-from pybackend.core.words import show, term
+from pybackend.core.machine.packages import BUILDS, find_version
+from pybackend.core.words import show, show_time, term
 from pybackend.reporting.page import make_header, make_page, make_section
 from pybackend.reporting.training import make_timeline, make_training_page
 

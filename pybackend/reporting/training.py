@@ -8,9 +8,9 @@ from typing import Any
 
 from pybackend.core.api.charts import Bar, Box, Line, draw_bars, draw_boxes, draw_lines
 from pybackend.core.api.markup import PAGE, Cell
-from pybackend.core.figures import show_number, show_seconds, show_time, show_value
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.report import PARTS
+from pybackend.core.words import show_number, show_seconds, show_time, show_value
 from pybackend.reporting.page import make_header, make_page, make_section, make_tiles
 
 Worker = Mapping[str, Any]

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from pybackend.core.errors import DatabaseError
-from pybackend.core.model.quiet import quiet_about_traces
+from pybackend.core.quiet import quiet_about_traces
 from pybackend.sql.compile import DIALECTS, answer
 from pybackend.sql.connections import Connection
 from pybackend.sql.graph import Array, Concatenate, Gather, Graph, Lookup

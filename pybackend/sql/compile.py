@@ -12,7 +12,7 @@ from pybackend.core.api.result import TrainResult
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import Features, PredictionType
-from pybackend.core.job.options import ColumnEncoding, DataOptions, check_data_options
+from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, check_data_options
 from pybackend.core.words import REST, setting, show
 from pybackend.sql.duckdb import DuckdbWriter
 from pybackend.sql.encoding import encode_source, find_encodings

@@ -11,7 +11,7 @@ from typing import Any
 
 from pybackend.core.errors import DatabaseError, InputError
 from pybackend.core.job.call_options import Features, PredictionType
-from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.job.storage_options import ColumnEncoding
 from pybackend.core.words import show
 from pybackend.sql.compile import (
     DIALECTS,

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from pybackend.core.errors import InputError
-from pybackend.core.model.inputs import name_inputs
+from pybackend.core.model.inputs_outputs import name_inputs
 from pybackend.core.words import setting, show, term
 from pybackend.sql.graph import Graph
 from pybackend.sql.layers import lower_layer

@@ -32,7 +32,7 @@ from pybackend.core.launchers import (
     run_watched,
     small_batches,
 )
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.tfos.feed.client import Feeder
 from pybackend.tfos.feed.launcher import DetachedLauncher
 from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN

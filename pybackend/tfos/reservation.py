@@ -13,9 +13,9 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode_line
-from pybackend.core.job.values import decode_value, encode_value
-from pybackend.core.net.greeting import RejectedError
-from pybackend.core.net.rendezvous import Acceptor, connect, listen, new_token
+from pybackend.core.job.value_codec import decode_value, encode_value
+from pybackend.core.net.authentication import RejectedError, new_token
+from pybackend.core.net.rendezvous import Acceptor, connect, listen
 from pybackend.core.net.stream import Stream
 from pybackend.tfos import util
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol, Unpack, cast
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import TrainingOptions, TrialOptions
-from pybackend.core.job.checkpoint import check_recovery
-from pybackend.core.job.model_options import check_model_options
+from pybackend.core.job.storage_options import check_model_options, check_recovery
 from pybackend.core.launchers import launcher_for
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Pruning

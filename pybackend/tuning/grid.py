@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.words import call_of, either, setting, show, term
 from pybackend.tuning.result import RESERVED
 

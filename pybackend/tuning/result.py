@@ -11,9 +11,8 @@ from typing import Any, Literal
 from pybackend.core.api.markup import NOTEBOOK
 from pybackend.core.api.result import TrainResult
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_loss
 from pybackend.core.job.arguments import counted
-from pybackend.core.words import setting, show
+from pybackend.core.words import setting, show, show_loss
 from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 from pybackend.tuning.stored import StoredResult
 

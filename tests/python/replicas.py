@@ -28,7 +28,7 @@ from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.sharding import cut_shards, replay_batches
 from pybackend.core.job.codec import decode
 from pybackend.core.job.job import MODEL_OBJECTS, TrainingJob, make_job
-from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.job.storage_options import ModelOptions
 from pybackend.core.model.serialization import read_own_model
 from pybackend.core.model.transfer import read_objects, read_weights
 from pybackend.core.model.view import ModelView

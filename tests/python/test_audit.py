@@ -23,7 +23,7 @@ from pybackend.core.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
 from pybackend.core.engine.host import Exchanged
 from pybackend.core.engine.step_difference import compare, measure_gradient, measure_variable
 from pybackend.core.engine.watched_gradients import check_sums
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(1200)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pybackend import ClusterError, InputError, Recovery, SerializationError, barrier_train
-from pybackend.core.job.checkpoint import check_recovery, pointing_to
+from pybackend.core.job.storage_options import check_recovery, pointing_to
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from pybackend.core.data.reading import call_pipeline
 from pybackend.core.data.sharding import replay_batches
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.engine.pipeline_feed import PipelineFeed
-from pybackend.core.job.options import DataOptions
+from pybackend.core.job.storage_options import DataOptions
 from pybackend.types import WorkerContext
 
 LEVELS = ["cat", "dog", "owl"]

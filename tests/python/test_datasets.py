@@ -22,7 +22,7 @@ from pybackend.core.data.sharding import share_batches
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import MODEL_FILE, TrainingJob
 from pybackend.core.job.messages import Phases
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.launchers import launcher_for
 from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 

@@ -18,7 +18,7 @@ from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.data.sources import FileRows
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import DataOptions
+from pybackend.core.job.storage_options import DataOptions
 
 FRAME = pd.DataFrame(
     {

@@ -16,7 +16,7 @@ from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train
 from pybackend.core.api.sent_files import note_files
 from pybackend.core.engine.state import offset_seeds
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import Exchange, LocalSteps
+from pybackend.core.job.worker_options import Exchange, LocalSteps
 from pybackend.core.launchers import launcher_for
 from pybackend.core.model.callbacks import check_callbacks, select_callbacks
 from pybackend.core.model.checks import check_model

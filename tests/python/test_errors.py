@@ -23,7 +23,7 @@ from pybackend.core.errors import (
     TfdistError,
     WorkerFailedError,
 )
-from pybackend.core.figures import show_time
+from pybackend.core.words import show_time
 from pybackend.types import WorkerContext
 
 ROOT = Failure(

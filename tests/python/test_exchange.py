@@ -17,7 +17,7 @@ from pybackend.core.engine.exchange import GradientExchange
 from pybackend.core.engine.feed import Feed
 from pybackend.core.engine.host import TransferSettings
 from pybackend.core.engine.steps import Position
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.model.view import ModelView
 
 FLOOD = X.copy()

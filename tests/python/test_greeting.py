@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads import Threads
 
-from pybackend.core.net.greeting import greet_as_client, greet_as_server
-from pybackend.core.net.rendezvous import listen, new_token
+from pybackend.core.net.authentication import greet_as_client, greet_as_server, new_token
+from pybackend.core.net.rendezvous import listen
 from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()

@@ -27,9 +27,8 @@ from pybackend.core.job.messages import (
     Reported,
     Standby,
 )
-from pybackend.core.job.options import Elastic, ParameterServer
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Elastic, ParameterServer, Resources
 from pybackend.core.launchers.base import Outcome
 from pybackend.core.launchers.hosts.host_list import HostSlots
 from pybackend.core.launchers.hosts.launcher import _Slots

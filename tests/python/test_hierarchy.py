@@ -24,7 +24,8 @@ from pybackend.core.collective.algorithms import find_neighbours
 from pybackend.core.collective.hierarchy import find_layout
 from pybackend.core.collective.joining import connects_to
 from pybackend.core.errors import ClusterError, PeerLostError
-from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import address_of, listen
 
 SHAPES = ["aabb", "abbab", "aabbcc", *map(full, ["abab", "aaabbb", "aaaabbbb", "aabbaacc"])]
 COUNTS = [70_001, 300_007, 2_500_003]

@@ -12,7 +12,7 @@ import pytest
 from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import to_rows
-from pybackend.core.model.inputs import (
+from pybackend.core.model.inputs_outputs import (
     check_features,
     check_input_names,
     check_output_names,

@@ -22,8 +22,8 @@ from pybackend import ClusterError, InputError
 from pybackend.core.api.job_copy import JobCopy, copied, new_copy
 from pybackend.core.api.job_folder import JobFolder, new_folder
 from pybackend.core.data.files import Folder, hide_password
-from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.storage_options import Checkpoint
 from pybackend.core.launchers.spark import attach
 from pybackend.types import DetachedJob
 

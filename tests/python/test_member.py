@@ -17,8 +17,8 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.job.job import FUNCTION, FunctionJob
 from pybackend.core.job.messages import Event, PrintedLine
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
-from pybackend.core.job.values import decode_value
+from pybackend.core.job.value_codec import decode_value
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.member import Member, Source
 from pybackend.tfos.feed.protocol import FEED_TOKEN
 from pybackend.tfos.feed.spark_task import StartMember

@@ -33,7 +33,6 @@ from pybackend.core.api.display import (
 from pybackend.core.api.observer import Observers
 from pybackend.core.api.progress import describe_start, epoch_line, following, printer
 from pybackend.core.errors import Moment
-from pybackend.core.figures import show_seconds
 from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, PredictionJob, TrainingJob
 from pybackend.core.job.messages import (
@@ -51,6 +50,7 @@ from pybackend.core.job.messages import (
 )
 from pybackend.core.launchers import Outcome
 from pybackend.core.launchers.local import LocalLauncher
+from pybackend.core.words import show_seconds
 
 EPOCH = EpochEnded(1, 3, 4.06, {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]})
 LINE = PrintedLine("hello", rank=1)

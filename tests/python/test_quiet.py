@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.core.model.quiet import is_noise
+from pybackend.core.quiet import is_noise
 
 # The output of a new process is the subject.
 pytestmark = pytest.mark.launcher
@@ -28,7 +28,7 @@ F0000 00:00:1795328976.1 99 cpu_feature_guard.cc:32] The library was compiled to
 E0000 00:00:1795328976.1 99 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error: no device
 ImportError: libtensorflow_framework.so.2: cannot open shared object file
 """
-IMPORT = "from pybackend.core.model.quiet import import_tensorflow\nimport_tensorflow({verbose})\n"
+IMPORT = "from pybackend.core.quiet import import_tensorflow\nimport_tensorflow({verbose})\n"
 
 
 def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import pytest
 from conftest import full
 
 PROGRAM = """
-from pybackend.core.model.quiet_imports import install
+from pybackend.core.quiet import install
 install()
 install()
 {first}
@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
         "import keras",
         full("import tensorflow"),
         # As a call that needs Keras, in a session in which it was not imported.
-        full("from pybackend.core.model.quiet import import_tensorflow; import_tensorflow()"),
+        full("from pybackend.core.quiet import import_tensorflow; import_tensorflow()"),
     ],
 )
 def test_an_import_is_quiet_and_gives_the_usual_modules(first: str) -> None:

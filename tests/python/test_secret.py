@@ -10,7 +10,7 @@ import pytest
 
 from pybackend import cli
 from pybackend.core.errors import InputError
-from pybackend.core.net.secret import derive_token, find_secret, make_secret
+from pybackend.core.net.authentication import derive_token, find_secret, make_secret
 
 TEXT = "0123456789abcdef"
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import wait_for
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.tfos.feed.client import Feeder, split_items
 from pybackend.tfos.feed.items import encode_items, frame_items
 from pybackend.tfos.feed.server import FeedServer

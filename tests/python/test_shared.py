@@ -18,7 +18,8 @@ from test_collective import mesh, numbers, together
 
 from pybackend.core.collective import Compression, shared
 from pybackend.core.collective import mesh as mesh_module
-from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import address_of, listen
 
 
 def sums(members: list[Any], count: int = 100_003) -> None:

@@ -45,8 +45,8 @@ from pybackend import (
 )
 from pybackend.core.api.mnist import digit_model
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.core.job.options import DataOptions
-from pybackend.core.job.values import decode_value
+from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.value_codec import decode_value
 from pybackend.core.launchers.spark import attach, explain
 from pybackend.core.launchers.spark import barrier as spark_launcher
 from pybackend.core.launchers.spark import jobs as spark_job
@@ -56,7 +56,7 @@ from pybackend.core.launchers.spark.barrier import SparkLauncher
 from pybackend.core.launchers.spark.preflight import check_network
 from pybackend.core.launchers.spark.session import driver_python, ship_package
 from pybackend.core.net import rendezvous
-from pybackend.core.net.greeting import greet_as_server
+from pybackend.core.net.authentication import greet_as_server
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.types import WorkerContext
 

@@ -18,7 +18,7 @@ from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
 from pybackend.core.api.result import TrainResult
-from pybackend.core.model.inputs import name_inputs
+from pybackend.core.model.inputs_outputs import name_inputs
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.compile import answer
 from pybackend.sql.connections import Connection, connect

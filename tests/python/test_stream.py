@@ -13,9 +13,9 @@ import pytest
 from threads import Threads
 
 import pybackend
-from pybackend.core.net.connection_errors import StreamEndError
-from pybackend.core.net.rendezvous import listen, new_token
-from pybackend.core.net.stream import Stream, wait_any
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import listen
+from pybackend.core.net.stream import Stream, StreamEndError, wait_any
 from pybackend.core.net.tls import Tls
 
 LONG = 30.0

@@ -30,7 +30,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.sql import Row
 
 from pybackend.core.errors import SerializationError
-from pybackend.core.job.values import decode_value, encode_value
+from pybackend.core.job.value_codec import decode_value, encode_value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pybackend.core.errors import SerializationError
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.value_codec import decode_state, encode_state
 
 STATE = {
     "none": None,

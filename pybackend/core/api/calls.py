@@ -24,7 +24,8 @@ from pybackend.core.job.call_options import (
     list_options,
     read_texts,
 )
-from pybackend.core.job.options import DataOptions, Elastic, Exchange
+from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.worker_options import Elastic, Exchange
 from pybackend.core.launchers import Launcher
 from pybackend.core.machine.janitor import check_temporary_folder
 from pybackend.core.words import call_of, either, setting, show, term

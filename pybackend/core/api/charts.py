@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pybackend.core.figures import show_number
+from pybackend.core.words import show_number
 
 # Two of them are side by side in a notebook.
 _WIDTH, _HEIGHT = 400, 220

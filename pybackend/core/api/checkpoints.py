@@ -18,8 +18,9 @@ from pybackend.core.data.checkpoint_checks import (
 from pybackend.core.data.checkpoint_store import CheckpointStore
 from pybackend.core.data.files import is_remote, local_path
 from pybackend.core.errors import InputError
-from pybackend.core.job.checkpoint import Checkpoint, check_recovery, check_uri
 from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.storage_options import Checkpoint, check_recovery, check_uri
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import setting, show
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ def load_checkpoint(
             f"there is no checkpoint at {show(uri)}: pass the folder in `recovery` of a "
             "training run"
         )
-    from pybackend.core.model.saved import restore_saved
+    import_tensorflow()
+    from pybackend.core.model.transfer import restore_saved
 
     return restore_saved(newest, model, custom_objects, safe_mode)
 

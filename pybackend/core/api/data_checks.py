@@ -67,7 +67,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     driver has them, else None. The model has already loaded TensorFlow.
     """
     from pybackend.core.data.rows import to_rows
-    from pybackend.core.model.inputs import (
+    from pybackend.core.model.inputs_outputs import (
         check_features,
         check_input_names,
         check_output_names,

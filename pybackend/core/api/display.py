@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from pybackend.core.figures import show_loss, show_seconds
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import EpochEnded, Phase, StepEnded
+from pybackend.core.words import show_loss, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Any
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.data.files import check_writable
 from pybackend.core.errors import InputError
-from pybackend.core.job.resources import THIS
+from pybackend.core.job.worker_options import THIS
 from pybackend.core.launchers import PackedEnvironment, pack_environment_of
 from pybackend.core.words import show
 

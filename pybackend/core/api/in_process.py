@@ -32,9 +32,9 @@ from pybackend.core.data.rows import Rows, StoredRows, to_rows
 from pybackend.core.data.sources import FileRows, read_table
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
-from pybackend.core.job.options import check_data_options
+from pybackend.core.job.storage_options import check_data_options
 from pybackend.core.launchers import is_spark_frame, launcher_for
-from pybackend.core.model.quiet import quiet_about_traces
+from pybackend.core.quiet import quiet_about_traces
 from pybackend.core.words import term
 
 
@@ -132,7 +132,7 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
     """Return a model's outputs for rows, even for zero rows."""
     columns = found.columns if isinstance(found, FrameRows) else found
     if isinstance(columns, dict) and not arrays.count_rows(columns):
-        from pybackend.core.model.outputs import empty_outputs
+        from pybackend.core.model.inputs_outputs import empty_outputs
 
         return empty_outputs(model)
     given = _feed(found, model, "x")[0]
@@ -189,7 +189,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
     """Return x, y and weights (or None) for Keras, in the shapes of the model's inputs."""
     import keras
 
-    from pybackend.core.model.inputs import check_input_names, reshape_rows
+    from pybackend.core.model.inputs_outputs import check_input_names, reshape_rows
     from pybackend.core.model.labels import check_has_labels, check_labels
 
     columns = found.columns if isinstance(found, FrameRows) else found

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from pybackend.core.api.charts import COLORS
-from pybackend.core.figures import show_number, show_value
+from pybackend.core.words import show_number, show_value
 
 _RULE = "border-bottom:1px solid rgba(128,128,128,0.35)"
 _CELL = f"padding:2px 12px 2px 0;{_RULE};color:inherit;text-align"

@@ -17,11 +17,11 @@ from pybackend.core.api.result import TrainResult
 from pybackend.core.api.train import run_training
 from pybackend.core.data.mnist import Digits, Mnist, find_mnist
 from pybackend.core.job.call_options import Place
-from pybackend.core.job.checkpoint import Recovery
 from pybackend.core.job.job import TrainingJob, make_job
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.storage_options import Recovery
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import count_workers, launcher_for
-from pybackend.core.model.quiet import import_tensorflow
+from pybackend.core.quiet import import_tensorflow
 
 _DOWNLOAD_SECONDS = 15.0
 

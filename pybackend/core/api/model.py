@@ -75,7 +75,7 @@ def encode_model(
     }
     is_built = job.model_source != "function"
     if spoken() == "R" and (is_built or callbacks or custom_objects):
-        from pybackend.core.model.r_functions import check_r_functions
+        from pybackend.core.model.checks import check_r_functions
 
         check_r_functions(source.model if is_built else None, callbacks, custom_objects, job.kind)
     if not is_built:

@@ -11,7 +11,7 @@ from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.core.data.predictions import Output, Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_choice
-from pybackend.core.job.options import DataOptions
+from pybackend.core.job.storage_options import DataOptions
 from pybackend.core.words import setting, show
 
 
@@ -125,7 +125,7 @@ def predictions_of(
     InputError
         The outputs do not fit ``kind`` or ``levels``.
     """
-    from pybackend.core.model.outputs import (
+    from pybackend.core.model.inputs_outputs import (
         count_classes,
         gives_probabilities,
         has_class_loss,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import find_mismatch, name_arguments
+from pybackend.core.job.arguments import LOGS, choose_log_folder, find_mismatch, name_arguments
 from pybackend.core.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
-from pybackend.core.job.tensorboard import FOLDER, choose_folder
 from pybackend.core.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
@@ -160,11 +159,11 @@ class EventFolder:
 
     def choose(self) -> EventFolder:
         """Return it with a folder."""
-        return EventFolder(self.folder or choose_folder())
+        return EventFolder(self.folder or choose_log_folder())
 
     def for_trial(self, number: int, arguments: Mapping[str, Any]) -> EventFolder:
         """Return the folder of one of several trials."""
-        return EventFolder(f"{(self.folder or FOLDER).rstrip('/')}/trial-{number}")
+        return EventFolder(f"{(self.folder or LOGS).rstrip('/')}/trial-{number}")
 
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:

@@ -15,7 +15,7 @@ from pybackend.core.data.sharding import count_sharded, count_steps
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.roles import place_of
+from pybackend.core.tf_config import find_role
 from pybackend.core.words import term
 
 
@@ -107,7 +107,7 @@ def describe_data(data: Any) -> str:
 
 def role_of(job: TrainingJob, rank: int) -> str:
     """Return the role of a process of a training run."""
-    return place_of(job.roles, rank)[0] if job.is_asynchronous else "worker"
+    return find_role(job.roles, rank)[0] if job.is_asynchronous else "worker"
 
 
 def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:

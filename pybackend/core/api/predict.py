@@ -21,8 +21,7 @@ from pybackend.core.data.columns import ColumnGroup, ColumnSpec, input_name
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import Features, OnMissing, PredictionRuntime, PredictionType
 from pybackend.core.job.job import MODEL_FILE, PredictionJob
-from pybackend.core.job.model_options import ModelOptions
-from pybackend.core.job.options import ColumnEncoding, DataOptions
+from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, ModelOptions
 from pybackend.core.launchers import is_spark_frame, read_schema
 from pybackend.core.words import term
 
@@ -124,7 +123,7 @@ def predict_spark(
     # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 
-    from pybackend.core.model.inputs import check_features
+    from pybackend.core.model.inputs_outputs import check_features
 
     columns = request.columns
     groups = _group_columns(columns, df, request.job.floatx)
@@ -164,7 +163,7 @@ def _check_inputs(
 ) -> dict[str, Any]:
     found = _check_frame(frame)
     if is_keras_model(model):  # a model without shapes cannot be written as a whole either
-        from pybackend.core.model.outputs import list_outputs
+        from pybackend.core.model.inputs_outputs import list_outputs
 
         list_outputs(model)
     return found

@@ -27,11 +27,10 @@ from pybackend.core.api.settings import describe_optimizer, describe_settings
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
-from pybackend.core.job.checkpoint import Recovery, check_recovery
+from pybackend.core.job.arguments import MAX_WORKERS, check_tensorboard, check_whole_number, counted
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import Elastic, ParameterServer, check_data_options
-from pybackend.core.job.tensorboard import check_installed
+from pybackend.core.job.storage_options import Recovery, check_data_options, check_recovery
+from pybackend.core.job.worker_options import Elastic, ParameterServer
 from pybackend.core.launchers import Launcher, count_workers, launcher_for
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
@@ -166,7 +165,7 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
     """Check the packages that workers with this process's Python need."""
     if job.tensorboard is not None:
-        check_installed()
+        check_tensorboard()
     is_in_r = isinstance(call.model, RFunction) or isinstance(call.data, RFunction)
     if is_in_r and find_spec("rpy2") is None:
         raise InputError(

@@ -15,7 +15,6 @@ from typing import Any
 from pybackend.core.api.display import Display, choose_display, choose_lines
 from pybackend.core.api.observer import Observers
 from pybackend.core.errors import Failure, Moment, WorkerFailedError
-from pybackend.core.figures import show_loss
 from pybackend.core.job.job import LOGGER, Job, TrainingJob
 from pybackend.core.job.messages import (
     Answer,
@@ -29,9 +28,9 @@ from pybackend.core.job.messages import (
     StepEnded,
     Waits,
 )
-from pybackend.core.job.roles import describe_processes
 from pybackend.core.launchers import DataSets, Files, Launcher, Outcome
-from pybackend.core.words import term
+from pybackend.core.tf_config import describe_processes
+from pybackend.core.words import show_loss, term
 
 # Times after the start at which it is shown that no worker has answered yet.
 _STARTING_SECONDS = (10.0, 60.0, 300.0)

@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.core.data.files import as_place, open_folder
 from pybackend.core.data.tfrecord.compression import Compression, check_compression
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import check_tfrecord_spec
+from pybackend.core.job.storage_options import check_tfrecord_spec
 from pybackend.core.launchers import is_session, is_spark_frame
 from pybackend.core.words import show, term
 

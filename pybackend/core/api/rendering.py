@@ -8,9 +8,9 @@ from typing import Any
 from pybackend.core.api.charts import Line, draw_lines
 from pybackend.core.api.curves import Panel
 from pybackend.core.api.markup import NOTEBOOK
-from pybackend.core.figures import show_value
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.report import Audit, Generation, WorkerReport
+from pybackend.core.words import show_value
 
 
 def list_set(settings: Mapping[str, Any]) -> list[tuple[str, str]]:

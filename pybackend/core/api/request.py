@@ -40,9 +40,8 @@ from pybackend.core.job.job import (
     make_job,
 )
 from pybackend.core.job.messages import Emit, Event
-from pybackend.core.job.model_options import check_model_options
-from pybackend.core.job.options import check_data_options
 from pybackend.core.job.pickling import pickle_value
+from pybackend.core.job.storage_options import check_data_options, check_model_options
 from pybackend.core.launchers import Checking, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)

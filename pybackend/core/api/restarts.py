@@ -8,10 +8,10 @@ from dataclasses import replace
 from pybackend.core.api.progress import Timeline, printer
 from pybackend.core.api.request import Request
 from pybackend.core.errors import ClusterError, WorkerFailedError
-from pybackend.core.job.checkpoint import Recovery
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Event, Note, Resumed
 from pybackend.core.job.report import Restart
+from pybackend.core.job.storage_options import Recovery
 from pybackend.core.launchers import Launcher, Outcome
 
 

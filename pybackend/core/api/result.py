@@ -25,7 +25,6 @@ from pybackend.core.data.columns import as_plain
 from pybackend.core.errors import InputError, Moment
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.call_options import Features, OnMissing, PredictionType
-from pybackend.core.job.options import ColumnEncoding, DataOptions
 from pybackend.core.job.report import (
     Audit,
     Generation,
@@ -34,6 +33,7 @@ from pybackend.core.job.report import (
     count_by_epoch,
     find_straggler,
 )
+from pybackend.core.job.storage_options import ColumnEncoding, DataOptions
 from pybackend.core.words import show
 
 # Useless without the session.

@@ -15,11 +15,11 @@ import cloudpickle
 from pybackend.core.api.checkpoints import has_checkpoint
 from pybackend.core.data.files import check_writable, read_file, write_whole
 from pybackend.core.errors import InputError, SerializationError
-from pybackend.core.job.checkpoint import Checkpoint, pointing_to
 from pybackend.core.job.pickling import pickle_value
+from pybackend.core.job.storage_options import Checkpoint, pointing_to
 from pybackend.core.model.file_checks import check_digest
-from pybackend.core.model.quiet import import_tensorflow
 from pybackend.core.model.serialization import model_from_bytes
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import show
 
 _SUFFIXES = (".h5", ".keras")

@@ -23,8 +23,7 @@ from pybackend.core.function.values import Unreturned, decode_result
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, make_job
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
-from pybackend.core.job.roles import check_roles
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import (
     Launcher,
     count_workers,
@@ -32,6 +31,7 @@ from pybackend.core.launchers import (
     launcher_for,
     read_schema,
 )
+from pybackend.core.tf_config import check_roles
 from pybackend.core.words import either, show, term
 
 

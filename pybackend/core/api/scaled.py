@@ -19,12 +19,11 @@ from pybackend.core.data.datasets import Batches
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import check_whole_number
-from pybackend.core.job.checkpoint import without_folder
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.model_options import check_model_options
-from pybackend.core.job.options import ParameterServer
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.storage_options import check_model_options, without_folder
+from pybackend.core.job.worker_options import ParameterServer
 from pybackend.core.words import term
 
 VARIABLE = "TFDIST_BENCH_SCALE"

@@ -31,7 +31,7 @@ from pybackend.core.job.call_options import (
 )
 from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob
 from pybackend.core.job.report import read_metrics
-from pybackend.core.job.values import decode_value
+from pybackend.core.job.value_codec import decode_value
 from pybackend.core.launchers import count_workers, is_spark_frame, launcher_for
 from pybackend.core.words import setting, term
 
@@ -196,7 +196,7 @@ def _predict_nothing(model: Any) -> Any:
             "`x` has no rows, so no worker calls the `model` function and the shapes of its "
             "outputs are unknown: pass the model itself"
         )
-    from pybackend.core.model.outputs import empty_outputs
+    from pybackend.core.model.inputs_outputs import empty_outputs
 
     return empty_outputs(model)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pybackend.core.api.observer import list_callbacks
 from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import is_uri
 from pybackend.core.job.messages import Emit, Event, EventBytes, Note
-from pybackend.core.job.tensorboard import is_uri
 from pybackend.core.launchers import Launcher
 from pybackend.core.words import call_of, show
 

@@ -12,8 +12,8 @@ from typing import Any
 import pybackend
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.packages import find_version
 from pybackend.core.launchers import Launcher
+from pybackend.core.machine.packages import find_version
 from pybackend.core.words import either, show
 
 _PACKAGES = ("tensorflow", "keras", "numpy")

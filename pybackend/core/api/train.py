@@ -25,13 +25,13 @@ from pybackend.core.api.tracking import recording
 from pybackend.core.data.columns import TableRows
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.call_options import Place, TrainingOptions
-from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, EpochEnded, Event
 from pybackend.core.job.report import WorkerReport, read_metrics
-from pybackend.core.job.roles import ranks_of
+from pybackend.core.job.storage_options import pointing_to
 from pybackend.core.launchers import Outcome
 from pybackend.core.model.serialization import sha256_of
+from pybackend.core.tf_config import ranks_of
 
 
 @explain_arguments

@@ -13,7 +13,7 @@ from pybackend.core.collective.joining import join_mesh
 from pybackend.core.collective.links import LONGEST_SECONDS, Patience
 from pybackend.core.collective.mesh import Mesh
 from pybackend.core.collective.wire import Compression
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.value_codec import decode_state, encode_state
 
 Array = npt.NDArray[Any]
 
@@ -108,7 +108,7 @@ def is_true_anywhere(collective: Collective, value: bool) -> bool:
 
 
 def all_gather_values(collective: Collective, value: Any) -> list[Any]:
-    """Return the values of all ranks, as `pybackend.core.job.values` encodes them."""
+    """Return the values of all ranks, as `pybackend.core.job.value_codec` encodes them."""
     return list(map(decode_state, collective.all_gather(_to_array(encode_state(value)))))
 
 

@@ -14,9 +14,8 @@ from pybackend.core.collective.hierarchy import find_layout
 from pybackend.core.collective.links import Link, Patience
 from pybackend.core.collective.mesh import Mesh
 from pybackend.core.errors import PeerLostError, TfdistError
-from pybackend.core.net.dialing import dial
-from pybackend.core.net.greeting import greet_as_client
-from pybackend.core.net.rendezvous import Acceptor, split_address
+from pybackend.core.net.authentication import greet_as_client
+from pybackend.core.net.rendezvous import Acceptor, dial, split_address
 from pybackend.core.net.stream import Stream
 
 PURPOSE = "mesh"

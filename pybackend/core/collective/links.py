@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pybackend.core.errors import ClusterError, PeerLostError
-from pybackend.core.net.connection_errors import AlteredError
-from pybackend.core.net.stream import Stream
+from pybackend.core.net.stream import AlteredError, Stream
 
 _SOCKET_BUFFER = 4 << 20
 

@@ -13,7 +13,7 @@ from pybackend.core.data.structures import find_difference, show_argument
 from pybackend.core.errors import InputError
 from pybackend.core.job.codec import TYPE, encode
 from pybackend.core.job.job import TrainingJob, argument_of
-from pybackend.core.job.options import LocalSteps, ParameterServer
+from pybackend.core.job.worker_options import LocalSteps, ParameterServer
 from pybackend.core.words import call_of, setting, show, term
 
 _SETTINGS = (

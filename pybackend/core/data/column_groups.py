@@ -22,7 +22,7 @@ from pybackend.core.data.columns import (
 )
 from pybackend.core.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Promise
+from pybackend.core.job.storage_options import Promise
 from pybackend.core.words import REST, either, setting, show, spoken
 
 # A table of pixels has hundreds of columns.

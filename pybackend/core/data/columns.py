@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Promise
+from pybackend.core.job.storage_options import Promise
 from pybackend.core.words import show
 
 Names = str | Sequence[str]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.figures import show_bytes
+from pybackend.core.words import show_bytes
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Compare descriptions of models, which `pybackend.core.model.structure` makes."""
+"""Compare descriptions of models, which `pybackend.core.model.compile_settings` makes."""
 
 from __future__ import annotations
 

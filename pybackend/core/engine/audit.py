@@ -52,8 +52,8 @@ from pybackend.core.engine.verdict import ABOUT_OWN_FAULT, Judge, Window, descri
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.messages import Note
-from pybackend.core.job.options import Exchange
 from pybackend.core.job.report import Audit
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.machine.capacity import read_free_memory
 from pybackend.core.machine.processes import measure_memory, measure_peak
 from pybackend.core.words import setting, show, term

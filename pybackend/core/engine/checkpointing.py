@@ -20,11 +20,11 @@ from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import Preemption
 from pybackend.core.engine.training_state import TrainingState
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.notice import PreemptedError
 from pybackend.core.job.report import Audit
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.storage_options import Checkpoint
+from pybackend.core.job.value_codec import decode_state, encode_state
 from pybackend.core.words import call_of, show
 
 

@@ -40,15 +40,15 @@ from pybackend.core.engine.synchronizer import Synchronizer
 from pybackend.core.engine.train import Training, train
 from pybackend.core.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.core.errors import PeerLostError
-from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, Note, Order, Standby
 from pybackend.core.job.notice import LeftError, Notice
 from pybackend.core.job.report import Audit, find_groups_before
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.storage_options import Checkpoint
+from pybackend.core.job.value_codec import decode_state, encode_state
 from pybackend.core.model.callbacks import counts_steps, select_callbacks
-from pybackend.core.model.load import LoadedModel, load_job_model
-from pybackend.core.model.structure import describe_rate
+from pybackend.core.model.compile_settings import describe_rate
+from pybackend.core.model.transfer import LoadedModel, load_job_model
 from pybackend.core.model.view import has_own
 from pybackend.core.net.rendezvous import address_of, listen
 

@@ -24,8 +24,8 @@ from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.sync import EpochSync, StopTogether
 from pybackend.core.engine.synchronizer import make_synchronizer
 from pybackend.core.engine.training_state import continue_log
-from pybackend.core.job.learning_rate import ScaleLearningRate
 from pybackend.core.job.messages import Answers, Emit, Note, Phase
+from pybackend.core.job.worker_options import ScaleLearningRate
 from pybackend.core.model.callbacks import count_items, select_callbacks
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import either

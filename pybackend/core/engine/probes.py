@@ -24,7 +24,7 @@ from pybackend.core.engine.stand_ins import stand_in_noise, trace_loops
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.options import LocalSteps
+from pybackend.core.job.worker_options import LocalSteps
 from pybackend.core.model.checks import check_masks
 from pybackend.core.model.compare import compute_loss, keep_state
 from pybackend.core.model.view import ModelView, flatten, has_own

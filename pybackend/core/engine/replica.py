@@ -25,24 +25,23 @@ from pybackend.core.engine.save import SavingPlan, plan_saving
 from pybackend.core.engine.step_means import build_losses
 from pybackend.core.engine.validation import Validation, build_metrics
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.machine.capacity import read_free_memory
 from pybackend.core.machine.identity import number_machine
 from pybackend.core.model.callbacks import check_callbacks, check_sharded_callbacks
 from pybackend.core.model.checks import check_model
-from pybackend.core.model.inputs import (
+from pybackend.core.model.inputs_outputs import (
     build_by_batch,
     check_input_names,
     check_output_names,
     reshape_rows,
 )
 from pybackend.core.model.labels import check_has_labels, check_some_labels
-from pybackend.core.model.load import LoadedModel
-from pybackend.core.model.transfer import describe_inputs
+from pybackend.core.model.transfer import LoadedModel, describe_inputs
 from pybackend.core.model.view import ModelView, has_own
+from pybackend.core.words import show_bytes
 
 # Share of the free memory: the rest is for the model and other processes.
 _SHARE = 0.5

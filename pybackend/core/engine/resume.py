@@ -26,15 +26,15 @@ from pybackend.core.engine.sync import EpochSync, Preemption
 from pybackend.core.engine.synchronizer import Synchronizer
 from pybackend.core.engine.training_state import HISTORY, RATE, TrainingState, keep_callbacks
 from pybackend.core.errors import InputError
-from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import TrainingJob, argument_of
 from pybackend.core.job.messages import Emit, Note, Resumed
 from pybackend.core.job.notice import Notice
 from pybackend.core.job.report import Generation, resume_generations
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.storage_options import Checkpoint
+from pybackend.core.job.value_codec import decode_state, encode_state
 from pybackend.core.model.compare import hash_weights
-from pybackend.core.model.structure import describe_rate, describe_structure
+from pybackend.core.model.compile_settings import describe_rate, describe_structure
 from pybackend.core.model.view import has_own
 from pybackend.core.words import show
 

@@ -16,9 +16,8 @@ from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.model.compare import find_other_weights
 from pybackend.core.model.file_checks import Format
-from pybackend.core.model.load import LoadedModel
 from pybackend.core.model.serialization import model_to_bytes, read_own_model, sha256_of
-from pybackend.core.model.transfer import read_weights, write_weights
+from pybackend.core.model.transfer import LoadedModel, read_weights, write_weights
 from pybackend.core.model.view import ModelView
 from pybackend.core.words import call_of, setting, show
 

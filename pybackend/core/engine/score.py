@@ -20,10 +20,10 @@ from pybackend.core.engine.validation import Validation, batch_rows
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob
 from pybackend.core.job.messages import Emit
-from pybackend.core.job.values import encode_value
-from pybackend.core.model.inputs import reshape_rows
+from pybackend.core.job.value_codec import encode_value
+from pybackend.core.model.inputs_outputs import reshape_rows
 from pybackend.core.model.labels import check_has_labels
-from pybackend.core.model.load import load_job_model
+from pybackend.core.model.transfer import load_job_model
 from pybackend.core.model.view import ModelView
 
 

@@ -15,9 +15,9 @@ import tensorflow as tf
 from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica
 from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_tensorboard, is_uri
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, EventBytes, StepEnded
-from pybackend.core.job.tensorboard import check_installed, is_uri
 from pybackend.core.words import show
 
 # People do not read faster, and a step takes milliseconds.
@@ -116,7 +116,7 @@ def make_tensorboard(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
     """
     if job.tensorboard is None:
         return []
-    check_installed(f" on {socket.gethostname()}")
+    check_tensorboard(f" on {socket.gethostname()}")
     if is_uri(job.tensorboard):
         _check_writable(job.tensorboard)
         return [_TensorBoard(job.tensorboard, _REMOTE_FLUSH_MILLIS)]

@@ -33,8 +33,8 @@ from pybackend.core.engine.calls import StepCalls
 from pybackend.core.engine.host import HostExchange, Parts, call_host
 from pybackend.core.engine.overrides import override
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.model.compile_settings import open_optimizer_state
+from pybackend.core.words import show_bytes
 
 # In the name of a variable: its position among all.
 _TAG = re.compile(r"_tfdist(\d+)")

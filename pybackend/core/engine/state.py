@@ -14,7 +14,7 @@ from pybackend.core.collective import Collective, all_gather_values, is_true_any
 from pybackend.core.data.structures import digest_text
 from pybackend.core.errors import InputError
 from pybackend.core.model.compare import is_random_state
-from pybackend.core.model.structure import describe_structure
+from pybackend.core.model.compile_settings import describe_structure
 from pybackend.core.model.view import ModelView
 
 # The state of these is each worker's own.

@@ -20,7 +20,7 @@ from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.engine.step_record import StepRecord, make_record
 from pybackend.core.engine.steps import Position
 from pybackend.core.job.messages import Note
-from pybackend.core.job.options import Exchange, LocalSteps
+from pybackend.core.job.worker_options import Exchange, LocalSteps
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting
 

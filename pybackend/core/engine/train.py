@@ -17,13 +17,13 @@ from pybackend.core.engine.resume import CheckpointedLifecycle
 from pybackend.core.engine.save import write_model
 from pybackend.core.engine.session_callbacks import make_tensorboard
 from pybackend.core.engine.step_clock import StepClock
-from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, Phase
-from pybackend.core.job.options import Exchange
 from pybackend.core.job.report import Audit, StepTimes
+from pybackend.core.job.storage_options import pointing_to
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.model.compare import hash_weights
-from pybackend.core.model.load import LoadedModel, load_job_model
+from pybackend.core.model.transfer import LoadedModel, load_job_model
 from pybackend.core.words import setting
 
 

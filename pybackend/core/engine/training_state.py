@@ -21,7 +21,7 @@ from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.sync import EpochSync
 from pybackend.core.engine.synchronizer import Synchronizer
 from pybackend.core.errors import ClusterError, InputError, SerializationError
-from pybackend.core.job.values import encode_state
+from pybackend.core.job.value_codec import encode_state
 from pybackend.core.model.callbacks import select_callbacks
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 

@@ -20,15 +20,15 @@ from pybackend.core.function.values import encode_result
 from pybackend.core.job.context import Announce, Gather, WorkerContext
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, Job
 from pybackend.core.job.messages import Order
-from pybackend.core.job.roles import (
+from pybackend.core.net.authentication import derive_token
+from pybackend.core.net.rendezvous import split_address
+from pybackend.core.tf_config import (
     config_of,
-    place_of,
+    find_role,
     ranks_of,
     ranks_that_follow,
     ranks_that_lead,
 )
-from pybackend.core.net.rendezvous import split_address
-from pybackend.core.net.secret import derive_token
 from pybackend.core.words import show
 
 T = TypeVar("T")
@@ -86,14 +86,14 @@ def call_function(
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
-        place = place_of(job.roles, rank)
+        place = find_role(job.roles, rank)
         known = (rank, job.workers, addresses, config, *place, gather)
         context = WorkerContext(*known, _open_rows(folder), hooks.announce)
         value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
     following = ranks_that_follow(job.roles, job.workers)
-    patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
+    patient = {other for other in following if find_role(job.roles, other)[0] != "ps"}
 
     def tell(ended: Set[int]) -> None:
         for other in ended & set(ranks_of(job.roles, "evaluator")):

@@ -12,9 +12,8 @@ from pybackend.core.errors import ClusterError, PeerLostError, TfdistError
 from pybackend.core.function.root import LONGEST, PURPOSE, Outbox, read_answer
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import End, FromPeer, FromRoot, NotShared, Returned, Share, Shared
-from pybackend.core.net.dialing import dial
-from pybackend.core.net.greeting import RejectedError, greet_as_client
-from pybackend.core.net.rendezvous import split_address
+from pybackend.core.net.authentication import RejectedError, greet_as_client
+from pybackend.core.net.rendezvous import dial, split_address
 from pybackend.core.net.stream import Stream
 
 _RETRY_SECONDS = 0.05

@@ -91,7 +91,7 @@ class Root:
         Parameters
         ----------
         leading, following
-            As in `pybackend.core.job.roles`.
+            As in `pybackend.core.tf_config`.
         patient
             Following ranks that get `GRACE_SECONDS` to return on their own.
         """

@@ -1,4 +1,4 @@
-"""Encode a function's value: the types in `pybackend.core.job.values`, and Keras models."""
+"""Encode a function's value: the types in `pybackend.core.job.value_codec`, and Keras models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.core.errors import SerializationError
-from pybackend.core.job import values
-from pybackend.core.job.value_kind import ValueKind, exactly, is_of
-from pybackend.core.job.value_kinds import KINDS
+from pybackend.core.job import value_codec
+from pybackend.core.job.value_codec import KINDS
+from pybackend.core.job.value_kinds import ValueKind, exactly, is_of
 from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 
 
@@ -22,9 +22,9 @@ class Unreturned:
 def encode_result(value: Any) -> str:
     """Return the JSON text of a value, or of `Unreturned` if its type cannot be sent."""
     try:
-        return values.encode_value(value, _KINDS)
+        return value_codec.encode_value(value, _KINDS)
     except SerializationError as error:
-        return values.encode_value(Unreturned(str(error)), _KINDS)
+        return value_codec.encode_value(Unreturned(str(error)), _KINDS)
 
 
 def decode_result(text: str) -> Any:
@@ -34,7 +34,7 @@ def decode_result(text: str) -> Any:
     classes that Keras does not know here.
     """
     try:
-        return values.decode_value(text, _KINDS)
+        return value_codec.decode_value(text, _KINDS)
     except SerializationError as error:
         return Unreturned(str(error))
 

@@ -26,19 +26,24 @@ from pybackend.core.job.arguments import (
     check_seconds,
     check_whole_number,
 )
-from pybackend.core.job.checkpoint import Recovery, check_recovery
-from pybackend.core.job.learning_rate import ScaleLearningRate
-from pybackend.core.job.model_options import ModelOptions, check_model_options
-from pybackend.core.job.options import (
+from pybackend.core.job.storage_options import (
     DataOptions,
+    ModelOptions,
+    Recovery,
+    check_data_options,
+    check_model_options,
+    check_recovery,
+)
+from pybackend.core.job.worker_options import (
     Elastic,
     Exchange,
     LocalSteps,
     ParameterServer,
-    check_data_options,
+    Resources,
+    ScaleLearningRate,
     check_exchange,
+    check_resources,
 )
-from pybackend.core.job.resources import Resources, check_resources
 from pybackend.core.words import show
 
 # A path on the driver, or a URI.

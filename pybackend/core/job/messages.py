@@ -287,7 +287,7 @@ class Arrival:
     host
         Host of the process.
     packages
-        Result of `pybackend.core.job.packages.read_versions` there.
+        Result of `pybackend.core.machine.packages.read_versions` there.
     layouts
         Result of `pybackend.core.data.layout.read_layouts` for the worker's folder.
     has_failed
@@ -360,7 +360,7 @@ def sent_by(event: Event, rank: int, host: str) -> Event:
 
 
 def read_event(text: str | bytes) -> Event:
-    """Read the event that `encode` wrote; raise `ValueError` as `decode` does."""
+    """Read an event from its JSON; raise `ValueError` as `decode` does."""
     event: Event = decode(text, *get_args(Event))
     return event
 
@@ -387,7 +387,6 @@ class Phases:
         self._emit(event)
 
     def end(self) -> None:
-        """End the phase."""
         with self._lock:
             self._current = None
 
@@ -399,13 +398,13 @@ class Phases:
     def _repeat(self, phase: Phase, number: int) -> None:
         times, last = self._times, len(self._times) - 1
         with self._lock:
-            if self._current is not phase:
+            if self._current is not phase:  # another one has begun since
                 return
             elapsed = times[min(number, last)] + max(0, number - last) * (times[-1] - times[-2])
             name = f"{phase.name} (for {elapsed:.0f} s)" if number else phase.name
             self._emit(replace(phase, name=name, lasts=True))
-            place = min(number + 1, last)
-            self._wait(phase, times[place] - times[place - 1], number + 1)
+            index = min(number + 1, last)
+            self._wait(phase, times[index] - times[index - 1], number + 1)
 
 
 class Answers:
@@ -418,11 +417,9 @@ class Answers:
 
     @property
     def is_stop(self) -> bool:
-        """Return whether training stops."""
         return self._is_stop
 
     def take(self, answer: Answer) -> None:
-        """Store an answer."""
         with self._changed:
             if isinstance(answer, StopTraining):
                 self._is_stop = True
@@ -436,11 +433,9 @@ class Answers:
             self._epoch = 0
 
     def wait_for_epoch(self, epoch: int) -> bool:
-        """Wait for the answer at the end of an epoch; return whether training stops.
-
-        There is no time limit: an observer may draw a plot, or prompt the user. If the session
-        ends, this process ends, too.
-        """
+        """Wait for the answer at the end of an epoch; return whether training stops."""
+        # Without a time limit: an observer may draw a plot, or prompt the user. If the session
+        # ends, this process ends, too.
         with self._changed:
             self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)
         return self._is_stop

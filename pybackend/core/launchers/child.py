@@ -23,7 +23,6 @@ from typing import Any
 import pybackend
 from pybackend.core.data.disk import naming_full_disk
 from pybackend.core.errors import Failure, Kind, Moment, printable
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.codec import encode_line
 from pybackend.core.job.job import LOGGER, TRAINED, Job
 from pybackend.core.job.messages import (
@@ -46,9 +45,9 @@ from pybackend.core.launchers.memory import MemoryWatch, OomWatch
 from pybackend.core.launchers.package_files import own_libraries
 from pybackend.core.launchers.processes import StallWatch, end_marked, name_signal, signal_group
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.model.quiet import is_noise
 from pybackend.core.net.rendezvous import address_of, listen, reserve
-from pybackend.core.words import call_of, setting
+from pybackend.core.quiet import is_noise
+from pybackend.core.words import call_of, setting, show_bytes
 from pybackend.core.worker import JOB, REPORT
 
 LOG_LINES = 40

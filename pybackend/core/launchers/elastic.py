@@ -32,11 +32,11 @@ from pybackend.core.job.messages import (
     StepEnded,
 )
 from pybackend.core.job.notice import RESTARTS
-from pybackend.core.job.options import Elastic
 from pybackend.core.job.report import Generation, WorkerReport
+from pybackend.core.job.worker_options import Elastic
 from pybackend.core.launchers.base import Outcome
 from pybackend.core.launchers.crew import Crew, lost_at, take_all
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.words import setting
 
 # First pause before a worker is started again in a slot whose start failed, or whose host was lost,

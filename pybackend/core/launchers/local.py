@@ -18,12 +18,11 @@ from pybackend.core.data.arrays import Columns, count_rows, shard
 from pybackend.core.data.files import check_folder
 from pybackend.core.data.row_store import link_columns, write_columns
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Event, Note, Order
 from pybackend.core.job.notice import Notice, at_own_end
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import THIS
+from pybackend.core.job.worker_options import THIS
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.child import Child, find_disk
 from pybackend.core.launchers.crew import Crew, follow_child, take_all
@@ -37,8 +36,8 @@ from pybackend.core.launchers.place import find_place
 from pybackend.core.launchers.shares import find_shortage, share_of_machine, this_machine
 from pybackend.core.machine.capacity import read_free_memory
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import setting, show
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import setting, show, show_bytes
 
 HOST = "127.0.0.1"
 # Least private memory of a process that has imported TensorFlow.

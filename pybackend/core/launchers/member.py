@@ -21,20 +21,20 @@ from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Arrival, Emit, FromLauncher, Order
 from pybackend.core.job.notice import Notice
-from pybackend.core.job.packages import (
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.worker_options import Resources
+from pybackend.core.launchers.child import Child
+from pybackend.core.launchers.environment.installing import Interpreter
+from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
+from pybackend.core.machine.identity import look_up, own_address
+from pybackend.core.machine.packages import (
     SET_PYSPARK_PYTHON,
     find_difference,
     read_versions,
     read_versions_in,
 )
-from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
-from pybackend.core.launchers.child import Child
-from pybackend.core.launchers.environment.installing import Interpreter
-from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
-from pybackend.core.machine.identity import look_up, own_address
-from pybackend.core.net.rendezvous import address_of, new_token, split_address
-from pybackend.core.net.secret import derive_token
+from pybackend.core.net.authentication import derive_token, new_token
+from pybackend.core.net.rendezvous import address_of, split_address
 from pybackend.core.words import call_of, setting, speak
 
 

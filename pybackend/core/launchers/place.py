@@ -20,8 +20,8 @@ from pybackend.core.launchers.slurm.nodes import (
 )
 from pybackend.core.machine.identity import is_loopback
 from pybackend.core.machine.processes import read_stat, read_variables
+from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE
 from pybackend.core.net.rendezvous import pick_port, split_address
-from pybackend.core.net.secret import FILE_VARIABLE, VARIABLE
 from pybackend.core.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
 
 

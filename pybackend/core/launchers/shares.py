@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pybackend.core.figures import show_bytes
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.machine.capacity import count_cores, list_gpus, read_machine
+from pybackend.core.words import show_bytes
 
 _ADVICE = "request less in `resources`, or start fewer workers there"
 

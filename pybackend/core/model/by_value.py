@@ -37,10 +37,7 @@ _DEEPEST = 200_000
 def pickle_objects(value: Any) -> bytes:
     """Pickle a value that holds models, layers, optimizers or callbacks.
 
-    Raises
-    ------
-    InputError
-        Names the attribute that cannot be pickled, such as a lock or an open file.
+    Raises `InputError`, which names an attribute that cannot be pickled, such as a lock.
     """
     return pickle_value(value, "the model", dump=_dump)
 
@@ -74,8 +71,6 @@ class _Snapshot:
 
 
 class _Copies:
-    """Callable that returns a new copy of a value."""
-
     def __init__(self, content: bytes) -> None:
         self._content = content
 
@@ -85,6 +80,8 @@ class _Copies:
 
 def _dump(value: Any, send_code: Callable[[Any], None], shared: list[Any] | None = None) -> bytes:
     """Pickle in a thread with a large stack: each layer is pickled inside the previous one."""
+    # A deep model exceeds the recursion limit, and a higher limit alone lets it
+    # exceed the stack, which kills the process.
     file = io.BytesIO()
     pickler = _Pickler(file, value, send_code, shared)
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
@@ -135,7 +132,6 @@ class _Pickler(Pickler):
         return len(self._shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
         self._send_code(value)
         if isinstance(value, (type, FunctionType)):
             return super().reducer_override(value)
@@ -186,7 +182,6 @@ class _LocalUnpickler(pickle.Unpickler):
         self._shared = shared
 
     def persistent_load(self, number: Any) -> Any:
-        """Return the class or function with this number."""
         return self._shared[number]
 
 
@@ -287,7 +282,7 @@ def _reduce_tensorflow(value: Any) -> Any:
 
 
 def _make_empty(kind: Any) -> Any:
-    """Return an object without attributes: the `__init__` of its class is not called."""
+    # `__init__` is not called: its arguments are not known.
     return kind.__new__(kind)
 
 

@@ -45,12 +45,7 @@ def find_differences(view: ModelView, copied: ModelView, kind: Kind = "train") -
 
     Classes, plain attributes of layers and of instances of user-defined classes, and compile
     settings are compared; for training, also the optimizer and variables (shape, type, trainable,
-    value).
-
-    Parameters
-    ----------
-    kind
-        Purpose of the copy: predictions need no loss, and merged weights give the same predictions.
+    value). Predictions need no loss, and merged weights give the same predictions.
     """
     model, copy = view.model, copied.model
     if type(model) is not type(copy):
@@ -348,11 +343,7 @@ def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
 
     The training loss and its gradients are compared if the model is built and has user-defined
     parts; Keras's own parts are determined by their configuration. Random results are not compared.
-
-    Parameters
-    ----------
-    rows
-        Some rows as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    Rows are ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
     model = view.model
     if not (model.built and copy.built and view.custom_parts):

@@ -32,12 +32,11 @@ from pybackend.core.model.compile_settings import (
     write_optimizer_state,
 )
 from pybackend.core.model.file_checks import Format, check_digest, check_file, recognize_format
-from pybackend.core.model.quiet import import_tensorflow
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import setting, show
 
 _MARK = b"\ntfdist sha256 "
 _LENGTH = len(_MARK) + 64
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
@@ -354,10 +353,8 @@ def _check_keras_model(model: Any) -> None:
 
 @contextmanager
 def silence_keras() -> Iterator[None]:
-    """Suppress Keras's advice about HDF5 and fresh optimizers.
-
-    Use this in one thread at a time: these settings are global.
-    """
+    """Suppress Keras's advice about HDF5 and fresh optimizers."""
+    # In one thread at a time: these settings are global.
     logger = logging.getLogger("absl")
     with _silence:
         level = logger.level
@@ -372,7 +369,7 @@ def silence_keras() -> Iterator[None]:
 
 def append_digest(data: bytes) -> bytes:
     """Return a model file with its digest; an archive must not have a comment yet."""
-    if data.startswith(_ZIP_MAGIC):
+    if recognize_format(data) == "keras":
         # The last field of an archive is the length of its comment.
         data = data[:-2] + _LENGTH.to_bytes(2, "little")
     return data + _MARK + _digest(data)
@@ -384,13 +381,7 @@ def carries_digest(data: bytes) -> bool:
 
 
 def check_carried_digest(data: bytes) -> None:
-    """Reject a model file whose digest does not match its content.
-
-    Raises
-    ------
-    SerializationError
-        The file was altered or damaged.
-    """
+    """Reject a model file whose digest does not match its content."""
     begin = _find_mark(data)
     if begin >= 0 and data[begin:] != _MARK + _digest(data[:begin]):
         raise SerializationError(
@@ -408,15 +399,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 strictly; whitespace (line breaks from R's encoders) is allowed.
-
-    Raises
-    ------
-    InputError
-        ``text`` is not text.
-    SerializationError
-        ``text`` is not base64.
-    """
+    """Decode base64 strictly; whitespace (line breaks from R's encoders) is allowed."""
     if not isinstance(text, str):
         raise InputError(f"expected base64 text, not {type(text).__name__}")
     try:

@@ -175,13 +175,9 @@ class ModelView:
     def list_variables(self, without: tuple[type, ...] = ()) -> list[Any]:
         """Return all variables of the model, its losses and metrics, including those in closures.
 
-        From the optimizer, only scalars are included, such as its step count. A new search: a call
-        of the model may create variables, even in parts that are known.
-
-        Parameters
-        ----------
-        without
-            Classes of objects whose variables are left out.
+        From the optimizer, only scalars are included, such as its step count. Variables of objects
+        of the classes ``without`` are left out. A new search: a call of the model may create
+        variables, even in parts that are known.
         """
         found: dict[int, Any] = {}
         seen: set[int] = set()
@@ -210,15 +206,12 @@ class ModelView:
 
 
 def build_model(model: Any, inputs: Any) -> None:
-    """Call a model, so that it creates its missing weights.
-
-    A model without its own `call`, such as a GAN of two networks, has the weights of its layers.
-    """
+    """Call a model, so that it creates its missing weights."""
     if model.built and all(layer.built for layer in ModelView(model).layers):
         return
     if type(model).call is not keras.Model.call:
         model(inputs)
-    else:
+    else:  # such as a GAN of two networks, which has the weights of its layers
         model.built = True  # otherwise Keras writes no weights
 
 
@@ -274,7 +267,6 @@ def _may_have_variables(part: Any) -> bool:
 
 
 def read_closure(function: Any) -> list[Any]:
-    """Return the values in a function's closure."""
     found = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it has no value yet

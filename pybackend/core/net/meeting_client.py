@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
-from pybackend.core.net.connection_errors import AlteredError, SilentError
-from pybackend.core.net.greeting import RejectedError
-from pybackend.core.net.heartbeat import Beat, read_lines, start_beating
+from pybackend.core.net.authentication import RejectedError
+from pybackend.core.net.heartbeat import Beat, SilentError, read_lines, start_beating
 from pybackend.core.net.meeting import (
     PURPOSE,
     Everyone,
@@ -30,7 +29,7 @@ from pybackend.core.net.meeting import (
     split,
 )
 from pybackend.core.net.rendezvous import connect
-from pybackend.core.net.stream import LineStream, Stream
+from pybackend.core.net.stream import AlteredError, LineStream, Stream
 
 # Size of the messages of all workers.
 _LONGEST_ANSWER = 1 << 30
@@ -60,23 +59,11 @@ class MeetingClient:
     It connects in the background, so that a driver behind a firewall does not delay any worker.
     Events wait for the connection, and are dropped if there is none.
 
-    Parameters
-    ----------
-    address
-        ``host:port`` of the driver; None if it cannot be reached.
-    token, rank
-        The job's secret, and the rank of this worker.
-    patience
-        Seconds within which the driver must be reached.
-    on_lost
-        Called from a thread when the driver closes the connection.
-    is_early
-        Whether the driver may not be listening yet: then a refused connection is retried, too.
-    stream
-        A connection to the driver that is already authenticated, instead of an address.
-    silence
-        Seconds without a sign of life after which the driver counts as lost; infinite if it does
-        not send any.
+    The driver at ``address`` (``host:port``; None if it cannot be reached) must be reached within
+    ``patience`` seconds. If ``is_early``, it may not be listening yet: then a refused connection is
+    retried, too. An authenticated connection, ``stream``, may replace the address. ``on_lost`` is
+    called from a thread when the driver closes the connection, or has shown no sign of life for
+    ``silence`` seconds; infinite if it does not send any.
     """
 
     def __init__(
@@ -128,16 +115,10 @@ class MeetingClient:
 
     def __call__(self, event: Event) -> bool:
         """Send one event; return whether it is known to be sent."""
-        return self._send(_line(event), may_wait=True)
+        return self._send(encode_line(event), may_wait=True)
 
     def require(self) -> None:
-        """Wait until the driver is reached.
-
-        Raises
-        ------
-        ClusterError
-            The driver was not reached.
-        """
+        """Wait until the driver is reached; raise `ClusterError` if it is not."""
         self._settled.wait()
         if self._error is not None:
             raise ClusterError(
@@ -157,32 +138,25 @@ class MeetingClient:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the connection has ended, or the driver has nothing more to send."""
+        """True if the connection has ended, or the driver has nothing more to send."""
         return self._has_ended.is_set() or self._finished.is_set()
 
     def start_beating(self, silence: float) -> None:
         """Send signs of life to the driver, several times per ``silence`` seconds."""
-        line = _line(Beat())
+        line = encode_line(Beat())
         start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
         """Rendezvous with the others, once; ``on_wait`` is called repeatedly in the meantime.
 
-        Returns
-        -------
-        list of str or None
-            The messages from all workers by rank, when all have sent theirs; None if all workers
-            must meet elsewhere, as the others then will, too.
-
-        Raises
-        ------
-        ClusterError
-            The driver ended the job, rejected this worker, or was lost before it answered.
+        Returns the messages from all workers by rank, when all have sent theirs; None if all
+        workers must meet elsewhere, as the others then will, too. Raises `ClusterError` if the
+        driver ended the job, rejected this worker, or was lost before it answered.
         """
         self._settled.wait()
         # A message that was not sent completely does not join: the driver then sends the others
         # elsewhere, too.
-        if not self._answers.empty() or not self._send(_line(Join(message)), may_wait=False):
+        if not self._answers.empty() or not self._send(encode_line(Join(message)), may_wait=False):
             return None
         answer = self._wait_for_answer(on_wait)
         if isinstance(answer, Refused):
@@ -215,12 +189,8 @@ class MeetingClient:
     ) -> Mapping[str, bytes] | None:
         """Receive the contents from `MeetingServer.send` by name; None if the driver is lost.
 
-        ``on_wait`` is called repeatedly in the meantime.
-
-        Raises
-        ------
-        TimeoutError
-            They did not arrive within ``seconds``.
+        ``on_wait`` is called repeatedly in the meantime. Raises `TimeoutError` if they do not
+        arrive within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while not self._finished.wait(0.1):  # short: see `_wait_for_answer`
@@ -242,13 +212,7 @@ class MeetingClient:
         return None
 
     def send(self, name: str, content: bytes) -> None:
-        """Send a result of any size.
-
-        Raises
-        ------
-        ClusterError
-            The driver is lost.
-        """
+        """Send a result of any size; raise `ClusterError` if the driver is lost."""
         for part in split(name, content):
             if not self._send(part, may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
@@ -350,7 +314,3 @@ class MeetingClient:
                     raise
             if self._ends.wait(_RETRY_SECONDS):
                 raise ConnectionAbortedError("this end was closed")
-
-
-def _line(message: object) -> bytes:
-    return encode(message).encode() + b"\n"

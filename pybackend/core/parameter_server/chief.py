@@ -26,22 +26,22 @@ from pybackend.core.engine.train import Training
 from pybackend.core.engine.training_state import change_rate
 from pybackend.core.engine.validation import build_metrics
 from pybackend.core.errors import InputError, PeerLostError
-from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob, argument_of
 from pybackend.core.job.messages import Answers, Begun, Emit, EpochEnded, Note, Phase
 from pybackend.core.job.report import Audit
-from pybackend.core.job.roles import ranks_of
-from pybackend.core.job.values import encode_state
+from pybackend.core.job.storage_options import pointing_to
+from pybackend.core.job.value_codec import encode_state
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.compare import hash_weights
-from pybackend.core.model.inputs import reshape_rows
-from pybackend.core.model.load import LoadedModel, load_job_model
+from pybackend.core.model.inputs_outputs import reshape_rows
+from pybackend.core.model.transfer import LoadedModel, load_job_model
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.net.rendezvous import split_address
 from pybackend.core.parameter_server.blocks import batch, iterate_blocks
 from pybackend.core.parameter_server.shares import VALIDATION, count_shares, move_shares
 from pybackend.core.parameter_server.steps import Steps
+from pybackend.core.tf_config import ranks_of
 from pybackend.core.words import call_of, setting, show
 
 # Operations wait for those of other servers, each in a thread.

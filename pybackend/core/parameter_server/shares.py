@@ -14,8 +14,8 @@ import numpy as np
 
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.roles import place_of, ranks_of
 from pybackend.core.parameter_server.blocks import move_blocks, write_blocks
+from pybackend.core.tf_config import find_role, ranks_of
 
 TRAIN = "blocks/train"
 VALIDATION = "blocks/validation"
@@ -25,7 +25,7 @@ NUMBER = "blocks/number"
 
 def device_of(job: TrainingJob, rank: int) -> str:
     """Return TensorFlow's name for a rank's processor."""
-    role, index = place_of(job.roles, rank)
+    role, index = find_role(job.roles, rank)
     return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
 
 
@@ -37,8 +37,8 @@ def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
         np.random.default_rng([job.seed, rank]).shuffle(places)
     for number, part in _share_out(job, rank).items():
         write_blocks(rows, places[part], folder / _folder_for(job, rank, number), str(rank))
-    if place_of(job.roles, rank)[0] == "worker":
-        (folder / NUMBER).write_text(str(place_of(job.roles, rank)[1]))
+    if find_role(job.roles, rank)[0] == "worker":
+        (folder / NUMBER).write_text(str(find_role(job.roles, rank)[1]))
     if (folder / "validation").exists():
         validation = StoredRows(folder / "validation")
         write_blocks(validation, np.arange(len(validation)), folder / VALIDATION, str(rank))
@@ -75,7 +75,7 @@ def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
 
 def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
     """Return the part of a rank's rows for each worker, by the worker's number."""
-    role, index = place_of(job.roles, rank)
+    role, index = find_role(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
     if role == "worker":
         return {index: slice(None)}
@@ -84,4 +84,4 @@ def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
 
 def _folder_for(job: TrainingJob, rank: int, number: int) -> str:
     """Return the folder in which a rank writes the rows of a worker."""
-    return TRAIN if place_of(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"
+    return TRAIN if find_role(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"

@@ -15,9 +15,9 @@ from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.overrides import override
 from pybackend.core.engine.pipeline_feed import count_rows
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.roles import ranks_of
 from pybackend.core.parameter_server.blocks import batch, draw, iterate_blocks
 from pybackend.core.parameter_server.shares import NUMBER, TRAIN
+from pybackend.core.tf_config import ranks_of
 
 
 class Steps:

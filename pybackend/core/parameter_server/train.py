@@ -21,10 +21,10 @@ from pybackend.core.function.call import take_part
 from pybackend.core.job.context import Gather
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, Order, Phase
-from pybackend.core.job.roles import config_of
-from pybackend.core.net.dialing import find_unreachable
+from pybackend.core.net.rendezvous import find_unreachable
 from pybackend.core.parameter_server.chief import start_server, train_as_chief
 from pybackend.core.parameter_server.shares import write_shares
+from pybackend.core.tf_config import config_of
 
 
 def train_asynchronously(

@@ -12,7 +12,7 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import encode_line
-from pybackend.core.net.greeting import RejectedError
+from pybackend.core.net.authentication import RejectedError
 from pybackend.core.net.rendezvous import connect, split_address
 from pybackend.core.net.stream import Stream, wait_any
 from pybackend.tfos.feed.items import decode_items, read_batch, write_batch

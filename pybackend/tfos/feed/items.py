@@ -1,9 +1,9 @@
 """Lossless conversion of lists of Python objects to Arrow data and back.
 
 It preserves types, nesting and order. Items of the same structure, such as the rows of a table,
-become columns: those of the parts into which `pybackend.core.job.values` takes a value apart. Other
-items are encoded one by one, as there. Nothing is pickled. Each Arrow array is accompanied by its
-kind as JSON, e.g. ``["list", ["float"]]``.
+become columns: those of the parts into which `pybackend.core.job.value_codec` takes a value apart.
+Other items are encoded one by one, as there. Nothing is pickled. Each Arrow array is accompanied by
+its kind as JSON, e.g. ``["list", ["float"]]``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.value_kinds import KINDS
-from pybackend.core.job.values import REFUSALS, decode_value, encode_value, naming_damage
+from pybackend.core.job.value_codec import (
+    KINDS,
+    REFUSALS,
+    decode_value,
+    encode_value,
+    naming_damage,
+)
 from pybackend.core.words import show, term
 
 _KIND = b"tfdist.kind"

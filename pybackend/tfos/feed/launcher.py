@@ -23,8 +23,8 @@ from pybackend.core.launchers.spark.session import (
     ship_package,
 )
 from pybackend.core.launchers.spark.slots import check_slots, cores_of_task, make_profile
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.meeting import MeetingServer
-from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import Code, call_of, either, term
 from pybackend.tfos.feed.spark_task import StartMember
 

@@ -25,7 +25,7 @@ from pybackend.core.engine.flat import TAIL, FlatExchange
 from pybackend.core.engine.lifecycle import Lifecycle
 from pybackend.core.engine.shards import ShardedUpdate
 from pybackend.core.engine.sync import EpochSync
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # --- subjects ---
 

@@ -25,7 +25,7 @@ from pybackend.core.data.tfrecord.framing import HEAD
 from pybackend.core.data.tfrecord.part import Mark, Marks, place_marks, update_checksum
 from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import check_tfrecord_spec
+from pybackend.core.job.storage_options import check_tfrecord_spec
 from pybackend.core.words import show
 
 _SAMPLE_ROWS = 1000

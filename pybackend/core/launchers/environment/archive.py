@@ -22,12 +22,10 @@ from typing import IO, Any
 
 from pybackend.core.data.disk import naming_full_disk
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job
-from pybackend.core.job.packages import BUILDS, TITLES
-from pybackend.core.job.resources import THIS
+from pybackend.core.job.worker_options import THIS
 from pybackend.core.launchers.environment.contents import (
     OF_ORIGIN,
     Entry,
@@ -39,7 +37,8 @@ from pybackend.core.launchers.environment.contents import (
 )
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.machine.janitor import end_sweep, sweep, swept_folder
-from pybackend.core.words import either, setting, show
+from pybackend.core.machine.packages import BUILDS, TITLES
+from pybackend.core.words import either, setting, show, show_bytes
 
 # The first file in a packed environment.
 MANIFEST = "tfdist.json"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.installing import read_blocks
-from pybackend.core.net.greeting import RejectedError
-from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen, new_token
+from pybackend.core.net.authentication import RejectedError, new_token
+from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen
 from pybackend.core.net.stream import Stream
 
 _PURPOSE = "environment"

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.core.errors import ClusterError, Failure, InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.installing import (
@@ -48,8 +47,8 @@ from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.core.launchers.remote.task import RemoteTask
 from pybackend.core.launchers.shares import Machine, find_shortage
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import call_of, show
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import call_of, show, show_bytes
 
 
 def _choose_python() -> str:

@@ -22,7 +22,7 @@ from pybackend.core.data.sources import FileRows
 from pybackend.core.data.structures import digest_text
 from pybackend.core.job.codec import encode
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
-from pybackend.core.model.structure import describe_config
+from pybackend.core.model.compile_settings import describe_config
 from pybackend.core.words import show
 
 # These may differ: only the first process writes files, and the rest concerns one process only.

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.joined.claims import find_disagreement
 from pybackend.core.launchers.member import Member, read_arrival
 from pybackend.core.launchers.place import Place, split_host

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import check_whole_number, name_arguments
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
@@ -44,7 +43,8 @@ from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group,
 from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.core.launchers.remote.task import RemoteTask
 from pybackend.core.machine.janitor import guarded, swept_folder
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import show_bytes
 
 # Time limit for all workers to connect, from the first connection.
 _MEET_SECONDS = 600.0

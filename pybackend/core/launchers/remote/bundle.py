@@ -14,11 +14,11 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import read_fields
-from pybackend.core.job.packages import TITLES
 from pybackend.core.launchers.package_files import library_files
 from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.shares import Machine
 from pybackend.core.machine.janitor import SWEEP
+from pybackend.core.machine.packages import TITLES
 
 LIBRARY = "lib"
 _BLOCK = 1 << 20

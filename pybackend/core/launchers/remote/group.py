@@ -15,14 +15,14 @@ from pybackend.core.errors import ClusterError, Failure, InputError, WorkerFaile
 from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Announced, Emit, Event, FromLauncher, Note, Reported
-from pybackend.core.job.options import Elastic
-from pybackend.core.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.core.job.report import WorkerReport, read_report
+from pybackend.core.job.worker_options import Elastic
 from pybackend.core.launchers.base import DataSets, Outcome
 from pybackend.core.launchers.crew import CAUSE_SECONDS, Crew, take_all
 from pybackend.core.launchers.elastic import Obstacle, Remark, Said, train_elastically
 from pybackend.core.launchers.remote.task import PACKAGES, POST, REPORT, ROWS, Post, receive_model
 from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.machine.packages import TITLES, UNKNOWN, find_difference
 from pybackend.core.net.meeting import MeetingServer
 
 _MEET_SECONDS = 600.0

@@ -16,7 +16,7 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import is_variable_name
 from pybackend.core.launchers.hosts.host_list import HostSlots
 from pybackend.core.launchers.shares import share_of_machine
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.tf_config import make_tf_config
 
 HERE = "127.0.0.1"

@@ -34,7 +34,7 @@ from pybackend.core.launchers.slurm.nodes import (
 )
 from pybackend.core.launchers.slurm.queue import ask, batch_script, read_job, signal_option, srun
 from pybackend.core.launchers.slurm.settings import PER_NODE, as_count, check_tasks
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.tf_config import make_tf_config
 from pybackend.core.words import show
 

@@ -47,7 +47,7 @@ from pybackend.core.launchers.slurm.settings import (
 from pybackend.core.launchers.slurm.watch import JobFiles
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.words import call_of
 
 _ENVIRONMENTS = "environments"

@@ -12,7 +12,7 @@ from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import as_number, check_positive, check_whole_number
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.words import setting, show
 

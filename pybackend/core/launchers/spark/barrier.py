@@ -20,7 +20,6 @@ from pybackend.core.data.row_store import Counts, count_rows_to_send, describe_l
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.job.job import LOGGER, Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Emit
-from pybackend.core.job.packages import SET_PYSPARK_PYTHON
 from pybackend.core.job.report import read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
@@ -62,9 +61,10 @@ from pybackend.core.launchers.spark.slots import (
 )
 from pybackend.core.launchers.stopping import check_stop
 from pybackend.core.machine.identity import own_address
+from pybackend.core.machine.packages import SET_PYSPARK_PYTHON
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.heartbeat import find_silence
 from pybackend.core.net.meeting import MeetingServer
-from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import either, setting, term
 
 _HASH = "__tfdist_hash__"

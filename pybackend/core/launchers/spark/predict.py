@@ -41,7 +41,6 @@ from pybackend.core.launchers.spark.session import (
     send_file,
     ship_package,
 )
-from pybackend.core.model.quiet import import_tensorflow
 from pybackend.core.model.scorers import (
     KerasScorer,
     OnnxInput,
@@ -49,6 +48,7 @@ from pybackend.core.model.scorers import (
     Scorer,
     predict_rows,
 )
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import show
 
 _METADATA = "metadata.json"
@@ -347,8 +347,8 @@ class PredictTask:
         set_up_tensorflow()
         import cloudpickle
 
-        from pybackend.core.model.load import configure_keras
         from pybackend.core.model.serialization import read_own_model
+        from pybackend.core.model.transfer import configure_keras
 
         configure_keras(self.job)
         # Pickled by the driver from its own objects, like this task.

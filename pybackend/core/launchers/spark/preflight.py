@@ -24,7 +24,6 @@ from typing import Any
 
 import pybackend
 from pybackend.core.errors import ClusterError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
@@ -43,7 +42,8 @@ from pybackend.core.launchers.spark.session import (
     send_file,
     shipped_to,
 )
-from pybackend.core.net.dialing import advise_on_network, find_unreachable
+from pybackend.core.net.rendezvous import advise_on_network, find_unreachable
+from pybackend.core.words import show_bytes
 
 NETWORK_SCHEMA = "rank int, problem string"
 # Spark itself may wait for a peer to pass on the task's code: then this stage does not end.

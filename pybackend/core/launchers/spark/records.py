@@ -37,7 +37,7 @@ from pybackend.core.launchers.spark.session import (
     ship_package,
 )
 from pybackend.core.launchers.spark.slots import count_slots
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.words import show
 
 # Bytes that a task reads: enough to outweigh its start, few enough to give every task some.

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.shares import find_shortage, this_machine
 from pybackend.core.launchers.spark.session import (
     ask,

@@ -1,9 +1,9 @@
 """Plain data and arrays as JSON text, or as bytes with the arrays after the JSON; never code.
 
 Results of workers arrive over the network, and unpickling would execute code in them. So only data
-of known kinds is sent: None, booleans, numbers, text, bytes, dates, lists, tuples, sets, dicts,
-enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. The received values equal the
-sent ones and have the same class; other values are rejected.
+of known kinds (`value_kinds`, `value_tables`) is sent: None, booleans, numbers, text, bytes, dates,
+lists, tuples, sets, dicts, enums, dataclasses, numpy arrays, pandas data frames and Arrow tables.
+The received values equal the sent ones and have the same class; other values are rejected.
 
 A value that JSON cannot write becomes an object with one entry: its kind, and its parts. Two other
 formats differ for a reason. Messages (`codec`) are checked against the types that their reader
@@ -25,12 +25,15 @@ from itertools import chain, islice
 from typing import Any
 
 from pybackend.core.errors import SerializationError
-from pybackend.core.job.value_kind import Place, UnfitError, ValueKind
-from pybackend.core.job.value_kinds import KINDS, PLAIN
+from pybackend.core.job.value_kinds import PLAIN, PYTHON, PartName, UnfitError, ValueKind
+from pybackend.core.job.value_tables import TABLES
 from pybackend.core.words import show
+
+KINDS: tuple[ValueKind, ...] = (*PYTHON, *TABLES)
 
 _MAGIC = b"tfdist-2"
 _HEAD = struct.Struct("<8sQ")
+# Python raises an error for integers of too many digits; the limit can be set.
 _MOST_BITS = 2000
 _KEY = " (a key)"
 _TYPE = re.compile(r"[<>|]([biufcSU]\d{1,9}|[mM]8(\[\w+\])?)")
@@ -60,24 +63,17 @@ def encode_value(
 ) -> str:
     """Return the JSON text of a value. Messages refer to it by ``name``.
 
-    Raises
-    ------
-    SerializationError
-        Names the position and type of a part that is not of a known kind.
+    Raises `SerializationError`, which names the position and type of a part that is not of a known
+    kind.
     """
     return _Packer(kinds, lambda content: base64.b64encode(content).decode()).write(value, name)
 
 
 def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
-    """Decode the value that `encode_value` wrote.
+    """Decode the value that `encode_value` wrote; raise `SerializationError` if it is damaged.
 
     Dataclasses whose class this process has not loaded become a ``types.SimpleNamespace``, as the
     history of Keras's ``fit`` does; tensors become numpy arrays.
-
-    Raises
-    ------
-    SerializationError
-        The text is damaged.
     """
     with naming_damage("a worker's result"):
         return _Unpacker(kinds, base64.b64decode).unpack(json.loads(text))
@@ -86,10 +82,7 @@ def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
 def encode_state(value: Any) -> bytes:
     """Encode nested dicts, lists, tuples, sets, numbers, text, bytes, None and arrays.
 
-    Raises
-    ------
-    SerializationError
-        A value has another type.
+    Raises `SerializationError` for other types.
     """
     contents: list[Any] = []
 
@@ -102,30 +95,24 @@ def encode_state(value: Any) -> bytes:
 
 
 def decode_state(data: Any) -> Any:
-    """Decode bytes that `encode_state` returned.
-
-    Raises
-    ------
-    SerializationError
-        The bytes are damaged.
-    """
+    """Decode bytes of `encode_state`; raise `SerializationError` if they are damaged."""
     with naming_damage("the state of a checkpoint"):
         magic, size = _HEAD.unpack_from(data)
         if magic != _MAGIC:
             raise ValueError(f"it does not begin with {_MAGIC.decode()}")
-        view, place = memoryview(data), _HEAD.size + size
+        view, end = memoryview(data), _HEAD.size + size
 
         def load(size: int) -> memoryview:
-            nonlocal place
-            if type(size) is not int or not 0 <= size <= len(view) - place:
-                raise ValueError(f"it has {len(view)} bytes, and a part of {size} at {place}")
-            place += size
-            return view[place - size : place]
+            nonlocal end
+            if type(size) is not int or not 0 <= size <= len(view) - end:
+                raise ValueError(f"it has {len(view)} bytes, and a part of {size} at {end}")
+            end += size
+            return view[end - size : end]
 
-        header = json.loads(bytes(view[_HEAD.size : place]))
+        header = json.loads(bytes(view[_HEAD.size : end]))
         value = _Unpacker(PLAIN, load).unpack(header)
-        if place != len(view):
-            raise ValueError(f"it has {len(view)} bytes, not {place}")
+        if end != len(view):
+            raise ValueError(f"it has {len(view)} bytes, not {end}")
         return value
 
 
@@ -139,16 +126,17 @@ def naming_damage(what: str) -> Iterator[None]:
 
 
 class _NotSentError(Exception):
-    """A part of a value cannot be sent: why, after the text of its place, from inner to outer."""
+    """A part of a value cannot be sent: why, after the names of the parts around it."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.places: list[str] = []
+        self.path: list[str] = []
+        """Names of parts, from inner to outer."""
         super().__init__()
 
     def describe(self, where: str) -> str:
-        for place in reversed(self.places):
-            where = f"a key of {where}" if place == _KEY else f"{where}{place}"
+        for name in reversed(self.path):
+            where = f"a key of {where}" if name == _KEY else f"{where}{name}"
         return f"{where}{self.reason}"
 
 
@@ -160,7 +148,6 @@ class _Packer:
         self._store = store
 
     def write(self, value: Any, name: str) -> str:
-        """Return the JSON text of a value."""
         try:
             return json.dumps(self._pack(value))
         except RecursionError as error:
@@ -175,7 +162,7 @@ class _Packer:
         if exact is list:
             return self._pack_parts(value, value, lambda _, index: f"[{index}]")
         if exact is dict:
-            return {"dict": self._pack_parts(chain.from_iterable(value.items()), value, _place)}
+            return {"dict": self._pack_parts(chain.from_iterable(value.items()), value, _name_item)}
         if exact is bytes:
             return {"bytes": [self._store(value)]}
         np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
@@ -188,16 +175,16 @@ class _Packer:
                 except REFUSALS as error:
                     reason = f", a {_name(value)}, cannot be sent: {error}"
                     raise _NotSentError(reason) from error
-                return {kind.tag: self._pack_parts(parts, value, kind.place)}
+                return {kind.tag: self._pack_parts(parts, value, kind.name_part)}
         raise _NotSentError(_refuse(value))
 
-    def _pack_parts(self, parts: Iterable[Any], whole: Any, place: Place) -> list[Any]:
+    def _pack_parts(self, parts: Iterable[Any], whole: Any, name_part: PartName) -> list[Any]:
         packed: list[Any] = []
         try:
             for part in parts:
                 packed.append(self._pack(part))
         except _NotSentError as error:
-            error.places.append(place(whole, len(packed)))
+            error.path.append(name_part(whole, len(packed)))
             raise
         return packed
 
@@ -236,7 +223,6 @@ class _Unpacker:
         self._load = load
 
     def unpack(self, value: Any) -> Any:
-        """Return the value that was packed."""
         if isinstance(value, list):
             return [self.unpack(item) for item in value]
         if not isinstance(value, dict):
@@ -260,10 +246,12 @@ class _Unpacker:
         import numpy as np
 
         dtype, data = _find_type(name), self._load(content)
+        # Lengths such as -2 and -2, or 0 and 2**60, would pass the next check.
         if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
             raise ValueError(f"it has an array of shape {shape}")
         if math.prod(shape) * dtype.itemsize != len(data):
             raise ValueError(f"it has an array of shape {shape} in {len(data)} bytes")
+        # A copy: an array over the received bytes would be read-only, and hold all of them.
         array = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape).copy()
         return array[()] if is_scalar else array
 
@@ -273,7 +261,6 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind is str:
         return value.isascii() or _is_unicode(value)
-    # Python raises an error for integers of too many digits; the limit can be set.
     return kind in (bool, float) or (kind is int and value.bit_length() <= _MOST_BITS)
 
 
@@ -286,7 +273,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _place(items: dict[Any, Any], index: int) -> str:
+def _name_item(items: dict[Any, Any], index: int) -> str:
     key = next(islice(items, index // 2, None))
     return f"[{show(key)}]" if index % 2 else _KEY
 
@@ -327,6 +314,6 @@ def _make_objects(shape: list[int], items: list[Any]) -> Any:
     import numpy as np
 
     array = np.empty(len(items), object)
-    for place, item in enumerate(items):
-        array[place] = item
+    for index, item in enumerate(items):  # as one list, numpy would look into nested ones
+        array[index] = item
     return array.reshape(shape)

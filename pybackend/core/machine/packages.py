@@ -32,10 +32,7 @@ SET_PYSPARK_PYTHON = "set PYSPARK_PYTHON to a Python that has it on every host"
 
 def read_versions() -> dict[str, Any]:
     """Return the path of this Python, as ``python``, and the version of each package."""
-    found: dict[str, Any] = {"python": sys.executable}
-    for package in BUILDS:
-        found[package] = find_version(package)
-    return found
+    return {"python": sys.executable, **{package: find_version(package) for package in BUILDS}}
 
 
 def read_versions_in(python: str, folders: Iterable[str]) -> dict[str, Any]:
@@ -58,12 +55,8 @@ def find_difference(
 ) -> tuple[int, str] | None:
     """Return the first rank whose packages prevent training, and the reason; None if there is none.
 
-    Parameters
-    ----------
-    hosts, found
-        Each rank's host, and the result of `read_versions` there.
-    remedy
-        Alternative to installing a package.
+    ``found`` are the results of `read_versions` on each rank's host, and ``remedy`` is an
+    alternative to installing a package.
     """
     for package, title in TITLES.items():
         versions = [have[package] for have in found]

@@ -1,12 +1,14 @@
-"""Less common options of a training run, in groups that reject invalid combinations."""
+"""Options for the workers: how many there are, what each gets, and what they exchange."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import (
@@ -15,12 +17,24 @@ from pybackend.core.job.arguments import (
     check_choice,
     check_flag,
     check_fraction,
+    check_group,
     check_positive,
     check_whole_number,
     name_arguments,
+    set_fields,
 )
-from pybackend.core.job.learning_rate import ScaleLearningRate, Scaling, check_scale_lr
-from pybackend.core.words import call_of, either, one_of, setting, show, term
+from pybackend.core.words import call_of, either, setting, show, term
+
+Compression = Literal["fp16", "bf16"] | None
+_COMPRESSIONS = [None, "fp16", "bf16"]
+Scaling = Literal["linear", "sqrt"]
+_SCALINGS = ["linear", "sqrt"]
+# A unit without "B" is binary, as Spark and Slurm have it.
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_PREFIXES = " kmgt"
+_LEAST_MEMORY = 1 << 20
+# The environment of the driver.
+THIS = "this"
 
 
 def _explain_scale(name: str) -> str | None:
@@ -28,15 +42,6 @@ def _explain_scale(name: str) -> str | None:
     if name != "scale_lr":
         return None
     return "a step has the rows of one worker, regardless of the number of workers. Omit it"
-
-
-Compression = Literal["fp16", "bf16"] | None
-Promise = tuple[str, tuple[int | None, ...]]
-_COMPRESSIONS = [None, "fp16", "bf16"]
-_RECORD_TYPES = ("int64", "float32", "bytes", "string")
-_LIST = "[]"
-ColumnEncoding = Literal["one_hot", "integer"]
-ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 
 @name_arguments
@@ -76,7 +81,7 @@ class Elastic:
             value = getattr(self, name)
             if value is not None or name == "min":
                 checked = check_whole_number(name, value, least=1, most=MAX_WORKERS)
-                object.__setattr__(self, name, checked)
+                set_fields(self, **{name: checked})
         most = math.inf if self.max is None else self.max
         if not self.min <= (self.min if self.workers is None else self.workers) <= most:
             raise InputError(
@@ -107,8 +112,9 @@ class ParameterServer:
     servers: int = 1
 
     def __post_init__(self) -> None:
-        checked = check_whole_number("servers", self.servers, least=1, most=MAX_WORKERS - 2)
-        object.__setattr__(self, "servers", checked)
+        # The chief and at least one worker count, too.
+        most = MAX_WORKERS - 2
+        set_fields(self, servers=check_whole_number("servers", self.servers, least=1, most=most))
 
     explain_missing = staticmethod(_explain_scale)
 
@@ -198,7 +204,7 @@ class Exchange:
                 f"`{setting(encrypt=True)}` needs {setting(transport='tcp')}: TensorFlow's own "
                 "servers cannot encrypt"
             )
-        _set(
+        set_fields(
             self,
             bucket_mb=check_positive("bucket_mb", self.bucket_mb),
             scale_lr=check_scale_lr(self.scale_lr),
@@ -237,7 +243,7 @@ class LocalSteps:
     encrypt: bool | None = None
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             steps=check_whole_number("steps", self.steps, least=2),
             learning_rate=check_positive("learning_rate", self.learning_rate, most=1e300),
@@ -249,42 +255,34 @@ class LocalSteps:
     explain_missing = staticmethod(_explain_scale)
 
 
+def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
+    kinds = (Exchange, LocalSteps, ParameterServer)
+    checked: Exchange | LocalSteps | ParameterServer = check_group(
+        "exchange", value, *kinds, loss_over="global batch"
+    )
+    return checked
+
+
 @name_arguments
 @dataclass(frozen=True)
-class DataOptions:
-    """Options for reading columns and files, and for storing rows on the workers.
+class ScaleLearningRate:
+    """Scale the learning rate with the number of workers.
+
+    With N workers, a step has N times as many rows as with one. Each step uses the optimizer's own
+    learning rate, as compiled or as set by callbacks, times `multiple`. The optimizer's variable
+    does not change: the trained model, and every checkpoint, have the unscaled rate.
 
     Parameters
     ----------
-    tensors
-        Maps columns to the ``(dtype, shape)`` of a row, which specify how to read bytes
-        (little-endian) and what shape arrays must have. ``(dtype, (None,))`` allows arrays of any
-        length, which are padded with zeros to the length of the longest row on any worker, and
-        ``(dtype, (None, 3))`` arrays of any number of vectors of length 3.
-    categories
-        Maps columns to the list of their values, which become 0, 1, 2, ... Any other value raises
-        an error.
-    tfrecord_spec
-        Maps features to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]``
-        appended for lists. None (default): taken from the manifest of the files, or inferred from
-        their first records.
-    encode
-        Encoding of feature columns that are text or have ``categories``. ``"one_hot"``: one number
-        per value, 1 if the row has it, else 0. ``"integer"``: the value's code, for an
-        ``Embedding`` layer. Or a mapping from columns to one of these, which can include columns of
-        whole numbers. None (default): text is one-hot if it shares an input with other columns,
-        text that is an input on its own remains text, and columns with ``categories`` become codes.
-        Without ``categories``, the values are those of the training data, sorted
-        (`TrainResult.categories`).
-    repartition
-        False uses a DataFrame's own partitions, whose number must be ``workers``, and gives each
-        worker one contiguous range of the rows in files. This reads faster, but sorted rows then
-        give the workers different classes.
-    in_memory
-        True: workers hold their rows in memory if they fit into half of the free memory. Otherwise
-        the rows stay on disk, and a note reports that. False (default): all rows are on the
-        worker's disk, and memory use does not grow with them. The order of rows is the same either
-        way.
+    rule
+        ``"linear"``: N times the rate (Goyal et al., 2017). ``"sqrt"``: the square root of N times
+        the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
+    warmup_epochs
+        Number of epochs, possibly fractional, over which the rate rises step by step from the
+        unscaled to the scaled one: gradual warm-up (Goyal et al., 2017).
+    decay
+        Maps the number of completed epochs to the factor for the rate from then on: ``{30: 0.1, 60:
+        0.01}``. None (default): no decay.
 
     Raises
     ------
@@ -292,128 +290,172 @@ class DataOptions:
         An option is invalid. The message names it and the expected value.
     """
 
-    tensors: Mapping[str, Promise] | None = None
-    categories: Mapping[str, Sequence[Any]] | None = None
-    tfrecord_spec: Mapping[str, str] | None = None
-    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None
-    repartition: bool = True
-    in_memory: bool = False
+    rule: Scaling = "linear"
+    warmup_epochs: float = 0.0
+    decay: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        tensors = _check_mapping("tensors", self.tensors)
-        categories = _check_mapping("categories", self.categories)
-        for column, values in categories.items():
-            _check_categories(column, values)
-        _check_encode(self.encode)
-        if self.tfrecord_spec is not None:
-            check_tfrecord_spec(self.tfrecord_spec)
-        check_flag("repartition", self.repartition)
-        check_flag("in_memory", self.in_memory)
-        promises = {column: _check_promise(column, given) for column, given in tensors.items()}
-        _set(self, tensors=promises or None, categories=dict(categories) or None)
+        check_choice("rule", self.rule, choices=_SCALINGS)
+        set_fields(
+            self, warmup_epochs=_check_warmup(self.warmup_epochs), decay=_check_decay(self.decay)
+        )
+
+    def multiple(self, workers: int, epochs: float) -> float:
+        """Return the factor for the rate after a number of epochs, which may be fractional."""
+        most = float(workers) if self.rule == "linear" else math.sqrt(workers)
+        risen = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
+        begun = [epoch for epoch in self.decay or {} if epoch <= epochs]
+        decayed = (self.decay or {})[max(begun)] if begun else 1.0
+        return (1.0 + (most - 1.0) * risen) * decayed
 
 
-def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
-    """Check the argument ``exchange``; None is the default `Exchange`."""
+def check_scale_lr(value: Any) -> ScaleLearningRate | None:
+    """Check the argument ``scale_lr``; the name of a rule becomes a `ScaleLearningRate`."""
+    if value is None or isinstance(value, ScaleLearningRate):
+        return value
+    if isinstance(value, str) and value in _SCALINGS:
+        return ScaleLearningRate(value)  # type: ignore[arg-type]
+    raise InputError(
+        f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
+        f"{either('a ScaleLearningRate', 'a list')}, e.g. "
+        f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
+    )
+
+
+def _check_warmup(value: Any) -> float:
+    number = as_number(value)
+    if number is None or not (math.isfinite(number) and number >= 0):
+        raise InputError(f"`warmup_epochs` must be at least 0, not {show(value)}")
+    return number
+
+
+def _check_decay(value: Any) -> dict[int, float] | None:
     if value is None:
-        return Exchange()
-    if not isinstance(value, (Exchange, LocalSteps, ParameterServer)):
+        return None
+    expected = (
+        "`decay` must map epochs to multipliers of the learning rate, e.g. "
+        f"{show({30: 0.1, 60: 0.01})}"
+    )
+    if not isinstance(value, Mapping) or not value:
+        raise InputError(f"{expected}, not {show(value)}")
+    checked: dict[int, float] = {}
+    for key, multiple in value.items():
+        # R's names, and JSON's, are text.
+        epoch = float(key) if isinstance(key, str) and key.isdecimal() else as_number(key)
+        number = as_number(multiple)
+        if epoch is None or not epoch.is_integer() or epoch < 0:
+            raise InputError(f"{expected}; it has the epoch {show(key)}")
+        if number is None or not (math.isfinite(number) and number > 0):
+            raise InputError(f"{expected}; it has the multiplier {show(multiple)} for {show(key)}")
+        if int(epoch) in checked:
+            raise InputError(f"`decay` has the epoch {int(epoch)} twice")
+        checked[int(epoch)] = number
+    return dict(sorted(checked.items()))
+
+
+@name_arguments
+@dataclass(frozen=True)
+class Resources:
+    """Resources of each worker, the same on every launcher.
+
+    If a launcher cannot provide them, an error is raised before the training starts. With Spark 4
+    on a cluster, the tasks that run the workers get these cores and GPUs; other tasks of the
+    session keep theirs.
+
+    Parameters
+    ----------
+    cpus
+        Number of TensorFlow threads in each worker. None (default): workers on the same machine
+        divide its cores.
+    memory
+        Memory limit for a worker and all processes that it starts: bytes, or text such as
+        ``"4GB"``, ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker above the
+        limit is killed. None (default): no limit.
+    gpus
+        Number of GPUs for each worker's exclusive use; 0 hides all of them. None (default): workers
+        on the same machine get its GPUs in turn.
+    environment
+        Python environment of the workers, with Spark, `hosts`, `slurm` and `kubernetes`: nothing
+        needs to be installed on their hosts. ``"this"``: the environment of this session. Or the
+        path of an environment's folder, or of a file that `pack_environment`, venv-pack or
+        conda-pack wrote. It is sent to each host once, and unpacked there. None (default): what
+        the hosts have.
+    fork_server
+        Whether a process that has imported TensorFlow waits for later calls on each host, so that
+        their workers start at once. It takes 0.5 GB of memory, and ends when it has not been used
+        for ten minutes, or with the session (on Spark: with its executor). None (default): on this
+        machine, and not elsewhere. True is possible with Spark and `hosts`.
+
+    Raises
+    ------
+    InputError
+        An option is invalid. The message names it and the expected value.
+    """
+
+    cpus: int | None = None
+    memory: int | str | None = None
+    gpus: int | None = None
+    environment: str | os.PathLike[str] | None = None
+    fork_server: bool | None = None
+
+    def __post_init__(self) -> None:
+        checks: dict[str, Callable[[Any], Any]] = {
+            "cpus": partial(check_whole_number, "cpus", least=1),
+            "memory": _check_memory,
+            "gpus": partial(check_whole_number, "gpus", least=0),
+            "environment": _check_environment,
+            "fork_server": partial(check_flag, "fork_server"),
+        }
+        for name, check in checks.items():
+            if (value := getattr(self, name)) is not None:
+                set_fields(self, **{name: check(value)})
+
+    @property
+    def bytes(self) -> int | None:
+        """Memory limit in bytes."""
+        assert not isinstance(self.memory, str)
+        return self.memory
+
+
+def check_resources(value: Any) -> Resources:
+    """Check the argument ``resources``; None is the default `Resources`."""
+    checked: Resources = check_group("resources", value, Resources, cpus=2, memory="4GB")
+    path = checked.environment
+    # Not where it is made: a worker has the path of another machine.
+    if path is not None and path != THIS and not os.path.exists(path):
         raise InputError(
-            f"`exchange` must be {one_of('Exchange', 'LocalSteps', 'ParameterServer')}, e.g. "
-            f"{call_of('pybackend.Exchange', loss_over='global batch')}, not {show(value)}"
+            f"`environment` must be {show(THIS)}, or the path of a Python environment or of a "
+            f"packed one, but {show(path)} does not exist"
         )
-    return value
+    return checked
 
 
-def check_data_options(value: Any) -> DataOptions:
-    """Check the argument ``data_options``; None is the default `DataOptions`."""
-    if value is None:
-        return DataOptions()
-    if not isinstance(value, DataOptions):
+def _check_environment(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"`environment` must be {show(THIS)} or a path, not {show(value)}")
+    text = os.fspath(value)
+    return text if text == THIS else os.path.abspath(os.path.expanduser(text))
+
+
+def _check_memory(value: Any) -> int:
+    number = _parse(value) if isinstance(value, str) else as_number(value)
+    if number is None or not 0 < number < 2**60:
         raise InputError(
-            f"`data_options` must be {one_of('DataOptions')}, e.g. "
-            f"{call_of('pybackend.DataOptions', in_memory=True)}, not {show(value)}"
+            f"`memory` must be a number of bytes, or text such as {show('4GB')}, "
+            f"{show('512MiB')} or {show('4g')}, not {show(value)}"
         )
-    return value
-
-
-def check_tfrecord_spec(spec: Any) -> None:
-    """Check that a `tfrecord_spec` maps features to types, before anything is read."""
-    if not isinstance(spec, Mapping) or not spec:
+    if number < _LEAST_MEMORY:
         raise InputError(
-            "`tfrecord_spec` must map feature names to their types, e.g. "
-            f"{show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
+            f"`memory` is {show(value)}, which is {number:g} bytes: not enough for a worker. Give "
+            "a unit, as in '4GB'"
         )
-    for name, kind in spec.items():
-        if not isinstance(name, str):
-            raise InputError(f"`tfrecord_spec` has the name {show(name)}; expected a string")
-        if not isinstance(kind, str) or kind.removesuffix(_LIST) not in _RECORD_TYPES:
-            raise InputError(
-                f"`tfrecord_spec` has the type {show(kind)} for {show(name)}; expected "
-                f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]' for "
-                "arrays"
-            )
+    return int(number)
 
 
-def _set(options: Any, **values: Any) -> None:
-    """Set attributes of a frozen object while it is created."""
-    for name, value in values.items():
-        object.__setattr__(options, name, value)
-
-
-def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"`{name}` must map column names, not {show(value)}")
-    return value
-
-
-def _check_categories(column: str, values: Any) -> None:
-    np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
-    is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
-    if isinstance(values, (str, bytes)) or not is_list:
-        raise InputError(
-            f"`categories` of {show(column)} must be a list of values, not {show(values)}"
-        )
-    try:
-        different = len(set(values))
-    except TypeError:  # lists, or rows of an array
-        different = 0
-    if not len(values) or different < len(values):
-        raise InputError(f"`categories` of {show(column)} must be distinct values, at least one")
-
-
-def _check_encode(value: Any) -> None:
-    given = value.values() if isinstance(value, Mapping) else [value] * (value is not None)
-    for encoding in given:
-        if not isinstance(encoding, str) or encoding not in ENCODINGS:
-            raise InputError(
-                f"`encode` must be {show('one_hot')}, {show('integer')}, or map columns to one of "
-                f"these, not {show(value)}"
-            )
-    if isinstance(value, Mapping):
-        _check_mapping("encode", value)
-
-
-def _check_promise(column: str, promise: Any) -> Promise:
-    import numpy as np  # here: a worker that only runs a function starts without it
-
-    pair = either("(dtype, shape)", "a list of type and shape")
-    expected = f"`tensors` of {show(column)} must be {pair}, e.g. {show(('uint8', (28, 28)))}"
-    try:
-        dtype, shape = promise
-        known = np.dtype(dtype)
-        sizes = [shape] if as_number(shape) is not None else list(shape)
-    except (TypeError, ValueError):
-        raise InputError(f"{expected}, not {show(promise)}") from None
-    if known.kind not in "fiub":
-        raise InputError(f"{expected}: {show(dtype)} is not a numeric type")
-    first: tuple[None, ...] = (None,) if sizes[:1] == [None] else ()
-    numbers = [as_number(size) for size in sizes[len(first) :]]
-    if not all(number and number > 0 and number.is_integer() for number in numbers):
-        any_length = f"only the first may be {either('None', 'NA')}, for any length"
-        raise InputError(
-            f"{expected}; the sizes in {show(shape)} must be positive whole numbers; {any_length}"
-        )
-    return dtype, (*first, *(int(size) for size in sizes[len(first) :]))
+def _parse(text: str) -> float | None:
+    found = _MEMORY.fullmatch(text.strip())
+    if found is None:
+        return None
+    power = _PREFIXES.index(found[2].lower() or " ")
+    base = 1000 if (found[3] or "").lower() == "b" else 1024
+    return float(found[1]) * float(base**power)

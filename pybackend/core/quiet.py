@@ -9,8 +9,11 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 # How such lines begin; in the syntax that Python's `re` and `grep -E` share.
 NOISE = (
@@ -46,11 +49,9 @@ def import_tensorflow(verbose: int = 1) -> None:
 
 
 def import_unless_importing() -> None:
-    """Call `import_tensorflow`, unless this or another thread is already importing it.
-
-    For import hooks: waiting there for a thread that is itself waiting for a module would never
-    end.
-    """
+    """Call `import_tensorflow`, unless this or another thread is already importing it."""
+    # For import hooks: waiting there for a thread that is itself waiting for a module would never
+    # end.
     if not _lock.acquire(blocking=False):
         return
     try:
@@ -103,11 +104,9 @@ def _errors_only() -> Iterator[None]:
 
 @contextmanager
 def _filtered_stderr() -> Iterator[None]:
-    """Redirect file descriptor 2 through a filter.
-
-    The filter is another process: TensorFlow may abort this one (e.g. on a processor that is too
-    old), and its last lines must not be lost.
-    """
+    """Redirect file descriptor 2 through a filter."""
+    # The filter is another process: TensorFlow may abort this one (e.g. on a processor that is too
+    # old), and its last lines must not be lost.
     try:
         terminal = os.dup(_STDERR)
     except OSError:  # closed
@@ -164,3 +163,45 @@ def quiet_about_traces() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_other)
+
+
+_NAMES = ("keras", "tensorflow")
+
+
+def install() -> None:
+    """Have the first import of Keras or TensorFlow go through `import_tensorflow`.
+
+    For R sessions: users import Keras there themselves, often before they call tfdist.
+    """
+    is_installed = any(isinstance(finder, _QuietFinder) for finder in sys.meta_path)
+    if not is_installed and not any(name in sys.modules for name in _NAMES):
+        sys.meta_path.insert(0, _QuietFinder())
+
+
+class _QuietFinder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _NAMES:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        try:
+            import_unless_importing()
+        except ImportError:  # Python's own search then reports what is missing
+            return None
+        loaded = sys.modules.get(name)
+        return None if loaded is None else ModuleSpec(name, _LoadedModule(loaded))
+
+
+class _LoadedModule(Loader):
+    """Loader that returns a module that is already loaded, unchanged."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec

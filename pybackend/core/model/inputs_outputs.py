@@ -1,17 +1,20 @@
-"""Checks of a model's inputs, and rows and columns that fit them."""
+"""A model's inputs and outputs: names, shapes, classes, and rows that fit them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import count as count_up
 from typing import Any
 
 import keras
 import numpy as np
 
+from pybackend.core.data.predictions import Output
 from pybackend.core.data.rows import Renamed, Rows, reshape_columns
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
-from pybackend.core.model.view import build_model, has_own
+from pybackend.core.model.view import build_model, flatten, has_own
 from pybackend.core.words import REST, call_of, setting, show
 
 _LISTED = 20
@@ -38,18 +41,8 @@ def name_inputs(model: Any) -> dict[str, Any]:
 def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     """Reject features that cannot fit the model's inputs.
 
-    Parameters
-    ----------
-    features
-        The user's argument: a mapping if there are several inputs.
-    names
-        Names of the numbers in a row, by input name (empty if there is only one); None if not
-        known.
-
-    Raises
-    ------
-    InputError
-        Names the inputs, or the shape that is expected.
+    The argument ``features`` must be a mapping if there are several inputs. ``names`` are those of
+    the numbers in a row, by input name (empty if there is only one); None if not known.
     """
     wanted = sorted(name_inputs(model))
     if len(wanted) > 1 and (not isinstance(features, Mapping) or sorted(features) != wanted):
@@ -82,18 +75,7 @@ def _list_some(names: Sequence[str]) -> str:
 
 
 def check_input_names(model: Any, columns: Collection[str]) -> None:
-    """Reject arrays for inputs that the model does not have.
-
-    Parameters
-    ----------
-    columns
-        Names of arrays, as `pybackend.core.data.arrays` flattens them.
-
-    Raises
-    ------
-    InputError
-        Names the arrays and the inputs.
-    """
+    """Reject arrays, named as `data.arrays.flatten` names them, for inputs that a model lacks."""
     inputs = list(name_inputs(model))
     if not inputs:
         return
@@ -124,7 +106,7 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
 
 
 def check_output_names(model: Any, columns: Collection[str]) -> None:
-    """Reject labels for outputs that a model lacks; parameters as in `check_input_names`."""
+    """Reject labels for outputs that a model lacks; names are as in `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
     _check_output_count(model, len(given) + ("y" in columns))
@@ -176,15 +158,8 @@ def _check_output_count(model: Any, count: int) -> None:
 def check_text(model: Any, texts: Mapping[str, Sequence[str]]) -> None:
     """Reject text for inputs that take numbers.
 
-    Parameters
-    ----------
-    texts
-        Names of the arrays of text; with each, the column that it has in a table, or nothing.
-
-    Raises
-    ------
-    InputError
-        Names the array or the column, and the expected type.
+    ``texts`` has the names of the arrays of text; with each, the column that it has in a table, or
+    nothing.
     """
     inputs = name_inputs(model)
     for number, (name, tensor) in enumerate(inputs.items()):
@@ -217,12 +192,7 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
     ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input. Rows that already
     fit, and inputs without a fixed shape, are left to Keras. Several inputs are matched by name, or
     else by order. Keras knows inputs without a name only by their order, which then replaces the
-    names in the rows.
-
-    Raises
-    ------
-    InputError
-        A row has more or fewer numbers than the input.
+    names in the rows. Raises `InputError` if a row has more or fewer numbers than the input.
     """
     try:
         expected = model.input_shape
@@ -245,18 +215,13 @@ def _match_names(rows: Rows, model: Any) -> Rows:
         return rows
     if len(names) == 1:
         return Renamed(rows, {names[0]: "x"})
-    return Renamed(rows, {name: f"x/#{place}" for place, name in enumerate(names)})
+    return Renamed(rows, {name: f"x/#{number}" for number, name in enumerate(names)})
 
 
 def build_by_batch(model: Any, batch: Any) -> Any:
     """Create a model's missing weights; return the inputs that it takes from a batch.
 
     These are x; or, with its own ``train_step``, the whole batch: (anchor, positive, negative).
-
-    Raises
-    ------
-    InputError
-        The model can be called neither with x nor with the whole batch.
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     try:
@@ -276,13 +241,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
 
 
 def make_symbolic_input(model: Any) -> Any:
-    """Return the model's inputs as symbolic tensors, in the model's structure.
-
-    Raises
-    ------
-    ValueError
-        The model was not built, so its inputs are not known.
-    """
+    """Return the model's inputs as symbolic tensors, in its structure; `ValueError` if unbuilt."""
     try:
         return model.input
     except (AttributeError, ValueError):  # a subclassed model
@@ -315,3 +274,159 @@ def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[
     if set(names) == set(keys):
         return {name: shape[1:] for name, shape in zip(names, expected, strict=True)}
     return {k: s[1:] for k, s in zip(keys, expected, strict=True) if k.startswith("x/#")}
+
+
+def list_outputs(model: Any) -> tuple[Output, ...]:
+    """List the model's outputs, in the order in which Keras flattens them.
+
+    Raises `InputError` if the layers do not determine them without rows, or an output is text.
+    """
+    tensors = keras.tree.flatten_with_path(_compute_output_spec(model))
+    listed = getattr(model, "output_names", None) or []
+    numbers = [str(number) for number in range(len(tensors))]
+    listed = listed if len(listed) == len(tensors) else numbers
+    own = [path[-1] if path and isinstance(path[-1], str) else None for path, _ in tensors]
+    names = _tell_apart([str(name or given) for name, given in zip(own, listed, strict=True)])
+    outputs = []
+    for name, (_, tensor) in zip(names, tensors, strict=True):
+        if tensor.dtype == "string":
+            raise InputError(
+                f"the model's output {show(name)} is text; only numeric outputs can become columns"
+            )
+        shape = tuple(tensor.shape[1:])
+        outputs.append(Output(name if len(tensors) > 1 else "", tensor.dtype, shape))
+    return tuple(outputs)
+
+
+def empty_outputs(model: Any) -> Any:
+    """Return the model's predictions for zero rows; raise the errors of `list_outputs`."""
+    spec = _compute_output_spec(model)
+    return keras.tree.pack_sequence_as(spec, [o.make_empty() for o in list_outputs(model)])
+
+
+def _tell_apart(names: list[str]) -> list[str]:
+    """Make names unique by adding numbers: all outputs of a nested model have the model's name."""
+    counts = Counter(names)
+    for name in [name for name, count in counts.items() if count > 1]:
+        numbers = count_up(1)
+        for index, other in enumerate(names):
+            if other == name:
+                free = (f"{name}_{number}" for number in numbers)
+                names[index] = next(found for found in free if found not in counts)
+    return names
+
+
+def count_classes(model: Any, outputs: Sequence[Output]) -> int:
+    """Return the number of classes that the model's only output distinguishes.
+
+    This is the output's number of values. For a single value it is two, because Keras's binary
+    losses interpret the value as the probability of the second class. It is 0 if the output cannot
+    represent classes.
+    """
+    if len(outputs) != 1 or len(outputs[0].shape) != 1:
+        return 0
+    count = outputs[0].shape[0] or 0
+    if count == 1:
+        return 2 if _is_probability(model) else 0
+    return count
+
+
+def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
+    """Return whether the outputs are classes, based on their shape and the loss.
+
+    Several numbers with a binary loss are several labels, not classes.
+    """
+    classes = count_classes(model, outputs)
+    loss = _first_loss(model)
+    if not classes or loss is None or not _is_keras_loss(loss):
+        return classes > 0
+    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
+
+
+def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
+    """Return whether the model's only output consists of class logits.
+
+    The loss is one of Keras's categorical ones, or, for one number, a binary one.
+    """
+    loss = _first_loss(model)
+    if len(outputs) != 1 or len(outputs[0].shape) != 1 or not _is_keras_loss(loss):
+        return False
+    kind = "binary" if outputs[0].shape == (1,) else "categorical"
+    return kind in _name_of(loss) and _takes_logits(loss)
+
+
+def has_class_loss(model: Any) -> bool:
+    """Return whether the loss is one of Keras's categorical ones."""
+    loss = _first_loss(model)
+    return _is_keras_loss(loss) and "categorical" in _name_of(loss)
+
+
+def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
+    """Return whether the model's outputs for its classes are probabilities.
+
+    They are if the activation of the last layer returns probabilities. If the activation is
+    unknown, they are if one of Keras's losses interprets the outputs as probabilities.
+    """
+    ends_in = _find_activation(model)
+    if ends_in is not None:
+        return ends_in == ("sigmoid" if outputs[0].shape == (1,) else "softmax")
+    loss = _first_loss(model)
+    if not _is_keras_loss(loss) or _takes_logits(loss):
+        return False
+    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
+
+
+def _find_activation(model: Any) -> str | None:
+    """Return the name of the activation of the model's last layer, if it has one."""
+    layer = model
+    while isinstance(layer, keras.Model):
+        names = getattr(layer, "output_names", None) or []
+        try:
+            if isinstance(layer, keras.Sequential):
+                layer = layer.layers[-1]
+            else:
+                layer = layer.get_layer(names[0])
+        except (IndexError, ValueError):
+            return None
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    activation = getattr(layer, "activation", None)
+    # The name of another function, such as TensorFlow's own softmax, has no certain meaning.
+    is_keras = str(getattr(activation, "__module__", "")).startswith("keras.")
+    return getattr(activation, "__name__", None) if is_keras else None
+
+
+def _is_probability(model: Any) -> bool:
+    """Return whether the loss interprets a single number as a probability."""
+    loss = _first_loss(model)
+    is_binary = _is_keras_loss(loss) and _name_of(loss).startswith("binary")
+    return is_binary and not _takes_logits(loss)
+
+
+def _takes_logits(loss: Any) -> bool:
+    options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return bool(options.get("from_logits", False))
+
+
+def _first_loss(model: Any) -> Any:
+    losses = flatten(getattr(model, "loss", None))
+    return keras.losses.get(losses[0]) if losses else None
+
+
+def _is_keras_loss(loss: Any) -> bool:
+    return str(getattr(loss, "__module__", "")).startswith("keras.")
+
+
+def _name_of(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__)).lower()
+
+
+def _compute_output_spec(model: Any) -> Any:
+    """Return the outputs as symbolic tensors, in the model's structure."""
+    try:
+        return model.compute_output_spec(make_symbolic_input(model))
+    except Exception as error:
+        raise InputError(
+            f"the shapes of the outputs of the model {show(model.name)} are not known ({error}): "
+            "call it once on a batch first"
+        ) from error
