@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.net.heartbeat import within
+from pybackend.core.net.liveness import within
 from pybackend.doctor.machine import find_java
 
 _HOST_PORT = r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])"

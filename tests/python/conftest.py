@@ -132,7 +132,6 @@ ALONE = [
     "test_object_store",
     "test_plan",
     "test_quiet",
-    "test_quiet_imports",
     "test_r_function",
     "test_recovery",
     "test_remote_task",

@@ -136,9 +136,9 @@ CROSS_CUTTING = {
     "notebook": "examples/notebooks, run by Jupyter's kernel",
     "particles": "examples/particles",
     "object_store": "checkpoints and models in S3",
-    "quiet": "what TensorFlow prints at its start",
     "recovery": "checkpoints and restarts",
     "readme": "the blocks of the README and of docs/*.md, run",
+    "resources": "resources of each worker: their syntax, division, errors and limits",
     "routes": "one job by each route",
     "r_options": "scripts/r_options.py and its file",
     "rpkg_sources": "rpkg installed from a checkout",
@@ -147,7 +147,7 @@ CROSS_CUTTING = {
     "signatures": "the same names and defaults everywhere",
     "standalone": "a Spark cluster of several hosts",
     "tuning_spark": "trials on the executors of a cluster",
-    "values_as_bytes": "job/values.py, with arrays as they are",
+    "value_codec_bytes": "job/value_codec.py, with arrays as they are",
     "warm": "forked workers, tests/python/forge",
 }
 

@@ -27,7 +27,7 @@ from typing import get_args
 
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
-from pybackend.core.net.heartbeat import Beat, SilentError, read_lines, start_beating
+from pybackend.core.net.liveness import Beat, SilentError, read_lines, start_beating
 from pybackend.core.net.rendezvous import Acceptor, address_of, listen
 from pybackend.core.net.stream import LineStream
 

@@ -16,7 +16,7 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
 from pybackend.core.net.authentication import RejectedError
-from pybackend.core.net.heartbeat import Beat, SilentError, read_lines, start_beating
+from pybackend.core.net.liveness import Beat, SilentError, read_lines, start_beating
 from pybackend.core.net.meeting import (
     PURPOSE,
     Everyone,

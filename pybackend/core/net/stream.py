@@ -16,12 +16,9 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pybackend.core.machine.identity import is_loopback
-
-if TYPE_CHECKING:
-    from pybackend.core.net.tls import Tls
 
 _BLOCK = 1 << 16
 # Bytes received at once from a protected connection: several records.
@@ -55,6 +52,17 @@ class LineStream(Protocol):
         """Close the connection, and wake a thread that is waiting for it."""
 
 
+class Cipher(Protocol):
+    """TLS on the bytes of a connection; `tls.Tls`, which most processes never import."""
+
+    def shake_hands(self) -> bool: ...
+    def seal(self, buffers: list[memoryview]) -> int: ...
+    def take(self) -> bytes: ...
+    def put(self, content: memoryview) -> None: ...
+    def open(self, buffers: list[memoryview]) -> int: ...
+    def has_pending(self) -> bool: ...
+
+
 class Stream:
     """One connection, used in both directions: one thread may read while another one writes.
 
@@ -72,7 +80,7 @@ class Stream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
-        self._tls: Tls | None = None
+        self._tls: Cipher | None = None
         self._sealed = 0
         self._unsent = memoryview(b"")
         self._block = memoryview(b"")
@@ -98,7 +106,7 @@ class Stream:
         """True once `protect` has been called."""
         return self._tls is not None
 
-    def protect(self, tls: Tls, seconds: float) -> None:
+    def protect(self, tls: Cipher, seconds: float) -> None:
         """Encrypt all further data. Both ends must call it at the same point.
 
         Raises `OSError` if the other end does not know the token of ``tls``, closes the connection,
@@ -259,7 +267,7 @@ class Stream:
             self.socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
         self.socket.close()
 
-    def _send_sealed(self, tls: Tls, buffers: list[memoryview]) -> int:
+    def _send_sealed(self, tls: Cipher, buffers: list[memoryview]) -> int:
         """Send a few records; return their number of bytes once all of them were sent, else 0."""
         if not self._unsent:
             self._sealed = tls.seal(buffers)

@@ -48,7 +48,7 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.place import Place, find_place, split_host
 from pybackend.core.launchers.remote.task import MODEL, REPORT, send_results
 from pybackend.core.net.authentication import derive_token, find_secret
-from pybackend.core.net.heartbeat import SHORTEST_SILENCE, find_silence
+from pybackend.core.net.liveness import SHORTEST_SILENCE, find_silence
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 

@@ -63,7 +63,7 @@ from pybackend.core.launchers.stopping import check_stop
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.packages import SET_PYSPARK_PYTHON
 from pybackend.core.net.authentication import new_token
-from pybackend.core.net.heartbeat import find_silence
+from pybackend.core.net.liveness import find_silence
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.words import either, setting, term
 

@@ -49,7 +49,7 @@ from pybackend.core.launchers.remote.task import (
 )
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.processes import name_process
-from pybackend.core.net.heartbeat import find_silence
+from pybackend.core.net.liveness import find_silence
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import split_address
 from pybackend.core.words import setting, term

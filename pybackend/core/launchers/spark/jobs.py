@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.spark.session import ask, is_connect, silence
 from pybackend.core.net.authentication import new_token
-from pybackend.core.net.heartbeat import settle
+from pybackend.core.net.liveness import settle
 
 # Longest time without a running task: then other jobs hold the slots, or there are no slots.
 _IDLE_SECONDS = 60.0

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.package_files import package_files, read_sources
-from pybackend.core.net.heartbeat import within
+from pybackend.core.net.liveness import within
 from pybackend.core.words import term
 
 ANSWER_SECONDS = 30.0

@@ -42,7 +42,7 @@ from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_a
 from pybackend.core.launchers.spark.session import ask, is_one_machine, read_version, ship_package
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
 from pybackend.core.net.authentication import new_token
-from pybackend.core.net.heartbeat import settle
+from pybackend.core.net.liveness import settle
 from pybackend.core.net.meeting import MeetingServer
 
 # Time for Python to start and read rows; all tasks of a barrier stage start together.

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.net.heartbeat import within
+from pybackend.core.net.liveness import within
 from pybackend.doctor.session import _try_within
 
 

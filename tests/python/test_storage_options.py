@@ -1,4 +1,4 @@
-"""The option `Recovery`, and the errors that refer to saved checkpoints."""
+"""The options `Recovery` and `DataOptions`, and errors that refer to saved checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend import ClusterError, InputError, Recovery, SerializationError, barrier_train
+from pybackend import (
+    ClusterError,
+    DataOptions,
+    InputError,
+    Recovery,
+    SerializationError,
+    barrier_train,
+)
 from pybackend.core.job.storage_options import check_recovery, pointing_to
 
 
@@ -94,3 +101,45 @@ def test_what_a_backup_callback_cannot_do_names_it(tmp_path: Path, dense_model: 
     ):
         with pytest.raises(InputError, match=message):
             barrier_train("local", dense_model, given, callbacks=[backup], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repartition": "no"}, "`repartition` must be True or False"),
+        ({"in_memory": "yes"}, "`in_memory` must be True or False"),
+        ({"tensors": ["a"]}, "`tensors` must map column names"),
+        ({"tensors": {"a": "uint8"}}, "`tensors` of 'a' must be (dtype, shape)"),
+        ({"tensors": {"a": ("text", (1,))}}, "`tensors` of 'a' must be (dtype"),
+        ({"tensors": {"a": ("str", (1,))}}, "'str' is not a numeric type"),
+        ({"tensors": {"a": ("uint8", (0,))}}, "must be positive whole numbers"),
+        ({"tensors": {"a": ("uint8", (2.5,))}}, "must be positive whole numbers"),
+        ({"tensors": {"a": ("uint8", (3, None))}}, "only the first may be None"),
+        ({"tensors": {"a": ("uint8", (True, 2))}}, "must be positive whole"),
+        ({"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
+        ({"categories": {"a": []}}, "`categories` of 'a' must be distinct values"),
+        ({"categories": {"a": [[1], [2]]}}, "`categories` of 'a' must be distinct"),
+        ({"categories": {"a": ["x", "x"]}}, "`categories` of 'a' must be distinct"),
+        ({"tfrecord_spec": ["a"]}, "`tfrecord_spec` must map feature names"),
+        ({"tfrecord_spec": {"a": "int32"}}, "`tfrecord_spec` has the type 'int32'"),
+    ],
+)
+def test_a_wrong_data_option_is_named(options: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        DataOptions(**options)
+    assert message in str(error.value)
+
+
+def test_shapes_of_r_become_tuples_of_whole_numbers() -> None:
+    given: Any = {"a": ["uint8", [28.0, np.int32(28)]], "b": ["int32", [None]], "c": ["int8", 4]}
+    given["d"] = ["float32", [None, 3.0]]
+    assert DataOptions(tensors=given).tensors == {
+        "a": ("uint8", (28, 28)),
+        "b": ("int32", (None,)),
+        "c": ("int8", (4,)),
+        "d": ("float32", (None, 3)),
+    }
+
+
+def test_options_without_entries_are_as_if_not_given() -> None:
+    assert DataOptions(tensors={}, categories={}) == DataOptions()
