@@ -115,6 +115,10 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 	$(R_ENV) $(TEST_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
 	  $(DATABASE) $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
 
+.PHONY: release
+release: $(DEV_STAMP) ## build/release: what is published, built twice and compared, SBOM, checksums
+	$(if $(RELEASE),RELEASE="$(RELEASE)") scripts/release.sh build/release $(wildcard $(TARBALL))
+
 # --- checks ---
 # The JVMs of tests live for seconds: optimizing their code costs more than it gains, and two
 # collectors with many threads get in each other's way. With an archive of Spark's classes they start

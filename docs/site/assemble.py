@@ -52,6 +52,7 @@ GUIDES = {
         "exact-training": "Exact training",
         "strategies": "Strategies",
         "security": "Security",
+        "supply-chain": "Supply chain",
     },
     "Reference": {
         "platforms": "Platforms",

@@ -40,6 +40,9 @@ sys.path.append(str(Path(__file__).parent / "forge"))
 from threads import stack_of
 from warm import OF_SPARK, Forge
 
+# Chooses the exactness cases of a daily run, in all of its processes; a run's header shows it.
+SAMPLE_SEED = os.environ.setdefault("TFDIST_SAMPLE_SEED", str(random.randrange(1_000_000)))
+
 # A busy machine must not make a test fail.
 hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")
@@ -222,6 +225,26 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(FORGE.variables())
 
 
+def pytest_report_header() -> str:
+    """Show which exactness cases this run tests."""
+    return f"sample of the exactness cases: TFDIST_SAMPLE_SEED={SAMPLE_SEED}"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the time of a test, with what it sets up."""
+    _SECONDS[report.nodeid] = _SECONDS.get(report.nodeid, 0.0) + report.duration
+
+
+def write_durations(path: Path) -> None:
+    """Write how long each test took, the slowest first, in seconds."""
+    slowest = sorted(_SECONDS.items(), key=lambda item: -item[1])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{seconds:8.2f}  {name}\n" for name, seconds in slowest))
+
+
+_SECONDS: dict[str, float] = {}
+
+
 def end_all(folder: str) -> None:
     """End the processes with temporary files in this folder that are still running."""
     for pid, command in marked_processes(f"TMPDIR={folder}"):
@@ -283,8 +306,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         stop_shared_spark()
 
 
-def pytest_sessionfinish() -> None:
-    """Stop what tests have shared."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop what tests have shared, and write the durations of a distributed run."""
+    if is_distributed(session.config) and not hasattr(session.config, "workerinput"):
+        write_durations(Path(__file__).parents[2] / "build" / "durations.txt")
     stop_shared_spark()
     FORGE.close()
     AT_END.close()

@@ -6,6 +6,7 @@ engine, through the same function that workers call.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from conftest import full, largest_difference, record_outcome
+from conftest import SAMPLE_SEED, full, largest_difference, record_outcome
 
 import pybackend
 from pybackend.core.api.model import (
@@ -126,6 +127,12 @@ def named(cases: Iterable[str], daily: Sequence[str]) -> list[Any]:
     """Return case names as parameters of a test; those that are not in ``daily`` are `full`."""
     assert set(daily) <= set(cases), set(daily) - set(cases)
     return [name if name in daily else full(name) for name in cases]
+
+
+def sampled(cases: Iterable[str], daily: int) -> list[Any]:
+    """Return case names as parameters of a test; all but a random sample of them are `full`."""
+    names = list(cases)
+    return named(names, random.Random(f"{SAMPLE_SEED}, {names[0]}").sample(names, daily))
 
 
 def chosen(cases: Mapping[str, Any], request: Any) -> dict[str, Any]:

@@ -21,9 +21,11 @@ from pybackend.core.collective import Alone
 from pybackend.core.engine.audit_plan import AuditPlan
 from pybackend.core.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
 from pybackend.core.engine.host import Exchanged
+from pybackend.core.engine.one_process import OneProcess, StepState
 from pybackend.core.engine.step_difference import compare, measure_gradient, measure_variable
 from pybackend.core.engine.watched_gradients import check_sums
 from pybackend.core.job.worker_options import Exchange
+from pybackend.core.model.view import ModelView
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(1200)
@@ -702,6 +704,32 @@ def test_a_difference_ends_the_training(name: str, trained: dict[str, Any]) -> N
     if name in test_probes.NOT_MEANS:
         assert "The argument of `add_loss` must be a mean over rows" in first
     record_outcome(name, re.sub(r"^.*?\. (?=[A-Z])", "", first))
+
+
+TYPES = {
+    "dense": lambda: [layers.Dense(3)],
+    "convolutions": lambda: [
+        layers.Conv1D(4, 3),
+        layers.SeparableConv1D(4, 3),
+        layers.Conv1DTranspose(4, 3),
+        layers.DepthwiseConv1D(2),
+    ],
+    "normalization": lambda: [layers.BatchNormalization(), layers.LayerNormalization()],
+    "recurrent": lambda: [layers.LSTM(3, return_sequences=True), layers.GRU(3)],
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_layers_compute_in_float64(kind: str) -> None:
+    model = keras.Sequential([keras.Input((8, 4)), *TYPES[kind]()])
+    process = OneProcess(StepState(ModelView(model)), None)
+    before = model.get_weights()
+    seen = []
+    for process.type in ("float64", None):
+        process.take(lambda data: seen.append(model(data, training=True)), np.ones((2, 8, 4)))
+    assert [output.dtype for output in seen] == ["float64", "float32"]
+    np.testing.assert_allclose(*seen, rtol=1e-4, atol=1e-4)
+    assert {one.dtype.name for one in model.get_weights()} == {one.dtype.name for one in before}
 
 
 def test_rows_are_in_the_order_of_the_batch() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal
+from replicas import Case, check_equal, sampled
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 
 from pybackend.core.job.worker_options import Exchange
@@ -284,8 +284,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.full
+@pytest.mark.parametrize("name", sampled(CASES, 2))
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name], CASES[name].callbacks, name)
 

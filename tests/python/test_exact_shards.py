@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal
+from replicas import Case, check_equal, sampled
 from test_exact_cases import dense
 
 WORKERS, SPREADS = 3, 5
@@ -67,7 +67,6 @@ def test_some_workers_have_no_rows() -> None:
     assert sum(0 in each for each in sizes) >= 3
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.full
+@pytest.mark.parametrize("name", sampled(CASES, 1))
 def test_any_spread_of_rows_is_exact(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name])

@@ -142,14 +142,18 @@ def test_a_phase_that_lasts_for_long_is_sent_at_growing_intervals() -> None:
     assert names == [IMPORTING.name, *[f"{IMPORTING.name} (for 0 s)"] * 3]
 
 
+def timers() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if isinstance(one, threading.Timer)}
+
+
 @pytest.mark.parametrize("event", [EPOCH, Reported()])
 def test_a_phase_that_has_ended_does_not_last(event: Event) -> None:
     sent: list[Event] = []
+    before = timers()
     phases = Phases(sent.append, (0.02, 60.0))
     phases(IMPORTING)
-    timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
     phases(event)
-    timer.join()
+    wait_for(lambda: timers() <= before)
     assert sent == [IMPORTING, event]
 
 
@@ -419,14 +423,14 @@ def test_a_process_without_standard_streams_trains(tmp_path: Path) -> None:
 
 def test_a_start_that_lasts_is_shown_until_a_worker_answers(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(progress, "_STARTING_SECONDS", (0.02, 60.0))
+    before = timers()
     job = TrainingJob(workers=2, verbose=1)
     with following(LocalLauncher(), job, Observers()) as (_, on_event):
         wait_for(lambda: "starting ..." in capsys.readouterr().out)
         on_event(Note("hello"))
     with following(LocalLauncher(), job, Observers()) as (_, on_event):
         on_event(Note("hello"))
-        timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
-        timer.join()
+    wait_for(lambda: timers() <= before)
     assert "starting ..." not in capsys.readouterr().out
 
 

@@ -240,8 +240,18 @@ def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
             if isinstance(part.dtype_policy, keras.dtype_policies.DTypePolicyMap):
                 raise TypeError(f"{part.name} has a map of types")
             stack.callback(setattr, part, "dtype_policy", part.dtype_policy)
-            part.dtype_policy = keras.DTypePolicy(name)
+            part.dtype_policy = _Computing(name)
         yield
+
+
+class _Computing(keras.DTypePolicy):
+    """Computes in one type. Variables stay in float32, and Keras converts them for each layer.
+
+    If both were float64, Keras would convert none, and convolutions failed: no step of such a model
+    was known in float64, and a right training ended (test_audit.py, the types of layers).
+    """
+
+    variable_dtype = property(lambda self: "float32")
 
 
 def _unweighted(mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:

@@ -375,36 +375,39 @@ class Phases:
         self._emit = emit
         self._times = seconds
         self._lock = threading.Lock()
-        self._current: Phase | None = None
+        self._timer: threading.Timer | None = None
 
     def __call__(self, event: Event) -> None:
-        with self._lock:
-            if isinstance(event, Phase):
-                self._current = event
+        if isinstance(event, Phase | StepEnded | EpochEnded | Failed | Reported):
+            self.end()
+        if isinstance(event, Phase):
+            with self._lock:
                 self._wait(event, self._times[0], 0)
-            elif isinstance(event, StepEnded | EpochEnded | Failed | Reported):
-                self._current = None
         self._emit(event)
 
     def end(self) -> None:
         with self._lock:
-            self._current = None
+            if self._timer is not None:
+                # Else each call of a session left a thread behind for up to five minutes.
+                self._timer.cancel()
+                self._timer = None
 
     def _wait(self, phase: Phase, seconds: float, number: int) -> None:
-        timer = threading.Timer(seconds, self._repeat, [phase, number])
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(seconds, self._repeat, [phase, number])
+        self._timer.daemon = True
+        self._timer.start()
 
     def _repeat(self, phase: Phase, number: int) -> None:
         times, last = self._times, len(self._times) - 1
         with self._lock:
-            if self._current is not phase:  # another one has begun since
+            if self._timer is not threading.current_thread():  # the phase has just ended
                 return
             elapsed = times[min(number, last)] + max(0, number - last) * (times[-1] - times[-2])
             name = f"{phase.name} (for {elapsed:.0f} s)" if number else phase.name
             self._emit(replace(phase, name=name, lasts=True))
-            index = min(number + 1, last)
-            self._wait(phase, times[index] - times[index - 1], number + 1)
+            if self._timer is threading.current_thread():
+                following = min(number + 1, last)
+                self._wait(phase, times[following] - times[following - 1], number + 1)
 
 
 class Answers:
