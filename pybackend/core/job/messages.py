@@ -17,7 +17,8 @@ class EpochEnded:
     """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
     ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
-    ``rank`` in all events, and ``host`` in those that have that field.
+    ``rank`` in all events (in elastic training, to the number of the worker, which it keeps when
+    ranks change), and ``host`` in those that have that field.
     """
 
     epoch: int

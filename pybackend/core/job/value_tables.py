@@ -16,6 +16,12 @@ _HEADER_TYPE, _HEADER, _ROWS_OF_DICTIONARY, _COMPRESSION = 1, 2, 1, 3
 _DICTIONARY, _ROWS = 2, 3
 
 
+def _pandas() -> Any:
+    import pandas
+
+    return pandas
+
+
 def _take_table(table: Any) -> Sequence[Any]:
     import pyarrow as pa
 
@@ -100,8 +106,7 @@ def _take_frame(frame: Any) -> Sequence[Any]:
 
 
 def _make_frame(labels: Any, index: Any, attrs: Any, *parts: Any) -> Any:
-    import pandas as pd
-
+    pd = _pandas()
     columns = list(map(_make_column, parts))
     if any(len(column) != len(index) for column in columns):
         raise ValueError("a data frame's columns differ from its length")
@@ -150,10 +155,8 @@ def _take_column(column: Any, where: str = "") -> Any:
 
 
 def _make_column(parts: Any) -> Any:
-    import pandas as pd
-
     if not isinstance(parts, list):
-        return pd.Series(parts, dtype=parts.dtype)
+        return _pandas().Series(parts, dtype=parts.dtype)
     table, dtype = parts
     if any(_takes_no_space(kind) for kind in _types(table)):
         raise ValueError("a column has values that take no space")
@@ -194,10 +197,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _take_index(index: Any) -> Sequence[Any]:
-    import pandas as pd
-
     freq = getattr(index, "freqstr", None) if hasattr(index, "inferred_freq") else None
-    parts = [index.name, freq, _take_column(pd.Series(index))]
+    parts = [index.name, freq, _take_column(_pandas().Series(index))]
     again = _make_index(*parts)
     # Objects are compared where they are equal to themselves, which those in an array need not be.
     is_same = index.dtype == object or _is_same(index, again)
@@ -207,25 +208,15 @@ def _take_index(index: Any) -> Sequence[Any]:
 
 
 def _make_index(name: Any, freq: str | None, parts: Any) -> Any:
-    import pandas as pd
-
     column = _make_column(parts)
-    index = pd.Index(column, dtype=column.dtype, tupleize_cols=False, name=name)
+    index = _pandas().Index(column, dtype=column.dtype, tupleize_cols=False, name=name)
     if freq is not None:
         index.freq = freq
     return index
 
 
-def _make_range(start: int, stop: int, step: int, name: Any) -> Any:
-    import pandas as pd
-
-    return pd.RangeIndex(start, stop, step, name=name)
-
-
 def _make_multi_index(levels: list[Any]) -> Any:
-    import pandas as pd
-
-    return pd.MultiIndex.from_arrays(levels, names=[level.name for level in levels])
+    return _pandas().MultiIndex.from_arrays(levels, names=[level.name for level in levels])
 
 
 def _is_index(value: Any) -> bool:
@@ -247,16 +238,8 @@ def _take_stamp(value: Any) -> Sequence[Any]:
 
 
 def _make_stamp(instant: Any, zone: Any) -> Any:
-    import pandas as pd
-
-    stamp = pd.Timestamp(instant)
+    stamp = _pandas().Timestamp(instant)
     return stamp if zone is None else stamp.tz_localize("UTC").tz_convert(zone)
-
-
-def _make_span(span: Any) -> Any:
-    import pandas as pd
-
-    return pd.Timedelta(span)
 
 
 def _missing(name: str) -> ValueKind:
@@ -266,12 +249,7 @@ def _missing(name: str) -> ValueKind:
         pandas = sys.modules.get("pandas")
         return pandas is not None and value is getattr(pandas, name, pandas)
 
-    def make() -> Any:
-        import pandas as pd
-
-        return getattr(pd, name)
-
-    return ValueKind(name, matches, lambda _: [], make)
+    return ValueKind(name, matches, lambda _: [], lambda: getattr(_pandas(), name))
 
 
 TABLES: tuple[ValueKind, ...] = (
@@ -287,7 +265,7 @@ TABLES: tuple[ValueKind, ...] = (
         "range index",
         is_of("pandas", "RangeIndex"),
         lambda v: [v.start, v.stop, v.step, v.name],
-        _make_range,
+        lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),
         lambda _, __: ".name",
     ),
     ValueKind(
@@ -311,5 +289,10 @@ TABLES: tuple[ValueKind, ...] = (
         _make_stamp,
         lambda _, __: ".tzinfo",
     ),
-    ValueKind("span", is_of("pandas", "Timedelta"), lambda v: [v.to_timedelta64()], _make_span),
+    ValueKind(
+        "span",
+        is_of("pandas", "Timedelta"),
+        lambda v: [v.to_timedelta64()],
+        lambda span: _pandas().Timedelta(span),
+    ),
 )

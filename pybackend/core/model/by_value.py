@@ -152,6 +152,7 @@ class _Pickler(Pickler):
 
     def _attributes(self, value: Any) -> dict[str, Any]:
         attributes = dict(vars(value))
+        # A traced function holds the graph of this process, which cannot be pickled.
         if isinstance(value, keras.Model):
             attributes |= {name: None for name in TRACED if name in attributes}
         return {name: self._free(item) for name, item in attributes.items()}
@@ -273,7 +274,7 @@ def _reduce_tensorflow(value: Any) -> Any:
         return tf.constant, (value.numpy(), value.dtype.name)
     if isinstance(value, tf.DType):
         return tf.as_dtype, (value.name,)
-    if isinstance(value, tf.distribute.Strategy):
+    if isinstance(value, tf.distribute.Strategy):  # the one under which the worker unpickles
         return tf.distribute.get_strategy, ()
     if isinstance(value, tf.lookup.StaticHashTable):
         keys, values = value.export()

@@ -335,7 +335,7 @@ def _is_equal(one: Any, other: Any) -> bool:
         one, other = np.asarray(one), np.asarray(other)
         kinds = "fc" if one.dtype.kind in "fc" and other.dtype.kind in "fc" else ""
         return bool(np.array_equal(one, other, equal_nan=bool(kinds)))
-    return type(one) is type(other) and bool(one == other or one != one)
+    return type(one) is type(other) and bool(one == other or one != one)  # NaN equals NaN
 
 
 def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
@@ -348,10 +348,12 @@ def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
     model = view.model
     if not (model.built and copy.built and view.custom_parts):
         return []
+    # Keras's own random layers draw the same numbers from the same states.
     states = [v for v in copy.variables if is_random_state(v)]
     for state, own in zip(states, filter(is_random_state, model.variables), strict=False):
         state.assign(own)
     try:
+        # Twice: results that differ by themselves are random.
         own, again = _compute_gradients(model, rows), _compute_gradients(model, rows)
     except Exception:  # rows that do not fit are reported later
         return []
@@ -367,6 +369,7 @@ def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
 @contextmanager
 def keep_state(model: Any) -> Iterator[None]:
     """Restore a model's variables and the random states of Python and numpy at the end."""
+    # A view of its own: a first call of the model creates variables.
     values = [(variable, variable.numpy()) for variable in ModelView(model).list_variables()]
     states = random.getstate(), np.random.get_state()
     try:

@@ -128,6 +128,7 @@ def open_optimizer_state(path: Path) -> Iterator[Sequence[Any]]:
         archive.open(_WEIGHTS) as member,
         _open(member) as file,
     ):
+        # By number: as texts, "10" comes before "2".
         stored = file.get("optimizer/vars") or {}
         yield [stored[str(number)] for number in range(len(stored))]
 
@@ -257,7 +258,7 @@ def describe_structure(model: Any) -> str:
         described.pop("compile_config", None)  # the same settings
         settings = model.get_compile_config() if model.compiled else None
         optimizer = _find_optimizer(settings)
-        if optimizer is not None:
+        if optimizer is not None:  # compared separately: `describe_rate`
             del optimizer["learning_rate"]
         return describe_config([described, settings])
     except Exception:  # a custom class may raise any error

@@ -326,9 +326,10 @@ def count_classes(model: Any, outputs: Sequence[Output]) -> int:
     if len(outputs) != 1 or len(outputs[0].shape) != 1:
         return 0
     count = outputs[0].shape[0] or 0
-    if count == 1:
-        return 2 if _is_probability(model) else 0
-    return count
+    if count != 1:
+        return count
+    name, takes_logits = _read_loss(model)
+    return 2 if name.startswith("binary") and not takes_logits else 0
 
 
 def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
@@ -336,11 +337,10 @@ def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
 
     Several numbers with a binary loss are several labels, not classes.
     """
-    classes = count_classes(model, outputs)
-    loss = _first_loss(model)
-    if not classes or loss is None or not _is_keras_loss(loss):
-        return classes > 0
-    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
+    name, _ = _read_loss(model)
+    if not count_classes(model, outputs):
+        return False
+    return not name or outputs[0].shape == (1,) or "categorical" in name
 
 
 def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
@@ -348,17 +348,15 @@ def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
 
     The loss is one of Keras's categorical ones, or, for one number, a binary one.
     """
-    loss = _first_loss(model)
-    if len(outputs) != 1 or len(outputs[0].shape) != 1 or not _is_keras_loss(loss):
+    name, takes_logits = _read_loss(model)
+    if len(outputs) != 1 or len(outputs[0].shape) != 1:
         return False
-    kind = "binary" if outputs[0].shape == (1,) else "categorical"
-    return kind in _name_of(loss) and _takes_logits(loss)
+    return takes_logits and ("binary" if outputs[0].shape == (1,) else "categorical") in name
 
 
 def has_class_loss(model: Any) -> bool:
     """Return whether the loss is one of Keras's categorical ones."""
-    loss = _first_loss(model)
-    return _is_keras_loss(loss) and "categorical" in _name_of(loss)
+    return "categorical" in _read_loss(model)[0]
 
 
 def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
@@ -370,10 +368,10 @@ def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
     ends_in = _find_activation(model)
     if ends_in is not None:
         return ends_in == ("sigmoid" if outputs[0].shape == (1,) else "softmax")
-    loss = _first_loss(model)
-    if not _is_keras_loss(loss) or _takes_logits(loss):
+    name, takes_logits = _read_loss(model)
+    if not name or takes_logits:
         return False
-    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
+    return outputs[0].shape == (1,) or "categorical" in name
 
 
 def _find_activation(model: Any) -> str | None:
@@ -396,29 +394,18 @@ def _find_activation(model: Any) -> str | None:
     return getattr(activation, "__name__", None) if is_keras else None
 
 
-def _is_probability(model: Any) -> bool:
-    """Return whether the loss interprets a single number as a probability."""
-    loss = _first_loss(model)
-    is_binary = _is_keras_loss(loss) and _name_of(loss).startswith("binary")
-    return is_binary and not _takes_logits(loss)
+def _read_loss(model: Any) -> tuple[str, bool]:
+    """Return the first loss's name in lower case, and whether it takes logits.
 
-
-def _takes_logits(loss: Any) -> bool:
-    options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    return bool(options.get("from_logits", False))
-
-
-def _first_loss(model: Any) -> Any:
+    The name is empty for a loss that is not Keras's own, as its numbers may mean anything.
+    """
     losses = flatten(getattr(model, "loss", None))
-    return keras.losses.get(losses[0]) if losses else None
-
-
-def _is_keras_loss(loss: Any) -> bool:
-    return str(getattr(loss, "__module__", "")).startswith("keras.")
-
-
-def _name_of(loss: Any) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__)).lower()
+    loss = keras.losses.get(losses[0]) if losses else None
+    if not str(getattr(loss, "__module__", "")).startswith("keras."):
+        return "", False
+    options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return str(name).lower(), bool(options.get("from_logits", False))
 
 
 def _compute_output_spec(model: Any) -> Any:

@@ -167,6 +167,8 @@ def _compare(model: Any, expected: list[list[Array]], found: list[list[Array]]) 
                 f"the ONNX file has outputs of shape {shapes[0]}, but the model has {shapes[1]}"
             )
         for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
+            # An output may have no numbers. Below 1, the difference itself counts: a probability of
+            # 1e-9 may be wrong by its own size.
             scale = max(1.0, float(np.max(np.abs(one), initial=0.0)))
             difference = float(np.max(np.abs(one - other), initial=0.0)) / scale
             if not difference <= _RELATIVE:  # also if it is NaN

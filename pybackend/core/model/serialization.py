@@ -21,16 +21,7 @@ from typing import Any, overload
 
 from pybackend.core.data.files import check_writable, write_whole
 from pybackend.core.errors import InputError, SerializationError, UnverifiedFileWarning
-from pybackend.core.model.compile_settings import (
-    compile_as_written,
-    complete_archive,
-    drop_optimizer_state,
-    read_compile_settings,
-    remove_keras_optimizer_state,
-    restore_optimizer_state,
-    write_compile_settings,
-    write_optimizer_state,
-)
+from pybackend.core.model import compile_settings
 from pybackend.core.model.file_checks import Format, check_digest, check_file, recognize_format
 from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import setting, show
@@ -69,12 +60,12 @@ def _write_file(path: Path, model: Any, include_optimizer: bool) -> None:
         ) from error
     if path.suffix == ".keras":
         if not include_optimizer:
-            drop_optimizer_state(path)
-        complete_archive(path, model)
+            compile_settings.drop_optimizer_state(path)
+        compile_settings.complete_archive(path, model)
     elif model.compiled:
-        write_compile_settings(path, model)
+        compile_settings.write_compile_settings(path, model)
         if include_optimizer and model.optimizer is not None and model.optimizer.built:
-            write_optimizer_state(path, model.optimizer)
+            compile_settings.write_optimizer_state(path, model.optimizer)
 
 
 def model_from_bytes(
@@ -117,6 +108,7 @@ def _decode(
 ) -> Any:
     format = recognize_format(data)
     import_tensorflow()
+    # Keras reads files only, and tells the format by the name.
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)
@@ -152,9 +144,10 @@ def _read_file(
     import_tensorflow()
     import keras
 
+    written = None
     if path.suffix == ".h5":
-        remove_keras_optimizer_state(path)
-    written = read_compile_settings(path) if compile and path.suffix == ".h5" else None
+        compile_settings.remove_keras_optimizer_state(path)
+        written = compile_settings.read_compile_settings(path) if compile else None
     model = keras.saving.load_model(
         path,
         custom_objects=dict(custom_objects or {}),
@@ -162,9 +155,9 @@ def _read_file(
         safe_mode=safe_mode,
     )
     if written is not None:
-        compile_as_written(model, written, custom_objects, safe_mode)
+        compile_settings.compile_as_written(model, written, custom_objects, safe_mode)
     if path.suffix == ".h5" and model.compiled:
-        restore_optimizer_state(path, model)
+        compile_settings.restore_optimizer_state(path, model)
     return model
 
 

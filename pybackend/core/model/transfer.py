@@ -34,27 +34,9 @@ from pybackend.core.job.job import (
 from pybackend.core.job.pickling import Pickler, sending_code
 from pybackend.core.job.value_codec import decode_state
 from pybackend.core.machine.packages import TITLES, read_versions
-from pybackend.core.model.by_value import (
-    find_parts,
-    pickle_objects,
-    take_snapshot,
-    unpickle_objects,
-)
-from pybackend.core.model.compare import (
-    Kind,
-    digest_start,
-    find_differences,
-    find_other_behavior,
-    hash_weights,
-)
+from pybackend.core.model import by_value, compare, serialization
 from pybackend.core.model.compile_settings import compile_without_state, restore_optimizer_state
 from pybackend.core.model.inputs_outputs import check_feature_names
-from pybackend.core.model.serialization import (
-    model_from_bytes,
-    model_to_bytes,
-    read_own_model,
-    silence_keras,
-)
 from pybackend.core.model.view import ModelView, build_model, list_other_variables
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, either, kind_of, show
@@ -73,9 +55,9 @@ def encode_objects(model: Any, others: Mapping[str, Any], rows: Any = None) -> d
     ``others`` are callbacks, custom objects and functions, by name. A copy is checked with some
     rows of the training data. Something that cannot be pickled may raise any error.
     """
-    content = pickle_objects({**others, "model": model})
+    content = by_value.pickle_objects({**others, "model": model})
     # A view of its own: checks of a file may have called the model.
-    if differences := _try_copy(ModelView(model), take_snapshot(model)(), "train", rows):
+    if differences := _try_copy(ModelView(model), by_value.take_snapshot(model)(), "train", rows):
         raise InputError(f"pickling it loses {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
@@ -86,7 +68,7 @@ def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: 
     Callbacks may hold these in attributes, or in objects that their functions refer to. In
     ``functions``, only parts of this model count.
     """
-    own = {id(part) for part in find_parts(model)}
+    own = {id(part) for part in by_value.find_parts(model)}
     # Models of an earlier training.
     models = {id(getattr(callback, "model", None)) for callback in callbacks}
     return _holds(callbacks, lambda part: True, models) or _holds(
@@ -106,7 +88,7 @@ def _holds(
                 return str, ()
             if is_part(value):
                 found.append(value)
-                raise LookupError
+                raise LookupError  # ends the search
         return None
 
     file = cast("IO[bytes]", SimpleNamespace(write=len))  # rows may be large
@@ -122,7 +104,7 @@ def encode_file(
     view: ModelView,
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
-    kind: Kind,
+    kind: compare.Kind,
     rows: Any = None,
 ) -> dict[str, bytes]:
     """Encode a model as Keras's own file, if that stores everything.
@@ -130,7 +112,9 @@ def encode_file(
     A copy is checked with some rows. Raises `InputError`, which names what the file does not store,
     and `SerializationError` if Keras cannot write the file, or cannot read it.
     """
-    content = model_to_bytes(view.model, format="keras", include_optimizer=kind == "train")
+    content = serialization.model_to_bytes(
+        view.model, format="keras", include_optimizer=kind == "train"
+    )
     if kind == "predict" and not view.custom_parts:
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := view.equal_names:
@@ -140,7 +124,9 @@ def encode_file(
         )
     state = random.getstate()  # a copy is initialized at random first
     try:
-        copy = read_own_model(content, custom_objects=custom_objects, safe_mode=safe_mode)
+        copy = serialization.read_own_model(
+            content, custom_objects=custom_objects, safe_mode=safe_mode
+        )
     finally:
         random.setstate(state)
     if differences := _try_copy(view, copy, kind, rows):
@@ -151,9 +137,9 @@ def encode_file(
     return {MODEL_FILE: content}
 
 
-def _try_copy(view: ModelView, copy: Any, kind: Kind, rows: Any) -> list[str]:
-    found = find_differences(view, ModelView(copy), kind)
-    return found if found or rows is None else find_other_behavior(view, copy, rows)
+def _try_copy(view: ModelView, copy: Any, kind: compare.Kind, rows: Any) -> list[str]:
+    found = compare.find_differences(view, ModelView(copy), kind)
+    return found if found or rows is None else compare.find_other_behavior(view, copy, rows)
 
 
 def read_objects(content: bytes) -> dict[str, Any]:
@@ -171,7 +157,7 @@ def read_objects(content: bytes) -> dict[str, Any]:
                 f"has {own[package]}: models can only be sent between identical versions. Install "
                 "the same version, or pass a function that builds the model"
             )
-    found: dict[str, Any] = unpickle_objects(pickled)
+    found: dict[str, Any] = by_value.unpickle_objects(pickled)
     return found
 
 
@@ -179,7 +165,7 @@ def reseed(model: Any, seed: int) -> None:
     """Seed random layers that have no explicit seed from the seed of the training run."""
     numbers = np.random.default_rng(seed)
     for layer in ModelView(model).layers:
-        if getattr(layer, "seed", 0) is not None:
+        if getattr(layer, "seed", 0) is not None:  # it has a seed of its own, or is not random
             continue
         for generator in vars(layer).values():
             if isinstance(generator, keras.random.SeedGenerator):
@@ -195,7 +181,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     the trained model.
     """
     read_weights(model, file, kind, inputs)
-    if hash_weights(model) != digest:
+    if compare.hash_weights(model) != digest:
         raise SerializationError(
             f"the weights of the trained model {show(model.name)} cannot be loaded into a copy of "
             "the model that was passed: a callback changed which of them are trainable, or a "
@@ -206,7 +192,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
 
 def write_weights(model: Any) -> bytes:
     """Encode the weights and optimizer state of a model that Keras cannot write completely."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
         path = Path(folder) / f"model.{WEIGHTS}"
         try:
             model.save_weights(path)
@@ -219,7 +205,7 @@ def write_weights(model: Any) -> bytes:
 
 def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
     """Load a model's weights and its optimizer's state from a file; arguments as in `restore`."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
         path = Path(folder) / f"model.{kind}"
         path.write_bytes(file)
         try:
@@ -297,7 +283,7 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
         )
     file = folder / MODEL_FILE
     is_sharded = job.shards_optimizer
-    model = read_own_model(
+    model = serialization.read_own_model(
         file.read_bytes(),
         custom_objects=extras.get("custom_objects"),
         safe_mode=job.safe_mode,
@@ -344,7 +330,7 @@ def _check_start(folder: Path, model: Any) -> None:
     # A class may change them when it is loaded, and so may another release of Keras.
     if (folder / MODEL_DIGESTS).exists():
         sent = json.loads((folder / MODEL_DIGESTS).read_text())
-        found = digest_start(model)
+        found = compare.digest_start(model)
         for name, digest in sent.items():
             if found.get(name) != digest:
                 raise SerializationError(
@@ -386,9 +372,11 @@ def restore_saved(
             "builds it"
         )
     else:
-        model = model_from_bytes(saved.model, custom_objects=custom_objects, safe_mode=safe_mode)
+        model = serialization.model_from_bytes(
+            saved.model, custom_objects=custom_objects, safe_mode=safe_mode
+        )
     # If the initial weights are equal, their order is the same.
-    if hash_weights(model) != manifest.model_weights:
+    if compare.hash_weights(model) != manifest.model_weights:
         raise SerializationError(
             "this is not the model that was trained: its weights differ, or are in a different "
             "order"

@@ -37,6 +37,7 @@ class ModelView:
     @cached_property
     def layers(self) -> list[Any]:
         """Layers of the model, and the layers that these hold in any attribute."""
+        # By identity: a user's class may define ==, or have no hash.
         found: dict[int, Any] = {id(self.model): self.model}
         waiting = [self.model]
         while waiting:

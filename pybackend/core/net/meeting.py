@@ -81,6 +81,9 @@ class Finished:
     """End of the parts that the server sends to its workers."""
 
 
+Decision = Everyone | MeetElsewhere | Refused
+
+
 class MeetingServer:
     """The workers' rendezvous at the driver; a context manager.
 
@@ -120,7 +123,7 @@ class MeetingServer:
         self._left: set[int] = set()
         self._silent: set[int] = set()
         self._sending = threading.Lock()
-        self._decided: queue.Queue[Everyone | MeetElsewhere | Refused] = queue.Queue()
+        self._decided: queue.Queue[Decision] = queue.Queue()
         self._is_shared = server is not None
         if server is None and host is not None:
             server = listen(host)
@@ -303,7 +306,7 @@ class MeetingServer:
             # Workers leave their rank out of events: the connection has it.
             self.queue.put(replace(message, rank=rank))
 
-    def _decide(self, answer: Everyone | MeetElsewhere | Refused) -> None:
+    def _decide(self, answer: Decision) -> None:
         """Send every worker the same answer: the first one that was decided."""
         with self._lock:
             if self._answer is not None or self._closed.is_set():

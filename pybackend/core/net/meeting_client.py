@@ -15,19 +15,9 @@ from typing import Any, get_args
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
+from pybackend.core.net import meeting
 from pybackend.core.net.authentication import RejectedError
 from pybackend.core.net.liveness import Beat, SilentError, read_lines, start_beating
-from pybackend.core.net.meeting import (
-    PURPOSE,
-    Everyone,
-    Finished,
-    Join,
-    MeetElsewhere,
-    Refused,
-    ResultPart,
-    read_part,
-    split,
-)
 from pybackend.core.net.rendezvous import connect
 from pybackend.core.net.stream import AlteredError, LineStream, Stream
 
@@ -43,11 +33,11 @@ _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest are dropped.
 _MOST_WAITING = 10_000
 _FROM_SERVER = (
-    Everyone,
-    MeetElsewhere,
-    Refused,
-    ResultPart,
-    Finished,
+    meeting.Everyone,
+    meeting.MeetElsewhere,
+    meeting.Refused,
+    meeting.ResultPart,
+    meeting.Finished,
     Beat,
     *get_args(FromLauncher),
 )
@@ -95,7 +85,7 @@ class MeetingClient:
         self._has_ended = threading.Event()
         self._closed = False
         self._ends = threading.Event()
-        self._answers: queue.Queue[Everyone | MeetElsewhere | Refused | None] = queue.Queue()
+        self._answers: queue.Queue[meeting.Decision | None] = queue.Queue()
         self._orders: queue.Queue[FromLauncher] = queue.Queue()
         self._deadline = time.monotonic() + patience
         if stream is not None:
@@ -156,10 +146,11 @@ class MeetingClient:
         self._settled.wait()
         # A message that was not sent completely does not join: the driver then sends the others
         # elsewhere, too.
-        if not self._answers.empty() or not self._send(encode_line(Join(message)), may_wait=False):
+        line = encode_line(meeting.Join(message))
+        if not self._answers.empty() or not self._send(line, may_wait=False):
             return None
         answer = self._wait_for_answer(on_wait)
-        if isinstance(answer, Refused):
+        if isinstance(answer, meeting.Refused):
             raise ClusterError(answer.reason)
         if answer is None:
             at = f" at {self._address}" if self._address else ""
@@ -167,11 +158,9 @@ class MeetingClient:
                 f"worker {self._rank} on {socket.gethostname()} lost the driver{at} before all "
                 f"workers had connected: {self._loss}. If the driver is still running, start again"
             )
-        return list(answer.messages) if isinstance(answer, Everyone) else None
+        return list(answer.messages) if isinstance(answer, meeting.Everyone) else None
 
-    def _wait_for_answer(
-        self, on_wait: Callable[[], None]
-    ) -> Everyone | MeetElsewhere | Refused | None:
+    def _wait_for_answer(self, on_wait: Callable[[], None]) -> meeting.Decision | None:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
             # A short wait, so that Python's main thread and R notice Ctrl-C.
@@ -213,7 +202,7 @@ class MeetingClient:
 
     def send(self, name: str, content: bytes) -> None:
         """Send a result of any size; raise `ClusterError` if the driver is lost."""
-        for part in split(name, content):
+        for part in meeting.split(name, content):
             if not self._send(part, may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
@@ -282,10 +271,10 @@ class MeetingClient:
             self._on_lost()
 
     def _take(self, message: Any, stream: LineStream) -> None:
-        if isinstance(message, ResultPart):
+        if isinstance(message, meeting.ResultPart):
             content = self._parts.setdefault(message.name, bytearray())
-            content += read_part(stream, message, self._silence)
-        elif isinstance(message, Finished):
+            content += meeting.read_part(stream, message, self._silence)
+        elif isinstance(message, meeting.Finished):
             self._finished.set()
         elif isinstance(message, FromLauncher):
             self._orders.put(message)
@@ -298,7 +287,7 @@ class MeetingClient:
         while True:
             remaining = max(0.1, self._deadline - time.monotonic())
             try:
-                return connect(address, token, rank, PURPOSE, remaining)
+                return connect(address, token, rank, meeting.PURPOSE, remaining)
             except socket.gaierror:  # an unknown host name
                 raise
             except OSError as error:
