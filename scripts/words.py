@@ -51,8 +51,8 @@ ALLOWED = {
     ("docs/architecture.md", "refused"),  # connections, as in the rest
     ("pybackend/doctor/reach.py", "refused"),
     ("pybackend/core/launchers/spark/preflight.py", "refused"),
-    ("pybackend/core/net/dialing.py", "refused"),
-    ("pybackend/core/net/dialing.py", "refuses"),
+    ("pybackend/core/net/rendezvous.py", "refused"),
+    ("pybackend/core/net/rendezvous.py", "refuses"),
     ("pybackend/core/net/meeting_client.py", "refused"),
 }
 

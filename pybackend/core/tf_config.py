@@ -305,7 +305,6 @@ def find_role(roles: Roles, rank: int) -> tuple[str, int]:
 
 
 def ranks_of(roles: Roles, role: str) -> list[int]:
-    """Return the ranks of a role, in the order of their indices."""
     count = sum(number for _, number in roles)
     return [rank for rank in range(count) if find_role(roles, rank)[0] == role]
 

@@ -65,7 +65,6 @@ _language: Language = "Python"
 
 
 def speak(language: Language) -> None:
-    """Set the language of this process's messages."""
     global _language
     _language = language
 

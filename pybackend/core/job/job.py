@@ -122,7 +122,7 @@ class Job:
 
     @property
     def encrypt(self) -> bool | None:
-        """Whether the workers encrypt what they exchange; None: only between machines."""
+        """True if the workers encrypt what they exchange; None: only between machines."""
         exchange = self.exchange
         return None if isinstance(exchange, ParameterServer) else exchange.encrypt
 

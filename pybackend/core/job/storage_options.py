@@ -202,35 +202,29 @@ def pointing_to(
 
     An `OSError` or `MemoryError` becomes a `SerializationError`.
     """
-
-    def describe() -> str:
-        return _describe(checkpoint, has_checkpoint()) if checkpoint else ""
-
     try:
         yield
     except WorkerFailedError as error:
         if checkpoint is None or error.exception_type == "InputError":  # it would fail again
             raise
-        raise error.advise(describe()) from None
+        raise error.advise(_describe(checkpoint, has_checkpoint())) from None
     except (ClusterError, SerializationError, OSError, MemoryError) as error:
         if checkpoint is None or "load_checkpoint(" in str(error):
             raise
         kind = ClusterError if isinstance(error, ClusterError) else SerializationError
         message = str(error) or "out of memory"
-        raise kind(f"{message}. {describe()}") from error
+        raise kind(f"{message}. {_describe(checkpoint, has_checkpoint())}") from error
 
 
 def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
     uri = repr(checkpoint.uri)
+    seen, which = f"Checkpoints are at {uri}:", "the newest one"
     if not is_seen:
-        return (
-            f"This session sees no checkpoint at {uri}. If the workers have written one there, the "
-            f"same call with {call_of('Recovery', ..., resume=True)} resumes from it, and "
-            f"load_checkpoint({uri}) returns its model"
-        )
+        seen = f"This session sees no checkpoint at {uri}. If the workers have written one there,"
+        which = "it"
     return (
-        f"Checkpoints are at {uri}: the same call with {call_of('Recovery', ..., resume=True)} "
-        f"resumes from the newest one, and load_checkpoint({uri}) returns its model"
+        f"{seen} the same call with {call_of('Recovery', ..., resume=True)} resumes from {which}, "
+        f"and load_checkpoint({uri}) returns its model"
     )
 
 
@@ -416,7 +410,6 @@ class ModelOptions:
 
     @property
     def file(self) -> str | None:
-        """The ``uri`` as text."""
         return None if self.uri is None else os.fspath(self.uri)
 
 

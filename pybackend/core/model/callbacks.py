@@ -30,7 +30,6 @@ _MONITORING = (
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Reject objects that are not Keras callbacks."""
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
             name = callback.__name__

@@ -246,7 +246,6 @@ def _state(found: Sequence[str]) -> str:
 
 
 def _find_r_functions(whole: Any, what: str) -> list[str]:
-    """Return descriptions of the R functions and classes in a model or a callback."""
     found: dict[int, str] = {}
     seen = set()
     waiting = deque([(whole, what)])

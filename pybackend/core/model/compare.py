@@ -90,7 +90,6 @@ def is_random_state(variable: Any) -> bool:
 
 
 def find_other_weights(model: Any, copy: Any) -> list[str]:
-    """List the weights of a copy that differ from those of the model."""
     return _compare_variables("weights", model.weights, copy.weights)
 
 
@@ -382,7 +381,6 @@ def keep_state(model: Any) -> Iterator[None]:
 
 
 def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
-    """Return a model's loss for predictions, as a tensor."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
     if "training" in inspect.signature(model.compute_loss).parameters:

@@ -143,7 +143,6 @@ def compile_without_state(
 
 
 def _read_members(path: Path) -> dict[str, bytes]:
-    """Return the contents of the members of a ``.keras`` file, by name."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 

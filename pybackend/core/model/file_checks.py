@@ -249,7 +249,6 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def recognize_format(data: bytes) -> Format:
-    """Return the format of a model file, based on its first bytes."""
     if data.startswith(_HDF5_MAGIC):
         return "h5"
     if data.startswith(_ZIP_MAGIC):

@@ -116,22 +116,18 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
             f"there are labels for {counted(len(given), 'output')}, but sample weights for "
             f"{len(weighted)}: pass weights for each of them, or one array for all"
         )
-    if not isinstance(outputs, Mapping):
-        if outputs is None or isinstance(outputs, list | tuple):
-            return
-        own = list(getattr(model, "output_names", None) or [])
-        if given and not any(name.startswith("#") for name in given) and given != set(own):
-            raise InputError(
-                f"the model has one output, but y has arrays named {', '.join(sorted(given))}: "
-                "pass the labels themselves"
-            )
+    if not given or any(name.startswith("#") for name in given):
         return
-    by_name = not any(name.startswith("#") for name in given)
-    if given and by_name and given != set(outputs):
-        raise InputError(
-            f"the model has the outputs {', '.join(outputs)}, but y has arrays named "
-            f"{', '.join(sorted(given))}: pass {show(dict.fromkeys(outputs, REST))}"
-        )
+    own = set(getattr(model, "output_names", None) or [])
+    named = f"y has arrays named {', '.join(sorted(given))}"
+    if isinstance(outputs, Mapping):
+        if given != set(outputs):
+            raise InputError(
+                f"the model has the outputs {', '.join(outputs)}, but {named}: pass "
+                f"{show(dict.fromkeys(outputs, REST))}"
+            )
+    elif not (outputs is None or isinstance(outputs, list | tuple) or given == own):
+        raise InputError(f"the model has one output, but {named}: pass the labels themselves")
 
 
 def _check_output_count(model: Any, count: int) -> None:
@@ -375,7 +371,6 @@ def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
 
 
 def _find_activation(model: Any) -> str | None:
-    """Return the name of the activation of the model's last layer, if it has one."""
     layer = model
     while isinstance(layer, keras.Model):
         names = getattr(layer, "output_names", None) or []
@@ -409,7 +404,6 @@ def _read_loss(model: Any) -> tuple[str, bool]:
 
 
 def _compute_output_spec(model: Any) -> Any:
-    """Return the outputs as symbolic tensors, in the model's structure."""
     try:
         return model.compute_output_spec(make_symbolic_input(model))
     except Exception as error:

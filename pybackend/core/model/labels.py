@@ -78,7 +78,7 @@ def check_labels(
 
 @dataclass(frozen=True)
 class _LabelOwner:
-    """What labels belong to: the argument, the output in words, and whether rows have numbers."""
+    """Owner of labels: the argument, the output in words, and whether rows have numbers."""
 
     argument: str
     output: str

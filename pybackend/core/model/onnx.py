@@ -73,7 +73,6 @@ def write_onnx(model: Any, path: Path) -> float:
 
 
 def encode_onnx(model: Any) -> bytes:
-    """Return a model as an ONNX file; errors are as in `write_onnx`."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(model, path)
@@ -205,7 +204,6 @@ def _constant_statistics(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress the exporter's notes about its own work."""
     from pybackend.core.model.serialization import silence_keras
 
     loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx", "root")]

@@ -327,7 +327,6 @@ def _warn_of_unverified(name: str) -> None:
 
 
 def sha256_of(model: str | bytes) -> str:
-    """Return the hexadecimal SHA-256 of a model's bytes or of its base64 text."""
     data = decode_base64(model) if isinstance(model, str) else model
     return hashlib.sha256(data).hexdigest()
 

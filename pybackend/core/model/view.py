@@ -80,7 +80,6 @@ class ModelView:
 
     @property
     def optimizer_variables(self) -> list[Any]:
-        """Variables of all optimizers."""
         return [variable for one in self.optimizers for variable in one.variables]
 
     @cached_property
@@ -228,7 +227,6 @@ def has_own(part: Any, *methods: str) -> bool:
 
 
 def is_of_keras(function: Any) -> bool:
-    """Return whether a method, function or class is Keras's own."""
     return str(function.__module__).startswith("keras.")
 
 
@@ -240,7 +238,6 @@ def is_mixed(layer: Any) -> bool:
 
 
 def find_ignored_class(model: Any) -> Any:
-    """Return the class that a loss of the model ignores, or None."""
     ignored = [getattr(loss, "ignore_class", None) for loss in flatten(model.loss)]
     return next((number for number in ignored if number is not None), None)
 

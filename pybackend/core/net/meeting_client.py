@@ -195,7 +195,6 @@ class MeetingClient:
         return self._orders.get()
 
     def poll_order(self) -> FromLauncher | None:
-        """Return the next order, if one has arrived."""
         with contextlib.suppress(queue.Empty):
             return self._orders.get_nowait()
         return None

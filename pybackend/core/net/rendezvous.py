@@ -162,7 +162,6 @@ def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> 
 
 
 def advise_on_network() -> str:
-    """Return advice for a host that cannot reach another host."""
     return (
         "Either a firewall or a missing route separates these two hosts, or the second one is "
         "down. Allow all hosts that run workers to connect to each other over TCP, on the ports "

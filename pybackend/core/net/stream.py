@@ -87,12 +87,10 @@ class Stream:
 
     @classmethod
     def connect(cls, address: tuple[str, int], seconds: float) -> Stream:
-        """Connect to a host and port."""
         return cls(socket.create_connection(address, seconds))
 
     @classmethod
     def accept(cls, server: socket.socket) -> Stream:
-        """Wait for the next connection to a listening socket."""
         return cls(server.accept()[0])
 
     @property
