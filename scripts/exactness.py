@@ -236,8 +236,8 @@ history.
 ### If a difference is found
 
 Training stops before the next step. The error names the variables and the size of the difference,
-and says what to do. If one process that computes each worker's rows separately gets another mean
-than the workers, the error says that the fault is in tfdist. With `Exchange(audit="warn")`, a note
+and explains what to do. If one process that computes each worker's rows separately gets another mean
+than the workers, the error reports that the fault is in tfdist. With `Exchange(audit="warn")`, a note
 appears instead. With `audit=False`, nothing is compared, and a loss that is not a mean over rows
 goes undetected. `LocalSteps` and asynchronous training are not exact and are not audited.
 

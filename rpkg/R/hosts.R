@@ -4,7 +4,7 @@
 #' [barrier_apply()] and [train_mnist()]. The hosts need Python with TensorFlow, and an ssh server
 #' that lets you log in without a password. tfdist, the model and the rows are sent to them. This
 #' machine reaches them only over ssh; the workers connect to each other. When a call ends, for
-#' whatever reason, it leaves nothing behind on the hosts. Only with
+#' any reason, it leaves nothing behind on the hosts. Only with
 #' `resources(fork_server = TRUE)`, a process on each host waits for later calls; it ends with this
 #' session, or after ten minutes without a call.
 #'

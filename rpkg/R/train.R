@@ -266,7 +266,7 @@ submit_training <- take_options(
 #' @section With the package future:
 #' The package future has a `plan()`, too. R calls that of the package that was attached last. Write
 #' `tfdist::plan()` and `future::plan()` in code that uses both. A strategy of futures, as in
-#' `plan(multisession)`, raises an error here that says so.
+#' `plan(multisession)`, raises an error here that explains it.
 #' @seealso [barrier_train()]
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")

@@ -641,7 +641,7 @@ CASES |= {name: case for name, (case, _) in {**DIFFERENT, **SKIPPED}.items()}
 def test_equal_steps_pass(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name])
     audit = trained[name].audit
-    assert audit["steps"] >= 2
+    assert audit["steps"] > 0  # how many depends on the time that a step takes
     assert audit["rows"] > 0
     assert max(audit["weights"], audit["metrics"]) < 2e-5
     assert audit["skipped"] == audit["differences"] == []
@@ -677,8 +677,8 @@ def test_a_difference_may_be_a_note(name: str, trained: dict[str, Any]) -> None:
     assert note.endswith("; the training continues, because `audit` is 'warn'")
 
 
-@pytest.mark.parametrize(("is_endless", "audited"), [full(False, 2), (True, 1)])
-def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool, audited: int) -> None:
+@pytest.mark.parametrize("is_endless", [full(False), True])
+def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool) -> None:
     def batches(context: Any) -> Any:
         import tensorflow as tf
 
@@ -691,7 +691,7 @@ def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool, audite
         "local", dense()(), batches, workers=2, epochs=3, seed=1, verbose=0, **options
     )
     assert result.audit is not None
-    assert (result.audit.steps >= audited, result.audit.skipped) == (True, [])
+    assert (result.audit.steps > 0, result.audit.skipped) == (True, [])
     assert f"audited on {result.audit.steps} of " in result.summary()
 
 

@@ -208,7 +208,7 @@ def callback_cases() -> dict[str, Case]:
     validated = {"epochs": 5, "validation": (X[:31], Y[:31])}
     return {
         "EarlyStopping, best weights": Case(
-            dense(optimizer=lambda: keras.optimizers.SGD(3.0)),
+            dense(optimizer=lambda: keras.optimizers.SGD(1.5)),
             (X, Y),
             callbacks=[c.EarlyStopping(patience=1, restore_best_weights=True)],
             **validated,
