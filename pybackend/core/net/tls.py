@@ -104,8 +104,8 @@ def multiply(factor: int, point: _Point) -> _Point:
     scale = secrets.randbelow(_PRIME - 1) + 1
     low = (0, scale, 0)  # the neutral element
     high = (point[0] * scale % _PRIME, point[1] * scale % _PRIME, scale)
-    for place in reversed(range(256)):
-        mask = -(factor >> place & 1)  # all bits, or none
+    for bit in reversed(range(256)):
+        mask = -(factor >> bit & 1)  # all bits, or none
         low, high = _choose(mask, high, low), _choose(mask, low, high)
         low, high = _add(low, low), _add(low, high)
         low, high = _choose(mask, high, low), _choose(mask, low, high)
