@@ -135,19 +135,17 @@ def check_class_weight(
     labels = columns.get("y")
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub" or labels.ndim > 2:
         return
-    classes = _count_sparse_classes(model)
     if labels.size > len(labels):
-        classes = labels.shape[-1]
+        classes: int | None = labels.shape[-1]
     else:
         check_are_classes(labels, name)
-        if _find_range(match_losses(model).get("y")) is _BINARY:
-            classes = 2
-    beyond = [code for code in class_weight if classes is not None and code >= classes]
-    if beyond:
-        raise InputError(
-            f"`class_weight` has the class {beyond[0]}, but the model has the classes 0 to "
-            f"{classes - 1}"  # type: ignore[operator]
-        )
+        classes = _count_classes(model)
+    for code in class_weight:
+        if classes is not None and code >= classes:
+            raise InputError(
+                f"`class_weight` has the class {code}, but the model has the classes 0 to "
+                f"{classes - 1}"
+            )
 
 
 def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> None:
@@ -203,10 +201,7 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
 
     A regression loss would interpret the codes of the values as numbers.
     """
-    classes = _count_sparse_classes(model)
-    loss = match_losses(model).get("y")
-    if classes is None and loss is not None and _find_range(loss) is _BINARY:
-        classes = 2
+    loss, classes = match_losses(model).get("y"), _count_classes(model)
     if classes is not None and len(levels) > classes:
         raise InputError(
             f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
@@ -286,11 +281,6 @@ def _name_loss(loss: Any) -> str:
     return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
-def _is_usual(model: Any) -> bool:
-    """Return whether Keras computes the training loss from the arguments of `compile`."""
-    return not has_own(model, "train_step", "compute_loss")
-
-
 def take_output(model: Any, name: str, index: int) -> Any:
     """Return a model of one of several outputs, compiled with its loss; None if not known."""
     losses = match_losses(model)
@@ -306,7 +296,8 @@ def take_output(model: Any, name: str, index: int) -> Any:
 def match_losses(model: Any) -> dict[str, Any]:
     """Return the losses passed to `compile`, by the keys of their labels, as far as known."""
     loss = getattr(model, "loss", None)
-    if loss is None or not _is_usual(model):
+    # Otherwise Keras does not compute the training loss from the arguments of `compile`.
+    if loss is None or has_own(model, "train_step", "compute_loss"):
         return {}
     if not isinstance(loss, (Mapping, list, tuple)):
         return {"y": loss}
@@ -356,9 +347,12 @@ def _check_range(loss: Any, labels: Any, weights: Any, owner: _LabelOwner) -> No
     raise InputError(f"{owner.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
 
 
-def _count_sparse_classes(model: Any) -> int | None:
-    losses = flatten(getattr(model, "loss", None))
-    if not _is_usual(model) or len(losses) != 1 or not _is_sparse(losses[0]):
+def _count_classes(model: Any) -> int | None:
+    """Return the number of classes for Keras's own loss of the only output; None if not known."""
+    loss = match_losses(model).get("y")
+    if _find_range(loss) is _BINARY:
+        return 2
+    if not _is_sparse(loss):
         return None
     shape = _find_shapes(model).get("y", ())
     return shape[0] if len(shape) == 1 else None
