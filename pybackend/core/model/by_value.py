@@ -160,18 +160,18 @@ class _Pickler(Pickler):
     def _free(self, item: Any) -> Any:
         """Replace keys that are addresses or names, which differ in other processes."""
         if isinstance(item, dict) and item and all(key in self._keys for key in item):
-            return _Renamed([(*self._keys[key], each) for key, each in item.items()])
+            return _Later(_make_named, [(*self._keys[key], each) for key, each in item.items()])
         if isinstance(item, set) and item and all(key in self._keys for key in item):
-            return _Renamed([(*self._keys[key], None) for key in item], is_set=True)
+            return _Later(_make_names, [(*self._keys[key], None) for key in item])
         if isinstance(item, set) and any(type(key) is int and key in self._known for key in item):
-            return _Addresses([self._known[key] for key in item if key in self._known])
+            return _Later(_make_addresses, [self._known[key] for key in item if key in self._known])
         if isinstance(item, set) and item:
             found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
             nodes = [
                 (self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known
             ]
             if len(nodes) == len(item):
-                return _Nodes(nodes)
+                return _Later(_make_nodes, nodes)
         return item
 
 
@@ -186,36 +186,34 @@ class _LocalUnpickler(pickle.Unpickler):
         return self._shared[number]
 
 
-class _Renamed:
-    """Dict or set whose keys are names that variables have in their own process."""
+class _Later:
+    """Attribute made from parts only once these are complete: it has their addresses or names."""
 
-    def __init__(self, items: list[tuple[Any, str, Any]], is_set: bool = False) -> None:
-        self._items = items
-        self._is_set = is_set
-
-    def restore(self) -> dict[Any, Any] | set[Any]:
-        found = {vars(variable.value)[name]: item for variable, name, item in self._items}
-        return set(found) if self._is_set else found
-
-
-class _Nodes:
-    """Set of node names, each of which begins with the address of a layer."""
-
-    def __init__(self, nodes: list[tuple[Any, str]]) -> None:
-        self._nodes = nodes
-
-    def restore(self) -> set[str]:
-        return {f"{id(layer)}{rest}" for layer, rest in self._nodes}
-
-
-class _Addresses:
-    """Set of addresses of parts, with which Keras marks objects as visited."""
-
-    def __init__(self, parts: list[Any]) -> None:
+    def __init__(self, make: Callable[[Any], Any], parts: list[Any]) -> None:
+        self._make = make
         self._parts = parts
 
-    def restore(self) -> set[int]:
-        return {id(part) for part in self._parts}
+    def make(self) -> Any:
+        return self._make(self._parts)
+
+
+def _make_named(items: list[tuple[Any, str, Any]]) -> dict[Any, Any]:
+    """Return a dict whose keys are names that variables have in this process."""
+    return {vars(variable.value)[name]: item for variable, name, item in items}
+
+
+def _make_names(items: list[tuple[Any, str, Any]]) -> set[Any]:
+    return set(_make_named(items))
+
+
+def _make_nodes(nodes: list[tuple[Any, str]]) -> set[str]:
+    """Return names of nodes, each of which begins with the address of a layer."""
+    return {f"{id(layer)}{rest}" for layer, rest in nodes}
+
+
+def _make_addresses(parts: list[Any]) -> set[int]:
+    """Return addresses of parts, with which Keras marks objects as visited."""
+    return {id(part) for part in parts}
 
 
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
@@ -223,7 +221,7 @@ def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
     attributes, items = state
     vars(value).update(
         {
-            name: item.restore() if isinstance(item, (_Renamed, _Nodes, _Addresses)) else item
+            name: item.make() if isinstance(item, _Later) else item
             for name, item in attributes.items()
         }
     )
