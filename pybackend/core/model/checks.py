@@ -48,7 +48,7 @@ def check_model(view: ModelView, job: ModelJob) -> None:
     model = view.model
     if not isinstance(model, keras.Model):
         raise InputError(f"expected a Keras model, not {type(model).__name__}")
-    if job.kind == "predict":
+    if job.kind == "predict":  # needs no loss, so the model need not be compiled
         return
     _check_compiled(model)
     if not isinstance(job, TrainingJob):
@@ -139,6 +139,7 @@ def _check_sharded(model: Any, job: TrainingJob) -> None:
         reason = "global_clipnorm together with loss_scale_factor"
     if reason is not None:
         raise InputError(f"`shard_optimizer` does not support {reason}. Or omit `shard_optimizer`")
+    # A rank without a variable would have nothing to update.
     count = len(model.trainable_variables)
     if model.built and count < job.workers:
         raise InputError(
