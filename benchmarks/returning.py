@@ -26,8 +26,9 @@ from standalone_session import WORKERS, standalone_session
 import pybackend
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.remote.task import receive_model
-from pybackend.core.launchers.spark.barrier import collect_rows, driver_addresses
+from pybackend.core.launchers.spark.barrier import collect_rows
 from pybackend.core.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
+from pybackend.core.launchers.spark.stage import driver_addresses
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import new_token

@@ -36,7 +36,7 @@ _NAMES = {
     "core.job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
     "core.job.resources": "Resources",
     "core.launchers.hosts.launcher": "hosts",
-    "core.launchers.place": "join",
+    "core.launchers.joined.place": "join",
     "core.launchers.kubernetes.launcher": "kubernetes",
     "core.launchers.slurm.launcher": "slurm",
     "core.model.serialization": "load_model model_from_base64 model_to_base64 save_model",
@@ -100,8 +100,8 @@ if TYPE_CHECKING:
     from pybackend.core.job.options import ParameterServer as ParameterServer
     from pybackend.core.job.resources import Resources as Resources
     from pybackend.core.launchers.hosts.launcher import hosts as hosts
+    from pybackend.core.launchers.joined.place import join as join
     from pybackend.core.launchers.kubernetes.launcher import kubernetes as kubernetes
-    from pybackend.core.launchers.place import join as join
     from pybackend.core.launchers.slurm.launcher import slurm as slurm
     from pybackend.core.model.serialization import load_model as load_model
     from pybackend.core.model.serialization import model_from_base64 as model_from_base64

@@ -13,9 +13,9 @@ from pyspark.ml.param import Params, TypeConverters
 
 from pybackend.core.data.dataframe import column_as_array
 from pybackend.core.errors import InputError
-from pybackend.core.launchers import SavedModel, apply_saved_model
 from pybackend.ml.params import param
 from pybackend.tfos import TFCluster
+from pybackend.tfos.saved_model import SavedModel, apply_saved_model
 
 _SIGNATURE = "serving_default"
 

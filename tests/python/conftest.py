@@ -58,7 +58,7 @@ GROUPS = {
         "test_probe",
         "test_routes",
         "test_spark",
-        "test_spark_elastic",
+        "test_spark_barrier",
         "test_tuning_spark",
     ],
     "frames": [
@@ -83,7 +83,7 @@ ALONE = [
     "test_script_slurm",
     "test_place",
     "test_connect",
-    "test_spark_attach",
+    "test_spark_session",
     "test_detached_job",
     "test_session",
     "test_fork_server_spark",

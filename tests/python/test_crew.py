@@ -15,7 +15,8 @@ from pybackend.core.job.options import ParameterServer
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers import crew as crew_module
 from pybackend.core.launchers.crew import Crew, find_fatal, take_all
-from pybackend.core.launchers.spark.barrier_task import fail_task, find_failures
+from pybackend.core.launchers.spark.barrier_task import fail_task
+from pybackend.core.launchers.spark.stage import find_failures
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
 ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)

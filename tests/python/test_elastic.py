@@ -35,7 +35,7 @@ from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Note, Order, Standby
 from pybackend.core.job.report import Generation, WorkerReport, count_by_epoch, list_groups
 from pybackend.core.launchers import crew, elastic
-from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.launchers.base import StopRequestedError, stopped_by
 from pybackend.types import TrainResult
 
 BATCH, SEED = 5, 7

@@ -60,8 +60,8 @@ from pybackend.core.launchers.environment.installing import (
 )
 from pybackend.core.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.core.launchers.slurm.launcher import _install
-from pybackend.core.launchers.spark import barrier
-from pybackend.core.launchers.spark.preflight import _place
+from pybackend.core.launchers.spark import stage
+from pybackend.core.launchers.spark.stage import _place
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -336,10 +336,10 @@ import sys
 from unittest.mock import Mock, patch
 from pybackend.core.launchers.environment.archive import read_packed
 from pybackend.core.launchers.environment.installing import read_blocks
-from pybackend.core.launchers.spark import preflight
+from pybackend.core.launchers.spark import barrier_task
 served = Mock(read=lambda: read_blocks(sys.argv[2]))
-environment = preflight.SparkEnvironment(read_packed(sys.argv[1]), served)
-with patch.object(preflight, "_list_paths", tuple):
+environment = barrier_task.SparkEnvironment(read_packed(sys.argv[1]), served)
+with patch.object(barrier_task, "_list_paths", tuple):
     print("begins", flush=True)
     print(environment.install().python)
 """
@@ -655,7 +655,7 @@ def test_executors_of_a_host_share_an_environment(
     monkeypatch.setattr(serving, "read_blocks", count)
     if not is_reached:
         nowhere = cluster.driver, "127.0.0.9"
-        monkeypatch.setattr(barrier, "driver_addresses", lambda _: nowhere)
+        monkeypatch.setattr(stage, "driver_addresses", lambda _: nowhere)
     two_per_host = {"spark__cores__max": "6"}
     arguments: dict[str, Any] = {"workers": 6, "resources": Resources(environment=packed.path)}
     with cluster.session(**two_per_host) as spark:

@@ -19,9 +19,8 @@ from conftest import is_running, wait_for
 from warm import children
 
 from pybackend.core.launchers import fork_server, forking
-from pybackend.core.launchers.fork_server import ForkServers
+from pybackend.core.launchers.fork_server import ForkServers, WorkerKind, describe_worker
 from pybackend.core.launchers.forking import READY
-from pybackend.core.launchers.worker_kind import WorkerKind, describe_worker
 from pybackend.core.machine.processes import name_process, read_main_thread
 
 SCRIPT = """

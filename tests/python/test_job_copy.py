@@ -24,7 +24,7 @@ from pybackend.core.api.job_folder import JobFolder, new_folder
 from pybackend.core.data.files import Folder, hide_password
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.launchers.spark import attach
+from pybackend.core.launchers.spark.session import hand_over
 from pybackend.types import DetachedJob
 
 SECRET = "://ann:secret@host/"
@@ -220,6 +220,6 @@ def test_a_copy_of_a_session_ends_if_it_cannot_be_used(error: type[BaseException
 
     copy = SimpleNamespace(client=client, conf=SimpleNamespace(set=fail))
     session = SimpleNamespace(cloneSession=lambda: copy)
-    with pytest.raises(error), attach.hand_over(session, {}):
+    with pytest.raises(error), hand_over(session, {}):
         pass
     assert calls == ["release", "close"]

@@ -22,10 +22,10 @@ from pybackend.core.launchers.base import Files as Files
 from pybackend.core.launchers.base import Launcher as Launcher
 from pybackend.core.launchers.base import Outcome as Outcome
 from pybackend.core.launchers.base import Slotted
+from pybackend.core.launchers.base import StopRequestedError as StopRequestedError
 from pybackend.core.launchers.base import Submission as Submission
-from pybackend.core.launchers.stopping import StopRequestedError as StopRequestedError
-from pybackend.core.launchers.stopping import check_stop as check_stop
-from pybackend.core.launchers.stopping import stopped_by as stopped_by
+from pybackend.core.launchers.base import check_stop as check_stop
+from pybackend.core.launchers.base import stopped_by as stopped_by
 from pybackend.core.words import show, term
 
 if TYPE_CHECKING:
@@ -40,28 +40,30 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.script.options import read_run_plan as read_run_plan
     from pybackend.core.launchers.script.run import run_script as run_script
     from pybackend.core.launchers.script.slurm import describe_batch as describe_batch
-    from pybackend.core.launchers.spark.attach import Handover as Handover
-    from pybackend.core.launchers.spark.attach import attach_spark as attach_spark
-    from pybackend.core.launchers.spark.attach import hand_over as hand_over
     from pybackend.core.launchers.spark.barrier import SparkLauncher as SparkLauncher
     from pybackend.core.launchers.spark.explain import ask_executors as ask_executors
     from pybackend.core.launchers.spark.explain import quiet_log as quiet_log
     from pybackend.core.launchers.spark.jobs import run_watched as run_watched
     from pybackend.core.launchers.spark.predict import add_predictions as add_predictions
+    from pybackend.core.launchers.spark.predict import set_up_tensorflow as set_up_tensorflow
+    from pybackend.core.launchers.spark.records import call_in_task as call_in_task
     from pybackend.core.launchers.spark.records import read_records as read_records
     from pybackend.core.launchers.spark.records import write_records as write_records
-    from pybackend.core.launchers.spark.saved_model import SavedModel as SavedModel
-    from pybackend.core.launchers.spark.saved_model import apply_saved_model as apply_saved_model
+    from pybackend.core.launchers.spark.session import Handover as Handover
+    from pybackend.core.launchers.spark.session import ask as ask
     from pybackend.core.launchers.spark.session import driver_python as driver_python
     from pybackend.core.launchers.spark.session import get_session as get_session
+    from pybackend.core.launchers.spark.session import hand_over as hand_over
     from pybackend.core.launchers.spark.session import is_session as is_session
     from pybackend.core.launchers.spark.session import is_spark_frame as is_spark_frame
     from pybackend.core.launchers.spark.session import read_schema as read_schema
     from pybackend.core.launchers.spark.session import read_setting as read_setting
+    from pybackend.core.launchers.spark.session import ship_package as ship_package
     from pybackend.core.launchers.spark.session import small_batches as small_batches
     from pybackend.core.launchers.spark.slots import check_slots as check_slots
     from pybackend.core.launchers.spark.slots import count_slots as count_slots
     from pybackend.core.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
+    from pybackend.core.launchers.spark.sparklyr import attach_spark as attach_spark
 
 # Names that are loaded on first use, by module.
 _NAMES = {
@@ -71,17 +73,15 @@ _NAMES = {
     "script.options": "add_run_options read_run_plan",
     "script.run": "run_script",
     "script.slurm": "describe_batch",
-    "spark.attach": "Handover attach_spark hand_over",
     "spark.barrier": "SparkLauncher",
     "spark.explain": "ask_executors quiet_log",
     "spark.jobs": "run_watched",
-    "spark.predict": "add_predictions",
-    "spark.records": "read_records write_records",
-    "spark.saved_model": "SavedModel apply_saved_model",
-    "spark.session": "driver_python get_session is_session is_spark_frame read_schema "
-    "read_setting small_batches",
+    "spark.predict": "add_predictions set_up_tensorflow",
+    "spark.records": "call_in_task read_records write_records",
+    "spark.session": "Handover ask driver_python get_session hand_over is_session is_spark_frame "
+    "read_schema read_setting ship_package small_batches",
     "spark.slots": "check_slots count_slots",
-    "spark.sparklyr": "SparklyrWorkers",
+    "spark.sparklyr": "SparklyrWorkers attach_spark",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

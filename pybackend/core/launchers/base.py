@@ -1,9 +1,11 @@
-"""Protocols of launchers, and the results that they return."""
+"""Protocols of launchers, the results that they return, and how another thread stops them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -203,3 +205,27 @@ class QueuedLauncher:
     def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Self]]:
         """Return this launcher several times: the cluster queues jobs for which it has no room."""
         yield [self] * min(most, parallelism or _QUEUED)
+
+
+_EVENT: ContextVar[threading.Event | None] = ContextVar("_EVENT", default=None)
+
+
+class StopRequestedError(BaseException):
+    """Another thread stopped the workers of this one, as Ctrl-C does."""
+
+
+@contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """Have launchers in this context stop their workers once the event is set."""
+    token = _EVENT.set(event)
+    try:
+        yield
+    finally:
+        _EVENT.reset(token)
+
+
+def check_stop() -> None:
+    """Raise `StopRequestedError` if another thread stopped this one; launchers call it often."""
+    event = _EVENT.get()
+    if event is not None and event.is_set():
+        raise StopRequestedError

@@ -18,7 +18,7 @@ from dataclasses import replace
 from enum import IntEnum, auto
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pybackend
 from pybackend.core.data.disk import naming_full_disk
@@ -39,17 +39,18 @@ from pybackend.core.job.messages import (
 )
 from pybackend.core.job.notice import PREEMPTED, RESTARTS
 from pybackend.core.job.report import WorkerReport, read_report
-from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.fork_server import popen, start_worker
-from pybackend.core.launchers.forking import ForkedProcess
-from pybackend.core.launchers.memory import MemoryWatch, OomWatch
+from pybackend.core.launchers.forking import ForkedProcess, end_marked, name_signal, signal_group
 from pybackend.core.launchers.package_files import own_libraries
-from pybackend.core.launchers.processes import StallWatch, end_marked, name_signal, signal_group
+from pybackend.core.launchers.watches import MemoryWatch, OomWatch, StallWatch
 from pybackend.core.machine.janitor import swept_folder
 from pybackend.core.model.quiet import is_noise
 from pybackend.core.net.rendezvous import address_of, listen, reserve
 from pybackend.core.words import call_of, setting
 from pybackend.core.worker import JOB, REPORT
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.installing import Interpreter
 
 LOG_LINES = 40
 # Workers imported from the zip of a session that had ended

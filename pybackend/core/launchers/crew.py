@@ -14,7 +14,7 @@ from pybackend.core.errors import ClusterError, Failure, Moment, WorkerFailedErr
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.launchers.stopping import check_stop
+from pybackend.core.launchers.base import check_stop
 
 if TYPE_CHECKING:
     from pybackend.core.launchers.child import Child

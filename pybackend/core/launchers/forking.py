@@ -3,11 +3,14 @@
 A launcher connects to the server, which forks a guardian. The launcher sends this one descriptors
 and a line of JSON. The guardian forks the worker, sends its PID, and, once the worker and all its
 descendants have ended, its exit status. Each end checks that the other one belongs to its user.
+
+The functions at the end kill what a worker, forked or not, has started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,12 +24,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.launchers.processes import adopt_orphans, end_descendants
-from pybackend.core.machine.processes import is_process
+from pybackend.core.machine.processes import (
+    is_process,
+    list_children,
+    list_processes,
+    read_main_thread,
+    read_variables,
+)
 
 IDLE_SECONDS = 600.0
 _HUNG_SECONDS = 300.0
@@ -321,3 +330,108 @@ def _read_first_environment() -> set[str]:
     """Return the names of the variables with which this process, or the server, was started."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return {os.fsdecode(entry.partition(b"=")[0]) for entry in entries if entry}
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_EVERY_SECONDS = 0.01
+
+
+def adopt_orphans() -> None:
+    """Become the parent of any descendant whose own parent ends, so that no daemon escapes.
+
+    Linux only; elsewhere only process groups are killed.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def name_signal(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def when_orphaned(number: signal.Signals) -> Callable[[], None]:
+    """Return a function that makes the system signal this process when its parent ends."""
+    library = (
+        ctypes.CDLL(None) if sys.platform == "linux" else None
+    )  # must not be loaded after a fork
+
+    def ask() -> None:
+        if library is not None:
+            library.prctl(_PR_SET_PDEATHSIG, number)
+
+    return ask
+
+
+def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of a process that has adopted orphans, and wait for them to end.
+
+    A killed child's own children become children of this process, so each round goes one generation
+    deeper. The wait for a process that hangs in the kernel ends after a few seconds, and ``spared``
+    children are not killed.
+    """
+    kill_all(lambda: set(list_children()) - set(spared), seconds, reap)
+
+
+def kill_all(
+    find: Callable[[], Collection[int]],
+    seconds: float,
+    after: Callable[[Collection[int]], object] = lambda pids: None,
+) -> None:
+    """Find and kill processes repeatedly until none are found or time runs out.
+
+    Parameters
+    ----------
+    after
+        Called with the processes that were just killed.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := find()) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        after(found)
+        time.sleep(_KILL_EVERY_SECONDS)
+
+
+def reap(pids: Collection[int]) -> None:
+    """Reap the children that have ended."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+_MARKED_SECONDS = 2.0
+
+
+def end_marked(variable: str, value: str) -> None:
+    """Kill all of this user's processes that inherited an environment variable with this value.
+
+    A child may have left its parent's process group (``setsid``), and its parent may have exited.
+    Linux only: elsewhere only process groups are killed. This does not wait for a process that
+    hangs in the kernel.
+    """
+    kill_all(partial(_find_marked, f"{variable}={value}".encode()), _MARKED_SECONDS)
+
+
+def _find_marked(mark: bytes) -> list[int]:
+    found = []
+    for pid in list_processes():
+        with contextlib.suppress(OSError):  # of other users, or just exited
+            if mark in read_variables(pid):
+                found.append(pid)
+    # One that has ended may wait for its parent.
+    states = {pid: read_main_thread(pid) for pid in found}
+    return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

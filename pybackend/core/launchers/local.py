@@ -33,7 +33,7 @@ from pybackend.core.launchers.fork_server import (
     keeping_fork_server,
     stop_fork_server,
 )
-from pybackend.core.launchers.place import find_place
+from pybackend.core.launchers.joined.place import find_place
 from pybackend.core.launchers.shares import find_shortage, share_of_machine, this_machine
 from pybackend.core.machine.capacity import read_free_memory
 from pybackend.core.machine.janitor import swept_folder

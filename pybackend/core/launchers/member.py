@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pybackend.core.data.layout import check_layouts, read_layouts
 from pybackend.core.data.row_store import unify_layout
@@ -30,12 +30,14 @@ from pybackend.core.job.packages import (
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.child import Child
-from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
 from pybackend.core.machine.identity import look_up, own_address
 from pybackend.core.net.rendezvous import address_of, new_token, split_address
 from pybackend.core.net.secret import derive_token
 from pybackend.core.words import call_of, setting, speak
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.installing import Interpreter
 
 
 class Group(Protocol):

@@ -13,9 +13,8 @@ from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers.base import DataSets, Files, Outcome
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
-from pybackend.core.launchers.spark.barrier import driver_addresses, open_meeting
+from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.preflight import SparkEnvironment, sent_environment
 from pybackend.core.launchers.spark.session import (
     driver_python,
     is_connect,
@@ -23,6 +22,7 @@ from pybackend.core.launchers.spark.session import (
     ship_package,
 )
 from pybackend.core.launchers.spark.slots import check_slots, cores_of_task, make_profile
+from pybackend.core.launchers.spark.stage import driver_addresses, open_meeting, sent_environment
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import Code, call_of, either, term

@@ -37,7 +37,7 @@ from pybackend.tfos.feed.items import encode_items, frame_items
 from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
 
 if TYPE_CHECKING:  # it has files of the driver
-    from pybackend.core.launchers.spark.preflight import SparkEnvironment
+    from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5

@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import cast
 
 from pybackend.core.job.job import LOGGER, Job
+from pybackend.core.launchers.base import check_stop
 from pybackend.core.launchers.fork_server import is_off
 from pybackend.core.launchers.hosts.keeper_task import KEEPER
 from pybackend.core.launchers.hosts.ssh import HostProcess, HostPython, end_all, find_greeting
 from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle
-from pybackend.core.launchers.stopping import check_stop
 from pybackend.core.net.shared_lines import SharedLines
 
 # A call does not wait longer for a keeper, and starts its workers as usual.

@@ -14,8 +14,8 @@ from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.joined.claims import find_disagreement
+from pybackend.core.launchers.joined.place import Place, split_host
 from pybackend.core.launchers.member import Member, read_arrival
-from pybackend.core.launchers.place import Place, split_host
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.core.launchers.slurm.nodes import count_cores
 from pybackend.core.machine.capacity import list_gpus

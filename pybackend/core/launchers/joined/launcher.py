@@ -44,8 +44,8 @@ from pybackend.core.launchers.joined.gathering import (
     meet_others,
     open_server,
 )
+from pybackend.core.launchers.joined.place import Place, find_place, split_host
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.place import Place, find_place, split_host
 from pybackend.core.launchers.remote.task import MODEL, REPORT, send_results
 from pybackend.core.net.heartbeat import SHORTEST_SILENCE, find_silence
 from pybackend.core.net.meeting import MeetingServer

@@ -22,7 +22,7 @@ from typing import IO, Literal, NoReturn
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode
 from pybackend.core.job.messages import Announced, Deliver, Failed
-from pybackend.core.launchers.processes import (
+from pybackend.core.launchers.forking import (
     adopt_orphans,
     end_descendants,
     reap,

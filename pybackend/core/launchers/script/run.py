@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from pybackend.core.errors import ClusterError, Failure
-from pybackend.core.launchers.processes import adopt_orphans, end_descendants, name_signal
+from pybackend.core.launchers.forking import adopt_orphans, end_descendants, name_signal
 from pybackend.core.launchers.script.group import CaughtSignals, GroupEnd, ScriptGroup, python_of
 from pybackend.core.launchers.script.output import ScriptOutput, say
 from pybackend.core.launchers.script.plan import HostRanks, ScriptRun

@@ -1,4 +1,4 @@
-"""Code for each task of a barrier stage: one worker, which receives the task's rows.
+"""Code for each task of a barrier stage: check the network, unpack Python, run one worker.
 
 This file is imported on the executors; the driver sends it there. In a stage that sparklyr runs, R
 on an executor calls `run_from_r` in a process, which starts R. The first R belongs to sparklyr, and
@@ -9,9 +9,9 @@ embedded, started and watched like every other worker.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -20,20 +20,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import cloudpickle
 import numpy as np
 
+import pybackend
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.columns import ColumnGroup
 from pybackend.core.data.row_store import Layout, RowStoreWriter, store_blobs
 from pybackend.core.data.text import decode_lines
 from pybackend.core.errors import ClusterError, Failure
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Failed
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.environment.archive import PackedEnvironment
+from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
+from pybackend.core.launchers.environment.serving import (
+    ServedArchive,
+    UnreachedError,
+)
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
@@ -49,13 +56,129 @@ from pybackend.core.launchers.remote.task import (
 )
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.processes import name_process
+from pybackend.core.net.dialing import find_unreachable
 from pybackend.core.net.heartbeat import find_silence
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import split_address
 from pybackend.core.words import setting, term
 
-if TYPE_CHECKING:  # it has files of the driver
-    from pybackend.core.launchers.spark.preflight import SparkEnvironment
+NETWORK_SCHEMA = "rank int, problem string"
+# Number of other hosts that each host tries: enough to find hosts behind a firewall in one round.
+_MOST_TRIED = 64
+
+
+def check_peers(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield a row of `NETWORK_SCHEMA` if another task's host is unreachable; runs in each task.
+
+    Executors are identified by the port of their connection to the driver. Usually no process
+    listens there, and a refused connection shows that the network lets connections through.
+    """
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    # Otherwise Spark ends this Python process and starts another, which costs the workers' tasks
+    # seconds (test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks).
+    for _ in batches:
+        pass
+    context = BarrierTaskContext.get()
+    rank = context.partitionId()
+    peers = [str(info.address) for info in context.getTaskInfos()]
+    others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST_TRIED + 1))]
+    problem = find_unreachable(peers, rank, others)
+    if problem:
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]
+        )
+
+
+# Folders that Spark removes with the application, in Spark's own order: those of a standalone
+# cluster and of YARN are shared by the executors of a host, the last is the executor's.
+_FOLDERS = (("SPARK_EXECUTOR_DIRS", os.pathsep), ("LOCAL_DIRS", ","), ("SPARK_LOCAL_DIRS", ","))
+ENVIRONMENT_SCHEMA = "problem string, is_unreached boolean"
+# Spark unpacks files whose names end like that of a tar file, on each executor.
+FILE = "{}.gz"
+
+
+@dataclass(frozen=True)
+class SparkEnvironment:
+    """A packed environment for the executors.
+
+    ``served`` is where the driver sends it from; None: every executor gets the file from Spark,
+    with its first task.
+    """
+
+    packed: PackedEnvironment
+    served: ServedArchive | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Unpack it in a Spark task; yield a row of `ENVIRONMENT_SCHEMA` if that fails."""
+        import pyarrow as pa
+
+        for _ in batches:  # else Spark ends this Python process, and starts another
+            pass
+        try:
+            self.install()
+        except ClusterError as error:
+            columns = [pa.array([str(error)]), pa.array([isinstance(error, UnreachedError)])]
+            yield pa.RecordBatch.from_arrays(columns, names=["problem", "is_unreached"])
+
+    def install(self) -> Interpreter:
+        """Unpack it on this host, unless another executor or an earlier call has done that.
+
+        If the process that unpacks it is killed, the next one that waits takes over.
+
+        Raises
+        ------
+        ClusterError
+            It cannot run here, the disk is full, or the driver cannot be reached
+            (`UnreachedError`).
+        """
+        root = _find_folder()
+        # A lock of the system, as it ends with its process, unlike a file that exists
+        # (test_another_executor_takes_over_from_one_that_is_killed).
+        with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = install_here(self.packed, self._read(), root)
+            if self.served is None:
+                self._remove()
+        return replace(found, paths=_list_paths())
+
+    def _read(self) -> Iterable[bytes]:
+        return read_blocks(self._find_file()) if self.served is None else self.served.read()
+
+    def _find_file(self) -> str:
+        from pyspark import SparkFiles
+
+        return str(SparkFiles.get(FILE.format(self.packed.name)))
+
+    def _remove(self) -> None:
+        """Remove this executor's copy; the driver's own is needed by executors that start later."""
+        archive, own = self._find_file(), self.packed.path
+        with suppress(OSError):
+            if not os.path.exists(own) or not os.path.samefile(own, archive):
+                os.unlink(archive)
+
+
+def _find_folder() -> str:
+    for name, separator in _FOLDERS:
+        for folder in os.environ.get(name, "").split(separator):
+            if os.path.isdir(folder) and os.access(folder, os.W_OK):
+                return folder
+    from pyspark import SparkFiles
+
+    return str(SparkFiles.getRootDirectory())
+
+
+def _list_paths() -> tuple[str, ...]:
+    """Return the paths of this package and of the modules that were added to the session."""
+    from pyspark import SparkFiles
+
+    own = os.path.abspath(Path(pybackend.__file__).parents[1])
+    root = os.path.abspath(SparkFiles.getRootDirectory())
+    found = [os.path.abspath(path or ".") for path in sys.path]
+    added = [path for path in found if os.path.commonpath([root, path]) == root]
+    return tuple(dict.fromkeys([own, *added]))
+
 
 SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks the data set of a row when training and validation rows travel together.
@@ -354,20 +477,9 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
         send_results(meeting, report, model)
 
 
-# Replaced by the driver with the host that the worker reported.
-UNKNOWN_HOST = "its executor"
 # Encloses an encoded failure in an exception's message.
-_MARK = "~tfdist~"
+FAILURE_MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
-# A barrier stage's failure as Spark reports it; the number of the result's partition is the rank.
-_EXECUTOR_LOST = re.compile(
-    r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
-    r"[^)]*\)(?: Reason: (.*))?"
-)
-_TASK_LOST = re.compile(
-    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s+"
-    r"\S+: Python worker exited unexpectedly"
-)
 
 
 def fail_task(failure: Failure, emit: Emit) -> NoReturn:
@@ -390,46 +502,5 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
     if not is_sent:
         text = base64.b64encode(encode(failure).encode()).decode()
-        message = f"{message} {_MARK}{text}{_MARK}"
+        message = f"{message} {FAILURE_MARK}{text}{FAILURE_MARK}"
     raise RuntimeError(message)
-
-
-def find_failures(message: str) -> list[Failure]:
-    """Return the failures that `fail_task`, or Spark, wrote into the message of Spark's error."""
-    texts = dict.fromkeys(re.findall(f"{_MARK}([A-Za-z0-9+/=]+){_MARK}", message))
-    sent = []
-    for text in texts:
-        with suppress(ValueError):  # then Spark's own text remains
-            sent.append(decode(base64.b64decode(text), Failure))
-    executors = [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
-    return sent + executors + [_describe_end(rank) for rank in _TASK_LOST.findall(message)[:1]]
-
-
-def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
-    """Return the failure for a lost executor: other workers only see a closed connection."""
-    return Failure(
-        int(rank),
-        f"executor {executor}",
-        exception_type="ExecutorLost",
-        message=f"Spark lost executor {executor}, in which the worker ran "
-        f"({reason[:200] or 'no reason given'})",
-        time=time.time(),
-        advice=(
-            "see that executor's log in Spark's web interface. Exit code 137 usually means that "
-            "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
-        ),
-    )
-
-
-def _describe_end(rank: str) -> Failure:
-    """Return the failure for a task whose Python was killed and could not report that."""
-    return Failure(
-        int(rank),
-        UNKNOWN_HOST,
-        exception_type="ProcessDied",
-        message="the Spark task's Python process, which supervised the worker, was killed or "
-        "crashed",
-        time=time.time(),
-        advice="check whether that host ran out of memory, or whether something kills processes "
-        "there. If memory ran out, lower batch_size, or raise spark.executor.memoryOverhead",
-    )

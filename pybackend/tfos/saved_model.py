@@ -20,9 +20,14 @@ from pybackend.core.data.dataframe import column_as_array, describe_type
 from pybackend.core.data.predictions import nest_lists
 from pybackend.core.data.ragged import to_dense
 from pybackend.core.errors import InputError
-from pybackend.core.launchers.spark.predict import set_up_tensorflow
-from pybackend.core.launchers.spark.records import call_in_task
-from pybackend.core.launchers.spark.session import ask, driver_python, read_schema, ship_package
+from pybackend.core.launchers import (
+    ask,
+    call_in_task,
+    driver_python,
+    read_schema,
+    set_up_tensorflow,
+    ship_package,
+)
 from pybackend.core.words import show, term
 
 _lock = threading.Lock()

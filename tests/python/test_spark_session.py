@@ -27,7 +27,7 @@ from detaching import (
 
 import pybackend
 from pybackend import ClusterError, InputError
-from pybackend.core.launchers.spark.attach import VARIABLE
+from pybackend.core.launchers.spark.session import REMOTE
 from pybackend.types import DetachedJob
 
 pytestmark = [pytest.mark.launcher, pytest.mark.full]
@@ -49,7 +49,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
-    monkeypatch.setenv(VARIABLE, url)
+    monkeypatch.setenv(REMOTE, url)
     return tmp_path / "jobs"
 
 
@@ -69,7 +69,7 @@ def find_copy() -> str:
     """Return the address of the copied session, from the environment of the driver."""
     (driver,) = drivers()
     pairs = Path(f"/proc/{driver}/environ").read_bytes().decode().split("\0")
-    return next(pair.partition("=")[2] for pair in pairs if pair.startswith(f"{VARIABLE}="))
+    return next(pair.partition("=")[2] for pair in pairs if pair.startswith(f"{REMOTE}="))
 
 
 def test_a_dataframe_trains_after_its_session_was_killed(session: Any, folder: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_driver_that_is_killed_takes_its_workers_along(session: Any) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({VARIABLE: ""}, "set the environment variable SPARK_REMOTE to the URL"),
-        ({VARIABLE: "{url};user_id=another"}, "does not lead to the server of this session"),
-        ({VARIABLE: "sc://:1"}, "does not lead to the server of this session"),
+        ({REMOTE: ""}, "set the environment variable SPARK_REMOTE to the URL"),
+        ({REMOTE: "{url};user_id=another"}, "does not lead to the server of this session"),
+        ({REMOTE: "sc://:1"}, "does not lead to the server of this session"),
         ({"SPARK_LOCAL_REMOTE": "1"}, "this process started its Spark Connect server"),
     ],
 )

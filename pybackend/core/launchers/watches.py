@@ -1,8 +1,12 @@
-"""Memory use of a worker and its processes, and detection of out-of-memory kills.
+"""Watches on a worker's process: its memory, kills for lack of memory, and whether it is stopped.
 
 Control groups could limit memory at the system level, but they need privileges that workers started
 by Spark, ssh and Slurm rarely have, and they remain if a launcher is killed. So memory is summed
 over processes here.
+
+A function may compute or wait for hours without output; its main thread is then running or
+sleeping. The system shows different states for a stopped process (SIGSTOP) and for one that is
+waiting for a frozen disk.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from pybackend.core.machine.processes import (
     measure_group,
     measure_memory,
     measure_share,
+    read_main_thread,
 )
 
 _LOOK_SECONDS = 0.1
@@ -55,7 +60,6 @@ class MemoryWatch:
 
 # Files of a memory control group, by its version.
 _COUNTERS = {2: "memory.events", 1: "memory.oom_control"}
-
 # Interval of reading the counters; most time between a kill and when it is noticed. When all kills
 # since the start counted, a `kill -9` was reported as lack of memory hours after the system had
 # killed some other process of the machine.
@@ -99,3 +103,40 @@ def _read(file: Path) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+# As in `ps`: stopped by a signal; waiting for a device. On macOS the latter is U.
+_STALLED = {
+    "T": "stopped (by SIGSTOP?)",
+    "D": "stuck on a disk",
+    "U": "stuck on a disk",
+    "Z": "a zombie, whose parent process is stopped (by SIGSTOP?),",
+}
+_STALL_LOOK_SECONDS = 0.5
+
+
+class StallWatch:
+    """Watch on one process, which counts as lost once it has stalled for ``limit`` seconds."""
+
+    def __init__(self, pid: int, limit: float) -> None:
+        self._pid = pid
+        self._limit = limit
+        self._looked = self._moved = time.monotonic()
+        self._known: tuple[str, str] | None = None
+
+    def look(self) -> str | None:
+        """Return a message if the process has been stalled for longer than the limit, else None."""
+        now = time.monotonic()
+        if now < self._looked + min(_STALL_LOOK_SECONDS, self._limit / 4):
+            return None
+        # This process, or its whole machine, may have been stopped too: a worker that was resumed
+        # together with it is not lost (test_a_watcher_that_was_stopped_itself_counts_from_then_on).
+        has_rested = now > self._looked + self._limit / 2
+        self._looked = now
+        found = read_main_thread(self._pid)
+        if found is None or found[0] not in _STALLED or found != self._known or has_rested:
+            self._known, self._moved = found, now
+            return None
+        if now < self._moved + self._limit:
+            return None
+        return f"the process has been {_STALLED[found[0]]} for {now - self._moved:.0f} s"
