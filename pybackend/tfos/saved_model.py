@@ -94,10 +94,7 @@ class SavedModelTask:
 def describe_signature(model: SavedModel) -> dict[str, Any]:
     """Return the inputs of a signature, and the type and depth of each output.
 
-    Raises
-    ------
-    InputError
-        The model or signature does not exist, or an output's rank is unknown.
+    `InputError` if the model or signature does not exist, or an output's rank is unknown.
     """
     _, function = _load(model)
     outputs = {}
@@ -145,13 +142,11 @@ def _load(model: SavedModel) -> tuple[Any, Any]:
 
 
 def _describe_files(folder: str) -> tuple[Any, ...]:
-    """Return a key that changes when a new model is exported to the folder; empty if there is none.
-
-    New files may have the same sizes and times as the old ones, but then TensorFlow's fingerprint
-    differs, if TensorFlow wrote one.
-    """
+    """Return a key that changes when a new model is exported to the folder; empty: no files."""
     import tensorflow as tf
 
+    # New files may have the same sizes and times as the old ones, but then TensorFlow's fingerprint
+    # differs, if TensorFlow wrote one.
     files = tf.io.gfile
     found: list[Any] = []
     for place, _, names in files.walk(folder):
@@ -193,21 +188,10 @@ def apply_saved_model(
 ) -> Any:
     """Return a DataFrame of a SavedModel's outputs only, in the order of the rows.
 
-    Parameters
-    ----------
-    inputs
-        Mapping from the signature's inputs to columns.
-    outputs
-        Mapping from its outputs to the names of their columns, in the order of the columns.
-    batch_size
-        Number of rows per call of the model.
-
-    Raises
-    ------
-    InputError
-        An input, output or column is missing or does not fit. The message names it.
-    ClusterError
-        Spark could not read the model.
+    ``inputs`` maps the signature's inputs to columns, and ``outputs`` its outputs to the names of
+    their columns, in their order. ``batch_size`` is the number of rows per call of the model.
+    `InputError` names an input, output or column that is missing or does not fit; `ClusterError` if
+    Spark could not read the model.
     """
     session = frame.sparkSession
     types = {field.name: field.dataType for field in read_schema(frame).fields}

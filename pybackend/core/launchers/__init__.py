@@ -98,19 +98,10 @@ _GROUP = "tfdist.launchers"
 
 
 def launcher_for(target: Any) -> Launcher:
-    """Return the launcher for the first argument of a call.
+    """Return the launcher for the first argument of a call, or raise `InputError`.
 
-    Parameters
-    ----------
-    target
-        None, which means this machine unless the environment shows that this process is one of
-        several; ``"local"``, a ``pyspark.sql.SparkSession``, a launcher, or what an entry point in
-        the group ``tfdist.launchers`` knows.
-
-    Raises
-    ------
-    InputError
-        ``target`` has a different type or value.
+    None means this machine unless the environment shows that this process is one of several. Entry
+    points in the group ``tfdist.launchers`` may know further values.
     """
     if isinstance(target, Launcher):
         return target
@@ -134,10 +125,7 @@ def launcher_for(target: Any) -> Launcher:
 def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
     """Return the number of workers of a call: its own, the launcher's, or the default.
 
-    Raises
-    ------
-    InputError
-        The call requests a different number than the launcher has.
+    `InputError` if the call requests a different number than the launcher has.
     """
     if isinstance(launcher, Slotted):
         counted = launcher.count_workers(workers)

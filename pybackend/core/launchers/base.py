@@ -111,12 +111,8 @@ class Launcher(Protocol):
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job to completion, and clean up. It can be called again for a restart.
 
-        Parameters
-        ----------
-        datasets
-            Rows that the workers read themselves are not included.
-        on_event
-            Receives the workers' events.
+        ``datasets`` has no rows that the workers read themselves. ``on_event`` receives the
+        workers' events.
 
         Raises
         ------
@@ -141,13 +137,7 @@ class Describing(Protocol):
     """A launcher that can describe its plan without starting anything."""
 
     def describe(self, job: Job) -> Submission:
-        """Run the checks of `launch`, and return a description of what it would start.
-
-        Raises
-        ------
-        InputError, ClusterError
-            The job cannot be run here.
-        """
+        """Run the checks of `launch`, and return what it would start."""
 
 
 @runtime_checkable
@@ -157,12 +147,8 @@ class Slotted(Protocol):
     def count_workers(self, wanted: Any) -> Any:
         """Return the number of workers of a call that requests ``wanted``; None: the default.
 
-        ``wanted`` is None if the call does not specify it.
-
-        Raises
-        ------
-        InputError
-            The call requests more workers than this launcher can start.
+        ``wanted`` is None if the call does not specify it. `InputError` if it requests more workers
+        than this launcher can start.
         """
 
 
@@ -175,17 +161,9 @@ class Dividing(Protocol):
     ) -> AbstractContextManager[Sequence[Launcher]]:
         """Return launchers for jobs like ``job``, which may be used on different threads at once.
 
-        Parameters
-        ----------
-        most
-            Maximum number of launchers, because there are no more jobs.
-        parallelism
-            Number of launchers; None: as many as there are slots for, and at least 1.
-
-        Raises
-        ------
-        InputError, ClusterError
-            There are fewer slots than that.
+        There are at most ``most``, as there are no more jobs, and ``parallelism`` of them; None: as
+        many as there are slots for, and at least 1. `InputError` or `ClusterError` if there are
+        fewer slots than that.
         """
 
 

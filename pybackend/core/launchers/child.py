@@ -87,32 +87,16 @@ class State(IntEnum):
 class Child:
     """One worker process, from creating its folder to reading its report.
 
-    Use it as a context manager: on exit, the process and all its descendants are killed, and its
-    folder and ports are released.
+    A context manager: on exit, the process and all its descendants are killed, and its folder and
+    ports are released.
 
-    Parameters
-    ----------
-    job, rank
-        The worker's job, and its rank.
-    host
-        Address at which the other workers can reach this machine.
-    emit
-        Receives the worker's events; called from a thread.
-    environment
-        Environment variables for the worker, in addition to this process's own.
-    rscript
-        Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
-    server
-        Listening socket on which the worker accepts connections from the others; None: a new one on
-        ``host``.
-    give_up
-        Polled: returns the reason to stop waiting for the worker, or None.
-    notice
-        Polled: returns whether this process received SIGTERM, which is then sent to the worker.
-    orders
-        Polled: returns the next `Order` for the worker, or None.
-    interpreter
-        The Python that runs the worker; None: this process's.
+    Others reach this machine at ``host``. ``emit`` gets the worker's events, from a thread.
+    ``environment`` adds to this process's variables. ``rscript`` runs the worker with Python
+    embedded in R; None: Python itself, that of ``interpreter`` or of this process. On ``server``
+    the worker accepts connections from the others; None: a new socket on ``host``. Three functions
+    are polled: ``give_up`` returns why to stop waiting for the worker, or None; ``notice`` whether
+    this process received SIGTERM, which is then sent to the worker; ``orders`` the next message for
+    the worker, or None.
     """
 
     def __init__(
@@ -164,7 +148,6 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Kill the process, remove its folder, and close its ports; a second call does nothing."""
         self.kill()
         self._server.close()
         if self._reservation is not None:
@@ -175,7 +158,6 @@ class Child:
 
     @property
     def is_closed(self) -> bool:
-        """True once its folder is removed."""
         return self._state == State.CLOSED
 
     def _enter(self, state: State, reason: str = "") -> None:
@@ -193,13 +175,11 @@ class Child:
                 self._emit(Moment(time.time(), name, reason, self.rank, self.host))
 
     def _check(self, state: State) -> None:
-        """Raise an error if it starts twice, or does anything before it is started."""
         if (self._state == State.MADE) != (state == State.STARTED) and state != State.CLOSED:
             raise RuntimeError(f"a child that is {self._state.name} cannot become {state.name}")
 
     @property
     def pid(self) -> int:
-        """Process ID of the worker."""
         assert self._process is not None
         return self._process.pid
 
@@ -228,7 +208,6 @@ class Child:
         self._read(self._process.stdout, self._pass_on_line)
 
     def go(self, order: FromLauncher) -> None:
-        """Send the worker an `Order`, for example with the addresses of all workers."""
         assert self._process is not None
         assert self._process.stdin is not None
         if isinstance(order, Order):
@@ -456,11 +435,9 @@ def _name_status(status: int) -> str:
 
 
 def find_disk() -> str | None:
-    """Return the parent of the worker's folder, or None for the default.
-
-    The default folder for temporary files may be small, or in memory. Spark tells its tasks which
-    folders are configured for its data; a TMPDIR that you set takes precedence.
-    """
+    """Return the parent of the worker's folder, or None for the default."""
+    # The default folder for temporary files may be small, or in memory. Spark tells its tasks which
+    # folders are configured for its data; a TMPDIR that you set takes precedence.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
     return folder if is_usable else None

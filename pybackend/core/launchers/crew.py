@@ -35,7 +35,6 @@ _SHORT_GRACE_SECONDS = 3.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
-    """Return the failure of a worker whose launcher has been silent for ``seconds``."""
     # Nobody is left there to see that the worker is stopped, and the others waited for hours
     # (test_a_first_process_that_is_stopped_with_its_worker_is_named).
     return Failure(
@@ -61,7 +60,6 @@ def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
 
 
 def describe_loss(failure: Failure) -> Note:
-    """Return the note about a lost worker when training continues without it."""
     return Note(
         f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
         "without it and its rows"
@@ -69,7 +67,6 @@ def describe_loss(failure: Failure) -> Note:
 
 
 def lost_at(failure: Failure) -> Moment:
-    """Return the moment at which a training lost a worker without which it continues."""
     return Moment(failure.time, "lost", failure.message, failure.rank, failure.host)
 
 
@@ -86,30 +83,14 @@ class Crew:
     losses that a training survives, and the answers of observers. Workers that join and leave
     (`pybackend.core.launchers.elastic`) count by their number instead of their rank.
 
-    Parameters
-    ----------
-    job
-        Their job; None: any failure ends it.
-    on_event
-        As in `Launcher.launch`.
-    answer
-        Sends a worker the session's answer to its event.
-    hosts
-        Host of all workers, or of each rank, for messages.
-    ends_together
-        Whether the cluster itself ends all workers when one fails, even if training could continue.
-    grace
-        Time after the first failure in which the others may report, or end; None: as long as an
-        earlier failure may take.
+    Without a ``job``, any failure ends it. ``answer`` sends a worker the session's answer to its
+    event. ``hosts``, for messages, is the host of all workers, or of each rank. ``ends_together``
+    means that the cluster itself ends all workers when one fails, even if training could continue.
+    ``grace`` is the time in seconds after the first failure in which the others may report, or end;
+    None: as long as an earlier failure may take.
 
-    Attributes
-    ----------
-    reports
-        What is known of the end of each worker, by rank.
-    has_failed
-        True if any worker has failed or was lost.
-    latest
-        Time, as in `time.monotonic`, at which `follow` stops waiting in any case.
+    ``reports`` is what is known of the end of each worker, by rank. At ``latest``, a time of
+    `time.monotonic`, `follow` stops waiting in any case.
     """
 
     def __init__(
@@ -206,22 +187,11 @@ class Crew:
     ) -> None:
         """Wait until all workers have reported, or the time after the first failure is over.
 
-        Parameters
-        ----------
-        listen
-            Passes on what has arrived, or waits up to this many seconds for something.
-        look
-            Passes on what the platform knows, and raises `ClusterError` if the workers cannot start
-            or continue; a worker's report of the cause takes precedence.
-        check
-            Called as often as ``look``; its errors are raised immediately.
-        seconds
-            Time limit for all reports.
-
-        Raises
-        ------
-        ClusterError
-            As ``look`` raised it, if no worker has reported another cause.
+        ``listen`` passes on what has arrived, or waits up to this many seconds for something.
+        ``look`` passes on what the platform knows, and raises `ClusterError` if the workers cannot
+        start or continue; it is raised here unless a worker has reported the cause. ``check`` is
+        called as often, and its errors are raised immediately. ``seconds`` limits the time for all
+        reports.
         """
         self.latest, trouble = min(self.latest, time.monotonic() + seconds), None
         while self.missing:
@@ -243,17 +213,9 @@ class Crew:
             raise trouble
 
     def conclude(self, explain: Explain = lambda one: one) -> list[WorkerReport]:
-        """Return all reports by rank.
+        """Return all reports by rank; `WorkerFailedError` if failures end the job.
 
-        Parameters
-        ----------
-        explain
-            Adds to a failure what only the launcher knows.
-
-        Raises
-        ------
-        WorkerFailedError
-            Failures end the job; the earliest is the cause.
+        ``explain`` adds to a failure what only the launcher knows.
         """
         self.deadline()  # reports the last losses
         for rank in [] if self._ends_together else self.missing:

@@ -50,7 +50,7 @@ _NO_STATE = "none of the remaining workers has the state of the training"
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Error that prevents the worker with this number from running in its slot."""
+    """Error that prevents the worker whose number is ``rank`` from running in its slot."""
 
     error: ClusterError | InputError
     rank: int
@@ -74,8 +74,7 @@ class Worker(Protocol):
     def host(self) -> str:
         """Name of its host, for messages."""
 
-    def go(self, order: FromLauncher) -> None:
-        """Send the worker an `Order`."""
+    def go(self, order: FromLauncher) -> None: ...
 
     def model(self) -> tuple[str, bytes] | None:
         """Return the format and content of the trained model's file, or None if there is none."""
@@ -120,17 +119,9 @@ def train_elastically(
 ) -> Outcome:
     """Run elastic training to completion; the caller stops the workers of the site.
 
-    Parameters
-    ----------
-    datasets, on_event
-        As in `Launcher.launch`; the site gives every worker all of these rows.
-
-    Raises
-    ------
-    ClusterError
-        One of the first workers cannot run in its slot.
-    WorkerFailedError
-        Fewer than ``min`` workers are left, or a worker failed because of the code that it ran.
+    The site gives every worker all rows of ``datasets``. `ClusterError` if one of the first workers
+    cannot run in its slot. `WorkerFailedError` if fewer than ``min`` workers are left, or a worker
+    failed because of the code that it ran.
     """
     counts = {name: count_rows(columns) for name, columns in datasets.items()}
     training = _Training(job, counts, on_event, site)
@@ -153,7 +144,7 @@ class _Member:
 
     @property
     def progress(self) -> Progress | None:
-        """Place to which it can return: an epoch, and groups as in `Standby`; None: no place."""
+        """State to which it can return, as in `Standby`: an epoch and groups; None: none."""
         if self.standby is None or self.standby.epoch is None:
             return None
         return self.standby.epoch, self.standby.groups
@@ -223,7 +214,6 @@ class _Training(Crew):
         """Do nothing: `_tell` reports them with the generation that continues."""
 
     def listen(self, seconds: float) -> None:
-        """Handle what workers have sent, or wait up to this many seconds for something."""
         take_all(self._said, self.hear, seconds)
 
     def advance(self) -> None:
@@ -238,13 +228,7 @@ class _Training(Crew):
             self._invite()
 
     def outcome(self) -> Outcome:
-        """Return the reports of the last generation, by rank.
-
-        Raises
-        ------
-        WorkerFailedError
-            Failures end the training.
-        """
+        """Return the reports of the last generation, by rank; raise failures."""
         self.raise_any()
         ranked = [
             replace(member.report, rank=rank)
@@ -260,7 +244,6 @@ class _Training(Crew):
         self._members.append(_Member(number, place, worker))
 
     def hear(self, said: Said) -> None:
-        """Handle what a worker, or its site, has sent."""
         if isinstance(said, Obstacle):
             if not self._generations:
                 raise said.error

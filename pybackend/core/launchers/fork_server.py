@@ -66,20 +66,10 @@ def start_worker(
     may_fork: bool,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start a worker's process: fork it if there is a fork server for it.
+    """Start a worker's process: fork it if there is a fork server for it, else run ``python``.
 
-    Parameters
-    ----------
-    folder
-        The worker's folder.
-    descriptors
-        The worker's listening socket and its pipe for events.
-    variables
-        The worker's environment.
-    may_fork
-        Whether TensorFlow may already be imported when the worker starts.
-    python
-        The Python that is started, unless the worker is forked.
+    It inherits ``descriptors``, its listening socket and its pipe for events. ``may_fork`` is
+    whether TensorFlow may already be imported when it starts.
     """
     kind = describe_worker(variables, python) if may_fork and not is_off() else None
     if kind is not None:
@@ -108,15 +98,9 @@ def popen(
 def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterator[None]:
     """Start a fork server after this block for workers like those of the block, if memory allows.
 
-    This raises no error of its own, which would replace the result of the block.
-
-    Parameters
-    ----------
-    processes
-        Number of processes on this machine that do the same.
-    owner
-        The process with which the server ends, as in `name_process`. Other processes with the same
-        owner use it, too. None: this process, which alone uses it.
+    This raises no error of its own, which would replace the result of the block. ``processes`` is
+    the number of processes on this machine that do the same. The server ends with ``owner``, as in
+    `name_process`, and other processes with this owner use it, too; None: this process alone.
     """
     token = _OWNER.set(owner)
     try:
@@ -130,7 +114,6 @@ def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterato
 
 
 def stop_fork_server() -> None:
-    """Stop the fork servers of this process."""
     with contextlib.suppress(OSError):  # this is not Linux
         _find_servers(None).close()
 
@@ -157,15 +140,7 @@ def expecting_workers() -> Iterator[None]:
 
 
 class ForkServers:
-    """The fork servers of one owner on this host, at most one for each kind of worker.
-
-    Parameters
-    ----------
-    owner
-        The process with which they end, as in `name_process`.
-    most
-        Most servers at a time.
-    """
+    """The fork servers of one owner, as in `name_process`, at most one for each kind of worker."""
 
     def __init__(self, owner: str, most: int) -> None:
         self._owner = owner
@@ -179,7 +154,6 @@ class ForkServers:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def name(self, kind: WorkerKind) -> str:
-        """Return the name of the socket of the server for a kind of worker."""
         return self._prefix + kind.digest()
 
     def list_names(self) -> list[str]:
@@ -202,7 +176,6 @@ class ForkServers:
         descriptors: Sequence[int],
         variables: Mapping[str, str],
     ) -> ForkedProcess | None:
-        """Fork a worker; return None if no server starts such workers."""
         name, pid = self.name(kind), None
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -242,7 +215,6 @@ class ForkServers:
             self._wanted = []
 
     def close(self) -> None:
-        """Stop all servers."""
         with self._lock:
             self._wanted = []
             for name in self.list_names():
@@ -258,7 +230,6 @@ class ForkServers:
                 self._start(kind)
 
     def _is_new(self, kind: WorkerKind) -> bool:
-        """Return whether no server starts such workers."""
         return self.name(kind) not in self.list_names()
 
     def _make_room(self, new: int, processes: int) -> bool:
@@ -316,7 +287,6 @@ def _make_servers(owner: str, most: int) -> ForkServers:
 
 
 def _find_servers(owner: str | None) -> ForkServers:
-    """Return the servers of an owner; None: this process."""
     # A fork of the session has another name, and so other servers: at its exit, it killed the
     # session's (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
     return _make_servers(owner or name_process(os.getpid()), _MOST if owner is None else 1)
@@ -326,7 +296,6 @@ atexit.register(stop_fork_server)
 
 
 def is_off() -> bool:
-    """Return whether this session has no fork servers."""
     return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF
 
 
@@ -358,7 +327,7 @@ _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """All that a worker gets at its start: its Python, packages, environment, limits and user."""
+    """All that a worker gets at its start, which the workers of one fork server have in common."""
 
     python: str
     variables: Mapping[str, str]

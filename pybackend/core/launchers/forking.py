@@ -75,24 +75,10 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 class ForkedProcess:
     """The part of `subprocess.Popen` that launchers use, for a forked process.
 
-    Parameters
-    ----------
-    connection
-        Connection to the server, which this object closes.
-    descriptors
-        File descriptors that the process inherits. Their numbers in the process are its last
-        command-line arguments.
-    variables
-        The process's environment.
-    arguments
-        The process's first command-line arguments.
-    patience
-        Seconds to wait for a server that still imports TensorFlow.
-
-    Raises
-    ------
-    OSError
-        The server has ended, or does not answer. Then the process does not run.
+    It takes over ``connection``, to the server. The process inherits ``descriptors``, whose numbers
+    there are its last command-line arguments, after ``arguments``. ``patience`` is the time in
+    seconds to wait for a server that still imports TensorFlow. `OSError` if the server has ended,
+    or does not answer: then the process does not run.
     """
 
     def __init__(
@@ -133,7 +119,6 @@ class ForkedProcess:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while the process runs."""
         with self._lock:
             if self.returncode is None and self._has_answer(0):
                 status = self._receive(_STATUS)
@@ -144,7 +129,6 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended, at most ``timeout`` seconds; return the exit status."""
         if self.poll() is None:
             with contextlib.suppress(ValueError):  # another thread has read the status
                 self._has_answer(timeout)
@@ -154,7 +138,6 @@ class ForkedProcess:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
@@ -173,16 +156,9 @@ class ForkedProcess:
 
 
 def serve(number: int, owner: str) -> None:
-    """Fork a worker for each connection; return in the worker alone.
+    """Fork a worker for each connection to the socket ``number``; return in the worker alone.
 
-    The server exits with its owner, or when it has been idle for `IDLE_SECONDS`.
-
-    Parameters
-    ----------
-    number
-        File descriptor of the listening socket.
-    owner
-        The process with which it ends, as in `name_process`.
+    The server exits with its owner, as in `name_process`, or when it was idle for `IDLE_SECONDS`.
     """
     listener = socket.socket(fileno=number)
     os.chdir("/")  # the session's directory can be removed; a worker gets its own
@@ -214,10 +190,7 @@ def serve(number: int, owner: str) -> None:
 def find_server(connection: socket.socket) -> int | None:
     """Return the PID of the server at the other end; None while it imports TensorFlow.
 
-    Raises
-    ------
-    PermissionError
-        It belongs to another user.
+    `PermissionError` if it belongs to another user.
     """
     if not is_same_user(connection):
         raise PermissionError("it belongs to another user")
@@ -236,7 +209,6 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def _read_peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the PID and the user of the other end of a Unix socket."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, user, _ = _PEER.unpack(peer)
     return pid, user
@@ -245,17 +217,11 @@ def _read_peer(connection: socket.socket) -> tuple[int, int]:
 def attend(
     connection: socket.socket, enter: Callable[[Mapping[str, Any]], object]
 ) -> Mapping[str, Any]:
-    """Fork a worker as the connection asks; return in the worker alone, with the message.
+    """Fork a worker as a `ForkedProcess` asks; return in the worker alone, with the message.
 
     The calling process is the worker's guardian: it exits after the worker. When the launcher ends
-    first, it resumes a stopped worker, which then notices that.
-
-    Parameters
-    ----------
-    connection
-        Connection to a `ForkedProcess`.
-    enter
-        Called in the worker with the message before anything else.
+    first, it resumes a stopped worker, which then notices that. The worker calls ``enter`` with the
+    message before anything else.
     """
     connection.settimeout(ANSWER_SECONDS)
     connection.sendall(READY)
@@ -304,7 +270,6 @@ def _resume_when_left(connection: socket.socket, worker: int) -> None:
 
 
 def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
-    """Take the launcher's descriptors, folder, environment and arguments."""
     import numpy as np
 
     for number, descriptor in enumerate(received[:3]):
@@ -342,26 +307,24 @@ def adopt_orphans() -> None:
 
     Linux only; elsewhere only process groups are killed.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process group, unless it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def name_signal(number: int) -> str:
-    """Return the name of a signal, such as ``SIGKILL``."""
     known = {one.value: one.name for one in signal.Signals}
     return known.get(number, f"signal {number}")
 
 
 def when_orphaned(number: signal.Signals) -> Callable[[], None]:
     """Return a function that makes the system signal this process when its parent ends."""
-    library = (
-        ctypes.CDLL(None) if sys.platform == "linux" else None
-    )  # must not be loaded after a fork
+    # Loaded here, because that must not happen after a fork.
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def ask() -> None:
         if library is not None:
@@ -373,10 +336,11 @@ def when_orphaned(number: signal.Signals) -> Callable[[], None]:
 def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     """Kill all descendants of a process that has adopted orphans, and wait for them to end.
 
-    A killed child's own children become children of this process, so each round goes one generation
-    deeper. The wait for a process that hangs in the kernel ends after a few seconds, and ``spared``
-    children are not killed.
+    The wait for a process that hangs in the kernel ends after ``seconds``, and ``spared`` children
+    are not killed.
     """
+    # A killed child's own children become children of this process, so each round goes one
+    # generation deeper.
     kill_all(lambda: set(list_children()) - set(spared), seconds, reap)
 
 
@@ -387,10 +351,7 @@ def kill_all(
 ) -> None:
     """Find and kill processes repeatedly until none are found or time runs out.
 
-    Parameters
-    ----------
-    after
-        Called with the processes that were just killed.
+    ``after`` is called with the processes that were just killed.
     """
     deadline = time.monotonic() + seconds
     while (found := find()) and time.monotonic() < deadline:
@@ -402,15 +363,9 @@ def kill_all(
 
 
 def reap(pids: Collection[int]) -> None:
-    """Reap the children that have ended."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
 
 
 _MARKED_SECONDS = 2.0
@@ -419,10 +374,10 @@ _MARKED_SECONDS = 2.0
 def end_marked(variable: str, value: str) -> None:
     """Kill all of this user's processes that inherited an environment variable with this value.
 
-    A child may have left its parent's process group (``setsid``), and its parent may have exited.
     Linux only: elsewhere only process groups are killed. This does not wait for a process that
     hangs in the kernel.
     """
+    # A child may have left its parent's process group (`setsid`), and its parent may have exited.
     kill_all(partial(_find_marked, f"{variable}={value}".encode()), _MARKED_SECONDS)
 
 

@@ -69,7 +69,6 @@ class LocalLauncher:
         self._lane = lane
 
     def check(self, job: Job) -> None:
-        """Check cores, memory, GPUs and folders."""
         if job.resources.environment != THIS:
             reject_environment(
                 job,
@@ -92,7 +91,6 @@ class LocalLauncher:
     def divide(
         self, job: Job, most: int, parallelism: int | None
     ) -> Iterator[Sequence[LocalLauncher]]:
-        """Divide the cores, GPUs and memory of this machine."""
         workers = job.most_workers
         lanes = min(most, parallelism or _count_lanes(job))
         if shortage := find_shortage(job.resources, workers * lanes, this_machine()):
@@ -204,13 +202,7 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
 
 
 class SharedRows:
-    """Rows that are written once, for the workers of several jobs on this machine.
-
-    Parameters
-    ----------
-    folder
-        Folder for them, on the disk of the workers' folders.
-    """
+    """Rows that are written once, on the disk of the workers' folders, for several jobs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -251,14 +243,8 @@ def _count_lanes(job: Job) -> int:
 class LocalSite:
     """A `Site` whose workers are processes on this machine; a context manager, which stops them.
 
-    Parameters
-    ----------
-    files, datasets
-        As in `Launcher.launch`.
-    host
-        Address at which the workers reach each other.
-    shares
-        Environment variables for the worker in each slot.
+    ``host`` is the address at which they reach each other. ``shares`` has the variables for the
+    worker in each slot.
     """
 
     def __init__(

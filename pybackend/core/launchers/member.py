@@ -121,21 +121,10 @@ class Member:
         notice: Notice | None = None,
         orders: Callable[[], FromLauncher | None] = lambda: None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
-        """Run one worker until it reports.
+        """Run one worker until it reports, possibly a failure; rank 0 returns its model, too.
 
-        Parameters
-        ----------
-        batches
-            This member's rows, in a form that ``source`` reads.
-        emit
-            Receives the worker's events.
-        rscript, server, give_up, notice, orders
-            As in `Child`.
-
-        Returns
-        -------
-        tuple
-            The report, possibly of a failure; and on rank 0 the model's format and content.
+        ``batches`` are this member's rows, in a form that ``source`` reads. ``emit`` gets the
+        worker's events. The other arguments are those of `Child`.
         """
         speak(self.job.language)
         host = self._host(group) if server is None else split_address(address_of(server))[0]
@@ -214,7 +203,6 @@ class Member:
         return None
 
     def read_packages(self) -> dict[str, Any]:
-        """Return the path of the workers' Python on this host, and the versions of its packages."""
         if self.interpreter is None:
             return read_versions()
         return read_versions_in(self.interpreter.python, self.interpreter.sites())
@@ -255,13 +243,7 @@ def _meet(
 
 
 def read_arrival(text: str, name: str) -> Arrival:
-    """Return the handshake message of a member.
-
-    Raises
-    ------
-    ClusterError
-        The message cannot be read. The error names the member.
-    """
+    """Return the handshake message of a member; `ClusterError` names one that cannot be read."""
     try:
         return decode(text, Arrival)
     except ValueError as error:
@@ -294,7 +276,6 @@ def check_allotted(group: Group, resources: Resources) -> None:
 
 
 def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
-    """Return a message if this machine has too little memory for its workers, else None."""
     neighbours = sum(arrival.host == child.host for arrival in everyone)
     # Each worker has its own cores and GPUs; a machine's memory is not divided.
     wanted = Resources(memory=child.job.resources.memory)

@@ -88,11 +88,8 @@ class OomWatch:
 
 
 def _count_kills() -> int:
-    """Return the system's count of kills for the machine and this process's control group.
-
-    The system counts before it kills, so the count already includes a killed process once that has
-    exited.
-    """
+    """Return the system's count of kills for the machine and this process's control group."""
+    # The system counts before it kills: once a killed process has exited, it is included.
     files = {folder / _COUNTERS[version] for version, folder in list_groups("memory")}
     return sum(map(_read, [Path("/proc/vmstat"), *files]))
 

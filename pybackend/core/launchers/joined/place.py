@@ -60,7 +60,6 @@ class Place:
         return all(is_loopback(split_host(peer)) for peer in {self.meeting, *self.peers})
 
     def name(self, rank: int) -> str:
-        """Return the name of a process for messages."""
         where = f" ({self.peers[rank]})" if self.peers else ""
         return f"worker {rank}{where}"
 
@@ -112,10 +111,7 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """Return the `Place` of this process, from TF_CONFIG, srun or mpirun; None: it is the only one.
 
-    Raises
-    ------
-    ClusterError, InputError
-        The environment variables are invalid.
+    `ClusterError` or `InputError` if the environment variables are invalid.
     """
     text = environment.get("TF_CONFIG", "")
     if names_cluster(text):
@@ -183,10 +179,7 @@ _RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
 def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
     """Return the `Place` of a process among those of its ``mpirun``; None: it is the only one.
 
-    Raises
-    ------
-    InputError
-        The processes are on several hosts, and the address of the first one is not set.
+    `InputError` if they are on several hosts, and the address of the first one is not set.
     """
     if _is_of_srun(environment):
         return None
@@ -256,21 +249,8 @@ def _is_rank(pid: int) -> bool:
 def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
     """Return the `Place` of a process among the tasks of its job step.
 
-    Parameters
-    ----------
-    environment
-        Variables of the process.
-
-    Returns
-    -------
-    Place or None
-        None outside ``srun``, as in a batch script, and in a step of one task, as in
-        ``srun --pty bash``.
-
-    Raises
-    ------
-    ClusterError
-        The host of the first task cannot be found from the step's variables.
+    None outside ``srun``, as in a batch script, and in a step of one task, as in ``srun --pty
+    bash``. `ClusterError` if the host of the first task cannot be found from the step's variables.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in environment:
         return None

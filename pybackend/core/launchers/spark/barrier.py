@@ -173,7 +173,6 @@ class SparkLauncher:
     def _run_stage(
         self, job: Job, plan: Any, server: MeetingServer, on_event: Emit, datasets: DataSets
     ) -> Outcome:
-        """Run the barrier stage of a plan, and return what its tasks and their workers report."""
         session, rows = self.session, list[Any]()
 
         def watch() -> dict[int, str] | None:
@@ -222,16 +221,13 @@ def _train_elastically(
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:
-    """Return a launcher if ``target`` is a ``SparkSession``, classic or Connect."""
     return SparkLauncher(target) if is_session(target) else None
 
 
 def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
-    """Return the error for a Spark job without result rows.
-
-    Spark does not start a task for a DataFrame that it knows is empty, and it does not always
-    report that it ran out of memory.
-    """
+    """Return the error for a Spark job without result rows."""
+    # Spark does not start a task for a DataFrame that it knows is empty, and it does not always report
+    # that it ran out of memory.
     for name, data in datasets.items():
         if isinstance(data, DataFrameRows) and run_watched(
             data.frame.sparkSession, data.frame.isEmpty
@@ -271,22 +267,11 @@ _END_SECONDS = 10.0
 class TaskWay(Way):
     """A `Way` that runs a Spark job for each worker.
 
-    Attributes
-    ----------
-    frame
-        DataFrame with all rows in one partition.
-    task
-        What all workers have in common.
-    stage_options
-        Further arguments of ``mapInArrow``.
-    make_meeting
-        Returns a server for one worker.
-    explain_no_task
-        Returns the error for a Spark job that ended without a task.
-    compares_rows
-        As in `Post`.
-    inherit
-        Called on each worker's thread: gives it the caller's local properties of Spark.
+    ``frame`` has all rows in one partition. ``task`` is what all workers have in common, and
+    ``stage_options`` are further arguments of ``mapInArrow``. ``make_meeting`` returns a server for
+    one worker, and ``explain_no_task`` the error for a Spark job that ended without a task.
+    ``compares_rows`` is as in `Post`. ``inherit``, called on each worker's thread, gives it the
+    caller's local properties of Spark.
     """
 
     session: Any
@@ -345,7 +330,6 @@ class TaskWay(Way):
                 task.wait(_END_SECONDS)
 
     def _plan(self, number: int, meeting: MeetingServer) -> Any:
-        """Return the DataFrame whose job runs a worker."""
         member = replace(self.task.member, driver=meeting.address)
         post = Post(number, compares_rows=self.compares_rows)
         own = ElasticTask(replace(self.task, member=member), post)

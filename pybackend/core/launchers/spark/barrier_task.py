@@ -103,8 +103,8 @@ FILE = "{}.gz"
 class SparkEnvironment:
     """A packed environment for the executors.
 
-    ``served`` is where the driver sends it from; None: every executor gets the file from Spark,
-    with its first task.
+    The driver sends it from ``served``; None: every executor gets the file from Spark, with its
+    first task.
     """
 
     packed: PackedEnvironment
@@ -125,13 +125,8 @@ class SparkEnvironment:
     def install(self) -> Interpreter:
         """Unpack it on this host, unless another executor or an earlier call has done that.
 
-        If the process that unpacks it is killed, the next one that waits takes over.
-
-        Raises
-        ------
-        ClusterError
-            It cannot run here, the disk is full, or the driver cannot be reached
-            (`UnreachedError`).
+        If the process that unpacks it is killed, the next one that waits takes over. `ClusterError`
+        if it cannot run here, the disk is full, or the driver cannot be reached (`UnreachedError`).
         """
         root = _find_folder()
         # A lock of the system, as it ends with its process, unlike a file that exists
@@ -217,7 +212,6 @@ class BarrierGroup:
         self.gpus = None if gpus is None else list(gpus.addresses)
 
     def gather(self, message: str) -> list[str]:
-        """Return the messages of all tasks by rank."""
         everyone = self._meeting.gather(message)
         if everyone is None and self._needs_driver:
             raise ClusterError(NO_OBSERVING)
@@ -302,12 +296,8 @@ class ElasticTask:
     (Other barrier stages are resubmitted.) The driver starts another worker instead, with a number
     of its own. A second attempt could not join: the driver accepts a single connection per worker.
 
-    Attributes
-    ----------
-    task
-        What all workers have in common, and the address of the driver.
-    post
-        Settings of this worker.
+    ``task`` is what all workers have in common, and the address of the driver; ``post`` is the
+    settings of this worker.
     """
 
     task: Task
@@ -354,7 +344,6 @@ class RowsOfFrame:
     column_groups: Mapping[str, tuple[ColumnGroup, ...]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows as they arrive, into one folder per data set."""
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(RowStoreWriter(folder / name)) for name in self.column_groups
@@ -385,7 +374,6 @@ class Blobs:
     sent: Mapping[str, list[int]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows into one folder per data set."""
         store_blobs(batches, self.layout, self.sent, rank, folder)
 
 
@@ -443,23 +431,11 @@ def living_with_driver(
 
 
 def run_from_r(archive: str, rows: str, options: str) -> None:
-    """Run one worker.
+    """Run one worker; raise as `fail_task` does, or `ClusterError` if the driver cannot be reached.
 
-    Parameters
-    ----------
-    archive
-        Archive from the driver: this package, and a pickled `Member`.
-    rows
-        File with this worker's rows, in the format of `pybackend.core.data.text`.
-    options
-        JSON with ``rank``, ``addresses``, ``cores`` and ``rscript``.
-
-    Raises
-    ------
-    RuntimeError
-        The worker failed, as in `fail_task`.
-    ClusterError
-        The driver cannot be reached.
+    ``archive`` comes from the driver: this package, and a pickled `Member`. ``rows`` is a file in
+    the format of `pybackend.core.data.text`. ``options`` is JSON with ``rank``, ``addresses``,
+    ``cores`` and ``rscript``.
     """
     load_own_libraries()
     given = json.loads(options)
@@ -485,15 +461,7 @@ _CAUSE_FIRST_SECONDS = 2.0
 def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     """Send the driver a worker's failure, and fail the task, so that Spark stops the other tasks.
 
-    Parameters
-    ----------
-    emit
-        Returns whether the event was sent; if not, the exception's message contains the failure.
-
-    Raises
-    ------
-    RuntimeError
-        Always.
+    If ``emit`` returns that it could not send the failure, the `RuntimeError` contains it.
     """
     is_sent = emit(Failed(failure))
     if failure.is_consequence:

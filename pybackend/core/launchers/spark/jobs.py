@@ -67,7 +67,6 @@ class SparkJob(Protocol):
 
 
 def new_job(session: Any) -> SparkJob:
-    """Return a new job of a session, classic or Connect."""
     return ConnectJob(session) if is_connect(session) else ClassicJob(session)
 
 
@@ -95,11 +94,9 @@ def remember_properties(session: Any) -> Callable[[], None]:
 
 
 def _reach_driver(session: Any) -> None:
-    """Raise `ClusterError` if the driver does not answer.
-
-    PySpark copies a thread's local properties, such as its scheduler pool, by calls on this thread
-    that have no time limit. So another thread first makes a call.
-    """
+    """Raise `ClusterError` if the driver does not answer."""
+    # PySpark copies a thread's local properties, such as its scheduler pool, by calls on this thread
+    # that have no time limit. So another thread first makes a call.
     # Before a job started, a stopped driver held the call forever
     # (test_a_driver_that_stops_before_a_job_starts_is_named).
     ask(session, "the start of a job", session.sparkContext.statusTracker)
@@ -114,22 +111,12 @@ def run_watched(
 ) -> _Value:
     """Return the value of a call that runs a Spark job, without limiting the job's duration.
 
-    Parameters
-    ----------
-    check
-        Called repeatedly on this thread while the job runs; must return soon. If it raises an
-        error, the job is cancelled.
-    idle_seconds
-        Maximum seconds without a running task; None: a minute.
-    on_wait
-        If given, time during which tasks of the session's other jobs are running does not count as
-        idle. If the wait is long, this is called once, with a description of those jobs.
-
-    Raises
-    ------
-    ClusterError
-        No task ran for that long, or Spark's driver did not answer for a minute. Errors raised by
-        the call are passed on.
+    ``check`` is called repeatedly on this thread while the job runs, and must return soon. If it
+    raises an error, the job is cancelled. ``idle_seconds`` is the most seconds without a running
+    task; None: a minute. With ``on_wait``, time during which tasks of the session's other jobs are
+    running does not count as idle. If the wait is long, it is called once, with a description of
+    those jobs. `ClusterError` if no task ran for that long, or Spark's driver did not answer for a
+    minute. Errors raised by the call are passed on.
     """
     with running(session, call, idle_seconds, on_wait) as one:
         while not one.is_over:
@@ -182,11 +169,9 @@ class RunningCall(Generic[_Value]):
         return self._watch.is_busy
 
     def look(self) -> None:
-        """Watch the job, as `IdleWatch.look` does."""
         self._watch.look()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the call has ended, but not longer than some seconds."""
         wait([self._outcome], timeout=seconds)
 
     def result(self) -> _Value:
@@ -227,12 +212,7 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
 class IdleWatch:
     """Watch for a job that has no running tasks, or whose driver does not answer.
 
-    Parameters
-    ----------
-    idle_seconds
-        Maximum seconds without a running task; None: a minute.
-    on_wait
-        As in `run_watched`.
+    ``idle_seconds`` and ``on_wait`` are as in `run_watched`.
     """
 
     def __init__(
@@ -255,10 +235,7 @@ class IdleWatch:
     def look(self) -> None:
         """Query Spark once a second, without waiting for the answer.
 
-        Raises
-        ------
-        ClusterError
-            No task ran for ``idle_seconds``, or Spark did not answer for a minute.
+        `ClusterError` if no task ran for ``idle_seconds``, or Spark did not answer for a minute.
         """
         now = time.monotonic()
         self._skip_gap(now)
@@ -337,19 +314,15 @@ class ClassicJob:
         return thread
 
     def mark(self) -> None:
-        """Set the job group of the calling thread."""
         self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
 
     def cancel(self) -> None:
-        """Cancel the job group."""
         ask(self.session, "the end of a job", lambda: self._context.cancelJobGroup(self.group))
 
     def is_busy(self) -> bool:
-        """Return whether a task of the job group is running."""
         return any(map(self._find_busy_stage, self._tracker.getJobIdsForGroup(self.group)))
 
     def find_others(self) -> str:
-        """Describe the other jobs of the SparkContext that are running tasks."""
         own = self._tracker.getJobIdsForGroup(self.group)
         others = [job for job in self._tracker.getActiveJobsIds() if job not in own]
         stages = {job: self._find_busy_stage(job) for job in others}
@@ -385,18 +358,15 @@ class ConnectJob:
             self.session.removeProgressHandler(self._progress)
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
-        """Call ``submit`` on a thread."""
         thread = threading.Thread(target=submit, daemon=True)
         thread.start()
         return thread
 
     def mark(self) -> None:
-        """Set the tag on the operations of the calling thread."""
         self._thread = threading.current_thread()
         self.session.addTag(self._tag)
 
     def cancel(self) -> None:
-        """Interrupt the operations with the tag."""
         ask(self.session, "the end of a job", lambda: self.session.interruptTag(self._tag))
 
     def is_busy(self) -> bool:

@@ -67,15 +67,8 @@ def add_predictions(
 ) -> Any:
     """Return a DataFrame with the predictions as further columns; no Spark job is run.
 
-    Parameters
-    ----------
-    onnx_inputs, skips_incomplete
-        As in `PredictTask`.
-
-    Raises
-    ------
-    InputError
-        Names the column and the expected value.
+    ``onnx_inputs`` and ``skips_incomplete`` are as in `PredictTask`. `InputError` names the column
+    and the expected value.
     """
     from pyspark.sql.types import StructType
 
@@ -128,10 +121,7 @@ def has_arrow_udfs(session: Any) -> bool:
 
 
 def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
-    """Return a DataFrame's columns and the predictions, computed by a UDF of the features alone.
-
-    `mapInArrow` would send Python all columns, and back.
-    """
+    """Return a DataFrame's columns and the predictions, computed by a UDF of the features alone."""
     import pyarrow as pa
     from pyspark.sql import functions
     from pyspark.sql.types import StructField, StructType
@@ -139,6 +129,7 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
     sf: Any = functions  # type checkers do not find Arrow UDFs there
     kind = StructType([StructField(f"p{n}", field.dataType) for n, field in enumerate(added)])
 
+    # `mapInArrow` would send Python all columns, and back.
     def score(structs: Any) -> Any:
         return task.score(structs)
 
@@ -152,10 +143,8 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
 
 
 def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
-    """Return a DataFrame with the vectors at these positions, of these types, appended as arrays.
-
-    Its columns are renamed, because mapInArrow interprets dots in a user's names.
-    """
+    """Return a DataFrame with the vectors at these positions, of these types, added as arrays."""
+    # Renamed, because `mapInArrow` interprets dots in your names.
     sent = frame.toDF(*(f"c{place}" for place in range(columns)))
     arrays = [
         column_as_array(sent, f"c{place}", kind).alias(f"c{columns + extra}")
@@ -165,11 +154,9 @@ def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
 
 
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
-    """Send the model to Spark as a separate artifact.
-
-    A Connect plan contains the task and is sent with each request, so it must stay below 128 MB. In
-    a classic session, PySpark itself broadcasts large objects.
-    """
+    """Send the model to Spark as a separate artifact."""
+    # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB. In
+    # a classic session, PySpark itself broadcasts large objects.
     name = f"tfdist-{task.digest[:32]}.model"
     files = dict(task.files)
     model = files.pop(MODEL_FILE)
@@ -235,24 +222,13 @@ _lock = threading.Lock()
 class PredictTask:
     """Function that Spark runs on each partition, by `mapInArrow` or as a UDF (`score`).
 
-    Attributes
-    ----------
-    files
-        The model's file, for Keras or ONNX Runtime, and the custom objects that it needs.
-    digest
-        Digest of the files' content; models with equal digests are equal.
-    artifact
-        Name under which Spark stores the model's file; None: it is in ``files``.
-    onnx_inputs
-        Inputs of the model's ONNX file; None: Keras computes the predictions.
-    column_groups
-        The tensors; their ``places`` are indices into ``places`` below.
-    places
-        Positions of the feature columns in the batches of `mapInArrow`.
-    kept
-        Number of their columns, starting with the first, that are copied to the result.
-    skips_incomplete
-        Whether a row with a null or an unknown category gets null predictions.
+    ``files`` are the model's file, for Keras or ONNX Runtime, and the custom objects that it needs;
+    models with an equal ``digest`` are equal. ``artifact`` is the name under which Spark stores the
+    model's file; None: it is in ``files``. ``onnx_inputs`` are those of the model's ONNX file;
+    None: Keras computes the predictions. The ``places`` of ``column_groups``, the tensors, are
+    indices into ``places``: the positions of the feature columns in the batches of `mapInArrow`.
+    The first ``kept`` of their columns are copied to the result. With ``skips_incomplete``, a row
+    with a null or an unknown category gets null predictions.
     """
 
     job: PredictionJob
@@ -317,10 +293,7 @@ class PredictTask:
     ) -> Iterator[tuple[list[Array], int]]:
         """Yield outputs for the complete rows in blocks, each with the row at which it ends.
 
-        Parameters
-        ----------
-        features
-            Features of the complete rows.
+        ``features`` are those of the complete rows.
         """
         places = [*np.flatnonzero(complete).tolist(), len(complete)]
         if not features.num_rows:

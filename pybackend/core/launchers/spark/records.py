@@ -50,18 +50,9 @@ def write_records(
 ) -> Manifest:
     """Write a DataFrame, each partition into its own file.
 
-    Parameters
-    ----------
-    partitions
-        Number of partitions; None: those of the DataFrame.
-
-    Raises
-    ------
-    InputError
-        A record cannot hold a column (the message names it), the folder cannot be used, or a row
-        cannot be written.
-    ClusterError
-        Spark's own failure.
+    ``partitions`` is the number of partitions; None: those of the DataFrame. `InputError` if a
+    record cannot hold a column (the message names it), the folder cannot be used, or a row cannot
+    be written.
     """
     session, token = frame.sparkSession, new_token()
     kind = read_schema(frame)
@@ -109,10 +100,7 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
 def _fields_of(kind: Any) -> dict[str, Any]:
     """Return Spark's JSON for the columns, with ML vectors as arrays.
 
-    Raises
-    ------
-    InputError
-        A record cannot hold a column. The message names it.
+    `InputError` names a column that a record cannot hold.
     """
     fields: dict[str, Any] = json.loads(kind.json())
     for place in _vectors(kind):
@@ -132,10 +120,8 @@ def _vectors(kind: Any) -> list[int]:
 
 
 def _store_as(frame: Any, kind: Any, partitions: int | None) -> Any:
-    """Return a DataFrame with ML vectors converted to arrays, with this number of partitions.
-
-    Its columns are renamed, because Spark interprets dots and backticks in names.
-    """
+    """Return a DataFrame with ML vectors converted to arrays, with this number of partitions."""
+    # Renamed, because Spark interprets dots and backticks in names.
     frame = frame.toDF(*(f"column_{place}" for place in range(len(kind.fields))))
     for place in _vectors(kind):
         frame = _with_array(frame, f"column_{place}")

@@ -58,12 +58,10 @@ def is_spark_frame(value: Any) -> bool:
 
 
 def is_connect(session: Any) -> bool:
-    """Return whether this is a Spark Connect session."""
     return _is_a(session, "SparkSession", "pyspark.sql.connect.session")
 
 
 def _is_a(value: Any, name: str, *modules: str) -> bool:
-    """Return whether a value is an instance of a class of the modules, without importing them."""
     loaded = [sys.modules[module] for module in modules if module in sys.modules]
     return any(isinstance(value, getattr(module, name, ())) for module in loaded)
 
@@ -71,17 +69,9 @@ def _is_a(value: Any, name: str, *modules: str) -> bool:
 def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -> _Value:
     """Return the value of a short call to Spark's driver, which may have stopped responding.
 
-    Parameters
-    ----------
-    request
-        The requested object, as named in error messages; or an action that starts with "to".
-    size
-        Bytes that are sent with the call; each MB adds a second to the limit.
-
-    Raises
-    ------
-    ClusterError
-        Spark did not answer in time. Errors raised by the call are passed on.
+    Error messages name ``request``: an object, or an action that starts with "to". Each MB of
+    ``size``, in bytes, which are sent with the call, adds a second to the limit. `ClusterError` if
+    Spark did not answer in time. Errors raised by the call are passed on.
     """
     seconds = ANSWER_SECONDS + size / _BYTES_PER_SECOND
     return within(seconds, call, silence(session, request, seconds))
@@ -170,16 +160,10 @@ def send_file(
     *,
     is_package: bool = False,
 ) -> None:
-    """Send a file to the executors.
+    """Send a file to the executors, which import from it if it ``is_package``.
 
-    Parameters
-    ----------
-    request
-        The request to Spark, as in `ask`.
-    place
-        Writes or links the file into a folder, and returns its path.
-    is_package
-        True if executors import from it.
+    ``request`` is as in `ask`. ``place`` writes or links the file into a folder, and returns its
+    path.
     """
     if is_connect(session):
         kind = {"pyfile" if is_package else "file": True}
@@ -217,7 +201,6 @@ def ship_package(session: Any) -> None:
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:
-    """Return a digest of the names and contents of files."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -277,14 +260,8 @@ def hold(
 ) -> Iterator[None]:
     """Make a change for the first of several concurrent calls, and undo it after the last.
 
-    Parameters
-    ----------
-    name, owner
-        Name of the change, and the object that it affects, which must live as long as the block.
-    change
-        Makes the change, for which others that need it wait. Returns the previous value.
-    restore
-        Receives the previous value.
+    ``owner`` is the object that the change with this name affects, and must live as long as the
+    block. ``change`` returns the previous value, which ``restore`` receives.
     """
     key = name, id(owner)
     with _lock:
@@ -431,10 +408,7 @@ class Handover:
 def hand_over(session: Any, datasets: DataSets) -> Iterator[Handover]:
     """Copy a session for another process; the copy ends if the block raises an error.
 
-    Raises
-    ------
-    InputError
-        The environment names another server or user than those of the session.
+    `InputError` if the environment names another server or user than those of the session.
     """
     frames = {k: rows.frame for k, rows in datasets.items() if isinstance(rows, DataFrameRows)}
     views = {name: f"tfdist_{secrets.token_hex(8)}" for name in frames}

@@ -74,28 +74,12 @@ _loaded: int | None = None
 def attach_spark(
     port: int, secret: str, spark_home: str | None = None, python: str | None = None
 ) -> Any:
-    """Return the PySpark session of the JVM whose Py4J server listens on a local port.
+    """Return the PySpark session of the JVM whose ``Py4JServer`` listens on a local port.
 
-    Each JVM has its own PySpark modules, so sparklyr may have several connections.
-
-    Parameters
-    ----------
-    port, secret
-        Port and secret of the ``org.apache.spark.api.python.Py4JServer`` in that JVM.
-    spark_home
-        Spark's folder, if it differs from that of the installed pyspark.
-    python
-        Python that the executors run; None: the value of PYSPARK_PYTHON.
-
-    Returns
-    -------
-    pyspark.sql.SparkSession
-
-    Raises
-    ------
-    ClusterError
-        This process started a Spark application itself; pyspark is not installed; or the JVM does
-        not answer.
+    Each JVM has its own PySpark modules, so sparklyr may have several connections. ``spark_home``
+    is Spark's folder, if it differs from that of the installed pyspark. Executors run ``python``;
+    None: the value of PYSPARK_PYTHON. `ClusterError` if this process started a Spark application
+    itself, pyspark is not installed, or the JVM does not answer.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise ClusterError(
@@ -160,13 +144,11 @@ def _is_alive(session: Any) -> bool:
 
 
 def _disconnect_quietly() -> None:
-    """Hide the traceback that PySpark prints when sparklyr disconnects.
-
-    PySpark's accumulator server reports the end of the JVM as an error, but here it is normal.
-    """
+    """Hide the traceback that PySpark prints when sparklyr disconnects."""
     from pyspark import accumulators
 
-    # Its name before pyspark 4, and from then on.
+    # PySpark's accumulator server reports the end of the JVM as an error, but here it is normal. Its
+    # name before pyspark 4, and from then on.
     names = ("AccumulatorServer", "AccumulatorTCPServer")
     server = next(getattr(accumulators, name) for name in names if hasattr(accumulators, name))
     report = server.handle_error
@@ -199,12 +181,10 @@ def _reject_foreign_session() -> None:
 
 
 def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
-    """Replace the loaded modules of PySpark by those of the JVM at a port; empty: load new ones.
-
-    PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so they
-    never use another JVM. Our modules with classes derived from PySpark's are replaced as well.
-    """
+    """Replace the loaded modules of PySpark by those of the JVM at a port; empty: load new ones."""
     global _loaded
+    # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so they
+    # never use another JVM. Our modules with classes derived from PySpark's are replaced as well.
     before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
@@ -240,18 +220,12 @@ _EXAMINE_SECONDS = 60.0
 class SparklyrWorkers:
     """Launcher whose workers sparklyr starts; each worker is R with Python embedded.
 
-    Attributes
-    ----------
-    session
-        The PySpark session attached to sparklyr's JVM.
-    run_stage
-        An R function, called as ``run_stage(view, archive, group, cores)`` with the name of a
-        temporary view, the path of the workers' archive, a name for the Spark job, and the cores of
-        a task. It returns when the stage has ended.
-    examine
-        An R function, called as ``examine(view, driver, group)`` after a stage that failed before
-        its workers could report why. It runs tasks that check the executors, and returns texts
-        that name what is missing.
+    ``session`` is attached to sparklyr's JVM. ``run_stage`` and ``examine`` are R functions. The
+    first is called as ``run_stage(view, archive, group, cores)`` with the name of a temporary view,
+    the path of the workers' archive, a name for the Spark job, and the cores of a task; it returns
+    when the stage has ended. ``examine(view, driver, group)`` is called after a stage that failed
+    before its workers could report why: it runs tasks that check the executors, and returns texts
+    that name what is missing.
     """
 
     where: ClassVar[str] = "R processes in the tasks of a Spark job"
@@ -269,7 +243,6 @@ class SparklyrWorkers:
     examine: Callable[[str, str, str], Any]
 
     def check(self, job: Job) -> None:
-        """Reject an environment: R needs packages of its own on the executors."""
         reject_environment(
             job,
             "functions written in R run in the R of the executors, which needs reticulate and "
@@ -490,7 +463,6 @@ def _unwrap(error: Exception) -> str:
 
 
 def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
-    """Return the error for a stage that failed before a worker reported why."""
     headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
     headline = "; ".join(missed) or headline
     advice = "see the executors' logs in the Spark web interface"

@@ -90,12 +90,9 @@ TOO_LONG = (
 
 
 def check_network(session: Any, workers: int) -> None:
-    """Raise an error if the hosts of a job's tasks cannot all reach each other.
+    """Raise `ClusterError` if the hosts of a job's tasks cannot all reach each other.
 
-    Raises
-    ------
-    ClusterError
-        Raised after about ten seconds; names the two hosts, the address and what to do.
+    After about ten seconds; it names the two hosts, the address and what to do.
     """
 
     def make() -> Any:
@@ -123,26 +120,10 @@ def sent_environment(
 ) -> Iterator[SparkEnvironment | None]:
     """Send the environment of a job to the hosts that lack it; None if the job has none.
 
-    Hosts can get it until the block ends.
-
-    Parameters
-    ----------
-    addresses
-        Address on which the driver listens, and the one at which executors reach it; None: unknown,
-        or the same.
-    run
-        Returns the value of a call that runs a Spark job.
-    on_event
-        Receives notes about the progress.
-    profile
-        Resources of the workers' tasks.
-
-    Raises
-    ------
-    InputError
-        The environment cannot run this job's workers.
-    ClusterError
-        A host cannot run it, or has too little disk.
+    Hosts can get it until the block ends. ``addresses`` are as in `driver_addresses`. ``run``
+    returns the value of a call that runs a Spark job. ``on_event`` receives notes about the
+    progress. ``profile`` has the resources of the workers' tasks. `InputError` if the environment
+    cannot run this job's workers; `ClusterError` if a host cannot, or has too little disk.
     """
 
     def say(text: str) -> None:
@@ -331,7 +312,7 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     """Return the address on which the driver listens, and the one at which executors reach it.
 
     In a container or behind NAT, the two differ; Spark's settings contain both. Over Connect, it is
-    the address on the route to the server.
+    the address on the route to the server. None: unknown, or the same.
     """
     if is_connect(session):
         return own_address(session.client.host), None
@@ -345,13 +326,9 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
 def open_meeting(session: Any, token: str, job: Job, patience: float = math.inf) -> MeetingServer:
     """Return the server at which the workers rendezvous, in this process.
 
-    With a finite ``patience``, they can also meet elsewhere: then the server has no address if
-    executors cannot reach this process.
-
-    Raises
-    ------
-    ClusterError
-        The driver cannot listen at the address in Spark's settings.
+    With a finite ``patience``, in seconds, they can also meet elsewhere: then the server has no
+    address if executors cannot reach this process. `ClusterError` if the driver cannot listen at
+    the address in Spark's settings.
     """
     host, announced = driver_addresses(session)
     silence = find_silence(job.timeout)
@@ -382,15 +359,10 @@ def follow_stage(
 ) -> Crew:
     """Follow the workers of a barrier stage until all have reported, or one has failed.
 
-    Parameters
-    ----------
-    watch
-        Called repeatedly. It returns None while the stage is running, and then the reports by rank.
-        It raises `ClusterError` if the stage cannot continue, or Spark's error if it has failed.
-    explain
-        Returns the error for Spark's, if no worker reports the cause.
-    check
-        As in `Crew.follow`.
+    ``watch`` is called repeatedly. It returns None while the stage is running, and then the reports
+    by rank. It raises `ClusterError` if the stage cannot continue, or Spark's error if it has
+    failed; ``explain`` returns the error for that, if no worker reports the cause. ``check`` is as
+    in `Crew.follow`.
     """
     crew = Crew(job, on_event, server.order, UNKNOWN_HOST, ends_together=True)
 
@@ -461,7 +433,7 @@ def find_failures(message: str) -> list[Failure]:
 
 
 def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
-    """Return the failure for a lost executor: other workers only see a closed connection."""
+    # Other workers only see a closed connection.
     return Failure(
         int(rank),
         f"executor {executor}",
@@ -477,7 +449,7 @@ def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
 
 
 def _describe_end(rank: str) -> Failure:
-    """Return the failure for a task whose Python was killed and could not report that."""
+    # The Python of the task was killed, and could not report that itself.
     return Failure(
         int(rank),
         UNKNOWN_HOST,
