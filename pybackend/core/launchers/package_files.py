@@ -56,7 +56,8 @@ def run_here(module: str, *words: str) -> list[str]:
 
 def package_files() -> dict[str, bytes]:
     """Return this package's files by name, for an archive from which it can be imported."""
-    # Python would compile sources in an archive in every process; other releases of Python use them.
+    # Python would compile sources in an archive in every process; other releases of Python use
+    # them.
     sources = read_sources()
     return sources | {
         f"{name}c": _compile(name, source)

@@ -226,8 +226,8 @@ def launcher_of(target: Any) -> SparkLauncher | None:
 
 def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Return the error for a Spark job without result rows."""
-    # Spark does not start a task for a DataFrame that it knows is empty, and it does not always report
-    # that it ran out of memory.
+    # Spark does not start a task for a DataFrame that it knows is empty, and it does not always
+    # report that it ran out of memory.
     for name, data in datasets.items():
         if isinstance(data, DataFrameRows) and run_watched(
             data.frame.sparkSession, data.frame.isEmpty

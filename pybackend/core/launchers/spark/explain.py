@@ -41,8 +41,8 @@ def quiet_log(session: Any) -> Iterator[None]:
         yield
         return
     # SparkContext sets the level of all loggers and does not return the old one. So log4j is called
-    # directly, through SQL that the driver evaluates while planning a query, without running a Spark
-    # job. Where SQL cannot do that, the log is unchanged.
+    # directly, through SQL that the driver evaluates while planning a query, without running a
+    # Spark job. Where SQL cannot do that, the log is unchanged.
     is_silent, is_over = threading.Event(), threading.Event()
     arguments = (session, is_silent, is_over)
     threading.Thread(target=_silence_until, args=arguments, daemon=True).start()

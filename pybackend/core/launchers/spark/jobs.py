@@ -95,10 +95,9 @@ def remember_properties(session: Any) -> Callable[[], None]:
 
 def _reach_driver(session: Any) -> None:
     """Raise `ClusterError` if the driver does not answer."""
-    # PySpark copies a thread's local properties, such as its scheduler pool, by calls on this thread
-    # that have no time limit. So another thread first makes a call.
-    # Before a job started, a stopped driver held the call forever
-    # (test_a_driver_that_stops_before_a_job_starts_is_named).
+    # PySpark copies a thread's local properties, such as its scheduler pool, by calls on this
+    # thread that have no time limit. So another thread first makes a call. Before a job started, a
+    # stopped driver held the call forever (test_a_driver_that_stops_before_a_job_starts_is_named).
     ask(session, "the start of a job", session.sparkContext.statusTracker)
 
 

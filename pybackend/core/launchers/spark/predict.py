@@ -155,8 +155,8 @@ def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
 
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
     """Send the model to Spark as a separate artifact."""
-    # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB. In
-    # a classic session, PySpark itself broadcasts large objects.
+    # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB.
+    # In a classic session, PySpark itself broadcasts large objects.
     name = f"tfdist-{task.digest[:32]}.model"
     files = dict(task.files)
     model = files.pop(MODEL_FILE)

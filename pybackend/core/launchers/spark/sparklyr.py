@@ -147,8 +147,8 @@ def _disconnect_quietly() -> None:
     """Hide the traceback that PySpark prints when sparklyr disconnects."""
     from pyspark import accumulators
 
-    # PySpark's accumulator server reports the end of the JVM as an error, but here it is normal. Its
-    # name before pyspark 4, and from then on.
+    # PySpark's accumulator server reports the end of the JVM as an error, but here it is normal.
+    # Its name before pyspark 4, and from then on.
     names = ("AccumulatorServer", "AccumulatorTCPServer")
     server = next(getattr(accumulators, name) for name in names if hasattr(accumulators, name))
     report = server.handle_error
@@ -183,8 +183,9 @@ def _reject_foreign_session() -> None:
 def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
     """Replace the loaded modules of PySpark by those of the JVM at a port; empty: load new ones."""
     global _loaded
-    # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so they
-    # never use another JVM. Our modules with classes derived from PySpark's are replaced as well.
+    # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so
+    # they never use another JVM. Our modules with classes derived from PySpark's are replaced as
+    # well.
     before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
