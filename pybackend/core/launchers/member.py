@@ -219,10 +219,7 @@ class Member:
 
 
 def _meet(
-    child: Child,
-    group: Group,
-    error: Exception | None,
-    read_packages: Callable[[], dict[str, Any]],
+    child: Child, group: Group, error: Exception | None, read_packages: Callable[[], dict[str, Any]]
 ) -> list[Arrival]:
     own = Arrival(
         address=child.address,

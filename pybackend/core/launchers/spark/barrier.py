@@ -44,11 +44,11 @@ from pybackend.core.launchers.spark.jobs import (
     running,
 )
 from pybackend.core.launchers.spark.session import (
-    ask,
     driver_python,
     is_connect,
     is_one_machine,
     is_session,
+    map_in_arrow,
     read_setting,
     ship_package,
     small_batches,
@@ -149,25 +149,20 @@ class SparkLauncher:
                 stage.sent_environment(session, job, addresses, run, on_event, profile)
             )
             cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
-            of_stage = {"profile": profile} if profile else {}
+            options = stage.choose_options(profile)
             stack.enter_context(small_batches(session))
             if isinstance(job, TrainingJob) and job.is_elastic:
                 task = Task(Member(job, files, None, token, None, loopback), cores, environment)
-                return _train_elastically(session, job, task, of_stage, datasets, on_event)
+                return _train_elastically(session, job, task, options, datasets, on_event)
             frame, source, counts = stage.input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
             server = stack.enter_context(stage.open_meeting(session, token, job, patience))
             if job.is_observed and not server.address:
                 raise ClusterError(NO_OBSERVING)
             member = Member(job, files, source, token, server.address or None, loopback, counts)
-            task = Task(member, cores, environment)
             size = sum(map(len, files.values()))
-            plan = ask(
-                session,
-                "a plan",
-                lambda: frame.mapInArrow(task, SCHEMA, barrier=True, **of_stage),
-                size,
-            )
+            task = Task(member, cores, environment)
+            plan = map_in_arrow(frame, task, SCHEMA, size, **options)
             return self._run_stage(job, plan, server, on_event, datasets)
 
     def _run_stage(
@@ -228,10 +223,9 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Return the error for a Spark job without result rows."""
     # Spark does not start a task for a DataFrame that it knows is empty, and it does not always
     # report that it ran out of memory.
-    for name, data in datasets.items():
-        if isinstance(data, DataFrameRows) and run_watched(
-            data.frame.sparkSession, data.frame.isEmpty
-        ):
+    frames = {n: rows.frame for n, rows in datasets.items() if isinstance(rows, DataFrameRows)}
+    for name, frame in frames.items():
+        if run_watched(frame.sparkSession, frame.isEmpty):
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
         "Spark ran the workers, but did not deliver their results: usually its driver has too "
@@ -253,10 +247,7 @@ def _with_model_limit(session: Any, job: Job) -> Job:
 
 def collect_rows(result: Any) -> list[Any]:
     """Return all rows: as Arrow if this pyspark release supports it, to copy them less often."""
-    if hasattr(result, "toArrow"):
-        rows: list[Any] = result.toArrow().to_pylist()
-        return rows
-    return list(result.collect())
+    return list(result.toArrow().to_pylist() if hasattr(result, "toArrow") else result.collect())
 
 
 # For a task to end when its worker has reported.
@@ -334,10 +325,7 @@ class TaskWay(Way):
         post = Post(number, compares_rows=self.compares_rows)
         own = ElasticTask(replace(self.task, member=member), post)
         size = sum(map(len, member.files.values()))
-        options = {"barrier": True, **self.stage_options}
-        return ask(
-            self.session, "a plan", lambda: self.frame.mapInArrow(own, SCHEMA, **options), size
-        )
+        return map_in_arrow(self.frame, own, SCHEMA, size, **self.stage_options)
 
     def _find_failures(
         self, task: RunningCall[Any], meeting: MeetingServer, host: str

@@ -37,10 +37,7 @@ from pybackend.core.job.messages import Emit, Failed
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.core.launchers.environment.serving import (
-    ServedArchive,
-    UnreachedError,
-)
+from pybackend.core.launchers.environment.serving import ServedArchive, UnreachedError
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
@@ -203,10 +200,10 @@ class BarrierGroup:
         self._meeting = meeting
         self.rank: int = context.partitionId()
         addresses = [str(info.address) for info in context.getTaskInfos()]
-        self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+        self.hosts = list(map(_host_of, addresses))
         # An address names an executor, by its host and port.
-        host = addresses[self.rank].rpartition(":")[0]
-        self.executors_here = len({a for a in addresses if a.rpartition(":")[0] == host})
+        here = self.hosts[self.rank]
+        self.executors_here = len({a for a in addresses if _host_of(a) == here})
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)
@@ -218,6 +215,10 @@ class BarrierGroup:
         if everyone is None:  # costs a second
             everyone = list(self._context.allGather(message))
         return everyone
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def keeping_fork_server_of_executor(
@@ -260,10 +261,8 @@ class Task:
             )
         is_observed = member.job.is_observed
         writes_events = isinstance(member.job, TrainingJob) and member.job.tensorboard is not None
-        is_wanted = is_observed or writes_events
-        patience = _WANTED_DRIVER_SECONDS if is_wanted else _DRIVER_SECONDS
-        with MeetingClient(member.driver, member.token, rank, patience) as meeting:
-            meeting.start_beating(find_silence(member.job.timeout))
+        patience = _WANTED_DRIVER_SECONDS if is_observed or writes_events else _DRIVER_SECONDS
+        with _connect(MeetingClient, member, rank, patience) as meeting:
 
             def give_up() -> str | None:
                 if is_observed and meeting.has_ended:
@@ -271,12 +270,10 @@ class Task:
                 return None
 
             group = BarrierGroup(context, meeting, self.cores, is_observed)
-            if self.environment is not None:
-                try:
-                    member = replace(member, interpreter=self.environment.install())
-                except Exception as error:
-                    host = group.hosts[rank]
-                    fail_task(describe_failure(rank, host, error), meeting)
+            try:
+                member = self.unpack()
+            except Exception as error:
+                fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
             with keeping_fork_server_of_executor(member.job, group):
                 report, model = member.work(
                     group, batches, meeting, give_up=give_up, orders=meeting.poll_order
@@ -285,6 +282,12 @@ class Task:
                 fail_task(report.failure, meeting)
             rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))
         yield from rows
+
+    def unpack(self) -> Member:
+        """Return the member, whose worker runs in the environment that is unpacked on this host."""
+        if self.environment is None:
+            return self.member
+        return replace(self.member, interpreter=self.environment.install())
 
 
 @dataclass(frozen=True)
@@ -307,27 +310,24 @@ class ElasticTask:
         """Run the worker; yield nothing, because it reports to the driver."""
         from pyspark import BarrierTaskContext
 
-        member, environment = self.task.member, self.task.environment
-        driver = member.driver or ""
-        with MeetingClient(driver, member.token, 0, _WANTED_DRIVER_SECONDS) as meeting:
+        member = self.task.member
+        with _connect(MeetingClient, member, 0, _WANTED_DRIVER_SECONDS) as meeting:
             meeting.require()
-            meeting.start_beating(find_silence(member.job.timeout))
-            place = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
+            group = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
             try:
-                if environment is not None:
-                    member = replace(member, interpreter=environment.install())
+                member = self.task.unpack()
             except Exception as error:  # such as a full disk
-                meeting(Failed(describe_failure(0, place.hosts[0], error)))
+                meeting(Failed(describe_failure(0, group.hosts[0], error)))
                 return
-            with keeping_fork_server_of_executor(member.job, place):
+            with keeping_fork_server_of_executor(member.job, group):
                 take_part(
-                    RemoteTask(member, tuple(place.hosts)),
+                    RemoteTask(member, tuple(group.hosts)),
                     0,
                     batches,
                     meeting,
-                    place.cores,
-                    place.gpus,
-                    own_address(split_address(driver)[0]),
+                    group.cores,
+                    group.gpus,
+                    own_address(split_address(member.driver or "")[0]),
                     post=self.post,
                     give_up=lambda: _LOST_DRIVER if meeting.has_ended else None,
                 )
@@ -399,15 +399,24 @@ def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Ite
 def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -> Any:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([rank], pa.int32()),
-            pa.array([report], pa.string()),
-            pa.array([kind], pa.string()),
-            pa.array([piece], pa.binary()),
-        ],
-        names=["rank", "report", "model_format", "model"],
-    )
+    types = {"rank": "int32", "report": "string", "model_format": "string", "model": "binary"}
+    schema = pa.schema([(name, pa.type_for_alias(alias)) for name, alias in types.items()])
+    values = dict(zip(types, (rank, report, kind, piece), strict=True))
+    return pa.RecordBatch.from_pylist([values], schema)
+
+
+@contextmanager
+def _connect(
+    kind: Callable[..., _Client],
+    member: Member,
+    rank: int,
+    patience: float,
+    on_lost: Callable[[], None] = lambda: None,
+) -> Iterator[_Client]:
+    """Connect a task to the driver, and show it that this process is alive."""
+    with kind(member.driver, member.token, rank, patience, on_lost) as meeting:
+        meeting.start_beating(find_silence(member.job.timeout))
+        yield meeting
 
 
 @contextmanager
@@ -423,10 +432,8 @@ def living_with_driver(
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
-    meeting = kind(member.driver, member.token, rank, _WANTED_DRIVER_SECONDS, end)
-    with meeting:
+    with _connect(kind, member, rank, _WANTED_DRIVER_SECONDS, end) as meeting:
         meeting.require()
-        meeting.start_beating(find_silence(member.job.timeout))
         yield meeting
 
 
@@ -444,7 +451,7 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
         member: Member = cloudpickle.loads(packed.read(TASK))
     rank = given["rank"]
     with living_with_driver(MeetingClient, member, rank) as meeting:
-        hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
+        hosts = list(map(_host_of, given["addresses"]))
         # R does not know the GPUs of the task.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])

@@ -42,13 +42,7 @@ from pybackend.core.launchers.spark.session import (
     ship_package,
 )
 from pybackend.core.model.quiet import import_tensorflow
-from pybackend.core.model.scorers import (
-    KerasScorer,
-    OnnxInput,
-    OnnxScorer,
-    Scorer,
-    predict_rows,
-)
+from pybackend.core.model.scorers import KerasScorer, OnnxInput, OnnxScorer, Scorer, predict_rows
 from pybackend.core.words import show
 
 _METADATA = "metadata.json"

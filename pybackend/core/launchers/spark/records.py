@@ -33,6 +33,8 @@ from pybackend.core.launchers.spark.session import (
     ask,
     driver_python,
     is_connect,
+    map_in_arrow,
+    number_partitions,
     read_schema,
     ship_package,
 )
@@ -88,13 +90,9 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
         return ask(session, "a DataFrame", lambda: session.createDataFrame([], kind))
-
-    def plan() -> Any:
-        numbers = session.range(0, len(ranges), 1, len(ranges))
-        return numbers.mapInArrow(ReadTask(files, tuple(ranges)), kind)
-
     with driver_python(session):
-        return ask(session, "a plan", plan)
+        numbers = number_partitions(session, len(ranges))
+        return map_in_arrow(numbers, ReadTask(files, tuple(ranges)), kind)
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
@@ -103,12 +101,9 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     `InputError` names a column that a record cannot hold.
     """
     fields: dict[str, Any] = json.loads(kind.json())
+    array = {"type": "array", "elementType": "float", "containsNull": False}
     for place in _vectors(kind):
-        fields["fields"][place]["type"] = {
-            "type": "array",
-            "elementType": "float",
-            "containsNull": False,
-        }
+        fields["fields"][place]["type"] = array
     to_schema(fields)
     if not fields["fields"]:
         raise InputError("`df` has no columns: a record needs at least one feature")

@@ -102,6 +102,18 @@ def read_schema(frame: Any) -> Any:
     return ask(frame.sparkSession, f"the columns of a {term('DataFrame')}", lambda: frame.schema)
 
 
+def number_partitions(session: Any, count: int) -> Any:
+    """Return a DataFrame with this number of partitions, each of one row with its number."""
+    return ask(session, "a plan", lambda: session.range(0, count, 1, count))
+
+
+def map_in_arrow(frame: Any, task: Any, schema: Any, size: int = 0, **options: Any) -> Any:
+    """Return the lazy DataFrame of what a task yields; ``size`` is as in `ask`."""
+    return ask(
+        frame.sparkSession, "a plan", lambda: frame.mapInArrow(task, schema, **options), size
+    )
+
+
 def is_one_machine(session: Any) -> bool:
     """Return whether all workers run on the Spark driver's machine, so that loopback suffices."""
     return read_master(session).startswith("local")
@@ -153,12 +165,7 @@ def shipped_to(session: Any) -> set[str]:
 
 
 def send_file(
-    session: Any,
-    request: str,
-    size: int,
-    place: Callable[[Path], str],
-    *,
-    is_package: bool = False,
+    session: Any, request: str, size: int, place: Callable[[Path], str], *, is_package: bool = False
 ) -> None:
     """Send a file to the executors, which import from it if it ``is_package``.
 

@@ -41,7 +41,14 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
-from pybackend.core.launchers.spark.session import ask, is_one_machine, read_version, ship_package
+from pybackend.core.launchers.spark.session import (
+    ask,
+    is_one_machine,
+    map_in_arrow,
+    number_partitions,
+    read_version,
+    ship_package,
+)
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
 from pybackend.core.launchers.spark.stage import (
     check_hosts,
@@ -276,7 +283,7 @@ class SparklyrWorkers:
             meeting = stack.enter_context(open_meeting(session, token, job))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
-            lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
+            lines = map_in_arrow(frame, encode_lines, TEXT_SCHEMA)
             view = stack.enter_context(_view(session, lines))
             spark_job, cores = ClassicJob(session), cores_of_task(session, job.workers)
             stage = RStage(job, spark_job, meeting, bool(datasets))
@@ -429,8 +436,7 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
     limit.daemon = True
     limit.start()
     try:
-        numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
-        with _view(session, numbers) as view:
+        with _view(session, number_partitions(session, job.workers)) as view:
             found = workers.examine(view, meeting.address, examination.group)
     except Exception as error:
         if _is_without_protobuf(session, job.workers):

@@ -27,12 +27,7 @@ from typing import Any
 
 from pybackend.core.data.dataframe import DataFrameRows
 from pybackend.core.data.row_store import SCHEMA as BLOB_SCHEMA
-from pybackend.core.data.row_store import (
-    Counts,
-    count_rows_to_send,
-    describe_layout,
-    pack_blobs,
-)
+from pybackend.core.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.figures import show_bytes
 from pybackend.core.job.codec import decode
@@ -41,9 +36,7 @@ from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.report import read_report
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.serving import (
-    ArchiveServer,
-)
+from pybackend.core.launchers.environment.serving import ArchiveServer
 from pybackend.core.launchers.member import read_arrival
 from pybackend.core.launchers.spark.barrier_task import (
     ENVIRONMENT_SCHEMA,
@@ -57,16 +50,15 @@ from pybackend.core.launchers.spark.barrier_task import (
     check_peers,
 )
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.jobs import (
-    give_up_after,
-    run_watched,
-)
+from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.core.launchers.spark.session import (
     SHIPPING,
     ask,
     driver_python,
     is_connect,
     is_one_machine,
+    map_in_arrow,
+    number_partitions,
     read_setting,
     send_file,
     shipped_to,
@@ -95,12 +87,8 @@ def check_network(session: Any, workers: int) -> None:
     After about ten seconds; it names the two hosts, the address and what to do.
     """
 
-    def make() -> Any:
-        return session.range(0, workers, 1, workers).mapInArrow(
-            check_peers, NETWORK_SCHEMA, barrier=True
-        )
-
-    plan = ask(session, "a plan", make)
+    numbers = number_partitions(session, workers)
+    plan = map_in_arrow(numbers, check_peers, NETWORK_SCHEMA, barrier=True)
     late = ClusterError(TOO_LONG + advise_on_network())
     rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
@@ -139,7 +127,8 @@ def sent_environment(
         if environment is not None and packed.name not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) to the hosts")
             with driver_python(session):
-                plan = _plan_environment(session, environment, job.workers, profile)
+                numbers, options = number_partitions(session, job.workers), choose_options(profile)
+                plan = map_in_arrow(numbers, environment, ENVIRONMENT_SCHEMA, **options)
                 obstacle = _find_obstacle(run(plan.collect))
             if obstacle:
                 say(f"{obstacle}: Spark sends the environment to each executor")
@@ -171,17 +160,9 @@ def _serve(
     return SparkEnvironment(packed, server.archive)
 
 
-def _plan_environment(
-    session: Any, environment: SparkEnvironment, workers: int, profile: Any
-) -> Any:
-    """Return a DataFrame whose tasks unpack the environment, where the workers will run."""
-    options = {"profile": profile} if profile else {}
-
-    def make() -> Any:
-        tasks = session.range(0, workers, 1, workers)
-        return tasks.mapInArrow(environment, ENVIRONMENT_SCHEMA, barrier=True, **options)
-
-    return ask(session, "a plan", make)
+def choose_options(profile: Any) -> dict[str, Any]:
+    """Return the options of `mapInArrow` for a barrier stage; before Spark 4, none is a profile."""
+    return {"barrier": True, **({"profile": profile} if profile else {})}
 
 
 def _find_obstacle(rows: Sequence[Any]) -> str | None:
@@ -216,8 +197,7 @@ def input_frame(
 ) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
     """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
-        numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
-        return numbers, None, {}
+        return number_partitions(session, job.workers), None, {}
     kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError(
