@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from pybackend.core.errors import InputError, Moment
 from pybackend.core.job.job import Job
@@ -15,6 +15,7 @@ from pybackend.core.job.messages import Emit
 from pybackend.core.job.report import Generation, Restart, WorkerReport
 from pybackend.core.words import call_of
 
+Value = TypeVar("Value")
 # Contents by name, of files that every worker gets.
 Files = Mapping[str, bytes]
 # "train" and "validation" rows: columns of arrays, or `DataFrameRows`.
@@ -188,6 +189,16 @@ class QueuedLauncher:
 _EVENT: ContextVar[threading.Event | None] = ContextVar("_EVENT", default=None)
 
 
+@contextmanager
+def holding(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give a variable a value in this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 class StopRequestedError(BaseException):
     """Another thread stopped the workers of this one, as Ctrl-C does."""
 
@@ -195,11 +206,8 @@ class StopRequestedError(BaseException):
 @contextmanager
 def stopped_by(event: threading.Event) -> Iterator[None]:
     """Have launchers in this context stop their workers once the event is set."""
-    token = _EVENT.set(event)
-    try:
+    with holding(_EVENT, event):
         yield
-    finally:
-        _EVENT.reset(token)
 
 
 def check_stop() -> None:

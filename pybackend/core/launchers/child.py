@@ -24,19 +24,10 @@ import pybackend
 from pybackend.core.data.disk import naming_full_disk
 from pybackend.core.errors import Failure, Kind, Moment, printable
 from pybackend.core.figures import show_bytes
+from pybackend.core.job import messages
 from pybackend.core.job.codec import encode_line
 from pybackend.core.job.job import LOGGER, TRAINED, Job
-from pybackend.core.job.messages import (
-    Emit,
-    Failed,
-    FromLauncher,
-    Order,
-    Phase,
-    PrintedLine,
-    Reported,
-    read_event,
-    sent_by,
-)
+from pybackend.core.job.messages import Emit
 from pybackend.core.job.notice import PREEMPTED, RESTARTS
 from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.fork_server import popen, start_worker
@@ -110,7 +101,7 @@ class Child:
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
         notice: Callable[[], bool] = lambda: False,
-        orders: Callable[[], FromLauncher | None] = lambda: None,
+        orders: Callable[[], messages.FromLauncher | None] = lambda: None,
         interpreter: Interpreter | None = None,
     ) -> None:
         self._interpreter = interpreter
@@ -207,10 +198,10 @@ class Child:
         self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
         self._read(self._process.stdout, self._pass_on_line)
 
-    def go(self, order: FromLauncher) -> None:
+    def go(self, order: messages.FromLauncher) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        if isinstance(order, Order):
+        if isinstance(order, messages.Order):
             rank = self.rank if order.rank is None else order.rank
             self._enter(State.JOINED, f"rank {rank} of {len(order.peers)}")
         try:
@@ -358,20 +349,20 @@ class Child:
 
     def _pass_on_event(self, line: bytes) -> None:
         try:
-            event = read_event(line)
+            event = messages.read_event(line)
         except ValueError:  # the process was killed while it wrote this line
             return
-        if isinstance(event, Reported):
+        if isinstance(event, messages.Reported):
             self._enter(State.REPORTED)
             self._has_reported.set()
-        elif isinstance(event, Failed):  # the worker cannot write its report
+        elif isinstance(event, messages.Failed):  # the worker cannot write its report
             self._last_words = event.failure
             self._enter(State.REPORTED, event.failure.message)
             self._has_reported.set()
         else:
-            if isinstance(event, Phase) and not event.lasts:
+            if isinstance(event, messages.Phase) and not event.lasts:
                 self._emit(Moment(time.time(), event.name, "", self.rank, self.host))
-            self._emit(sent_by(event, self.rank, self.host))
+            self._emit(messages.sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
         # The last state of a progress bar.
@@ -381,7 +372,7 @@ class Child:
             return
         self._log.append(text)
         if self.job.reports_lines:
-            self._emit(PrintedLine(text, self.rank, self.host))
+            self._emit(messages.PrintedLine(text, self.rank, self.host))
 
     def _describe_excess(self, used: int) -> Failure:
         limit = show_bytes(self.job.resources.bytes or 0)

@@ -59,13 +59,6 @@ def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
     return others if any(failure.is_loss for failure in others) else failures
 
 
-def describe_loss(failure: Failure) -> Note:
-    return Note(
-        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
-        "without it and its rows"
-    )
-
-
 def lost_at(failure: Failure) -> Moment:
     return Moment(failure.time, "lost", failure.message, failure.rank, failure.host)
 
@@ -165,11 +158,12 @@ class Crew:
 
     def announce_losses(self) -> None:
         """Report the losses that training survives to the user, each of them once."""
-        for report in list(self.reports.values()):
-            if report.failure is not None and report.rank not in self._announced:
-                self._announced.add(report.rank)
-                self._on_event(describe_loss(report.failure))
-                self._on_event(lost_at(report.failure))
+        for rank, report in list(self.reports.items()):
+            if (lost := report.failure) is not None and rank not in self._announced:
+                self._announced.add(rank)
+                text = f"worker {lost.rank} on {lost.host} was lost ({lost.message})"
+                self._on_event(Note(f"{text}: training continues without it and its rows"))
+                self._on_event(lost_at(lost))
 
     def find_fatal(self) -> list[Failure]:
         """Return the failures that end a job: all of them until asynchronous training begins."""
@@ -221,8 +215,7 @@ class Crew:
         for rank in [] if self._ends_together else self.missing:
             text = "ended by the launcher because another worker failed"
             host = self._hosts if isinstance(self._hosts, str) else self._hosts[rank]
-            stopped = Failure(rank, host, "Stopped", text, time=time.time())
-            self.lose([stopped])
+            self.lose([Failure(rank, host, "Stopped", text, time=time.time())])
         self.raise_any(explain)
         return [report for _, report in sorted(self.reports.items())]
 
@@ -248,9 +241,8 @@ def follow_child(child: Child, say: Callable[[WorkerReport], object]) -> None:
         try:
             report = child.wait()
         except Exception as error:  # any error: else the launcher would wait forever
-            failure = Failure(
-                child.rank, child.host, type(error).__name__, str(error), time=time.time()
-            )
+            kind, text = type(error).__name__, str(error)
+            failure = Failure(child.rank, child.host, kind, text, time=time.time())
             report = WorkerReport(child.rank, child.host, child.pid, failure=failure)
         say(report)
 

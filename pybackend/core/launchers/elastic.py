@@ -17,20 +17,10 @@ from pybackend.core.errors import (
     WorkerFailedError,
     root_cause_first,
 )
+from pybackend.core.job import messages
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.messages import (
-    Emit,
-    EpochEnded,
-    Event,
-    FromLauncher,
-    Note,
-    Order,
-    Regroup,
-    Resumed,
-    Standby,
-    StepEnded,
-)
+from pybackend.core.job.messages import Emit, Event, Standby
 from pybackend.core.job.notice import RESTARTS
 from pybackend.core.job.options import Elastic
 from pybackend.core.job.report import Generation, WorkerReport
@@ -74,7 +64,7 @@ class Worker(Protocol):
     def host(self) -> str:
         """Name of its host, for messages."""
 
-    def go(self, order: FromLauncher) -> None: ...
+    def go(self, order: messages.FromLauncher) -> None: ...
 
     def model(self) -> tuple[str, bytes] | None:
         """Return the format and content of the trained model's file, or None if there is none."""
@@ -84,33 +74,17 @@ class Worker(Protocol):
 
 
 class Site(Protocol):
-    """Slots in which the workers of an elastic training run are started.
-
-    Attributes
-    ----------
-    places
-        Number of slots.
-    """
+    """Slots in which the workers of an elastic training run are started: as many as ``places``."""
 
     places: int
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> Worker:
         """Start a worker with all rows; it sends `Standby` when it is ready to train.
 
-        Raises
-        ------
-        OSError, ClusterError
-            The worker cannot be started, and was cleaned up.
-
-        Parameters
-        ----------
-        number
-            Number of the worker, which is never reused.
-        place
-            Slot of the worker, from 0; a slot has at most one live worker.
-        say
-            Receives, in a thread, the worker's events, then its report or an obstacle; their
-            ``rank`` is the worker's number.
+        ``number`` is never used again. ``place`` is its slot, from 0, with at most one live worker.
+        ``say`` gets, in a thread, the worker's events, then its report or an obstacle; their
+        ``rank`` is the worker's number. `OSError` or `ClusterError` if it cannot be started; then
+        it was cleaned up.
         """
 
 
@@ -296,7 +270,6 @@ class _Training(Crew):
         return seconds
 
     def _fill(self) -> None:
-        """Start workers in free slots, up to ``max``."""
         if self._is_trained or self._lost_in_a_row > _MOST_LOST_IN_A_ROW:
             return
         alive = [member for member in self._members if member.report is None]
@@ -322,7 +295,7 @@ class _Training(Crew):
         """
         if self._find_joining() and self._group[0].is_busy and not self._has_asked:
             self._has_asked = True
-            self._group[0].worker.go(Regroup())
+            self._group[0].worker.go(messages.Regroup())
 
     def _find_joining(self) -> list[_Member]:
         return [m for m in self._members if m.is_ready and m not in self._group]
@@ -366,7 +339,7 @@ class _Training(Crew):
         self._tell(self._generations[-1], lost)
         token, peers = new_token(), tuple(member.address for member in members)
         counts = {name: [rows] for name, rows in self._counts.items()}
-        order = Order(token, peers, counts=counts, epoch=epoch, groups=groups)
+        order = messages.Order(token, peers, counts=counts, epoch=epoch, groups=groups)
         # The first workers add those before the checkpoint that they find.
         past = () if epoch is None else self._past
         order = replace(order, generations=(*past, *self._generations))
@@ -385,29 +358,29 @@ class _Training(Crew):
                 where = f"the rest of {where}, from step {generation.step} on,"
             said.append(f"{where} is trained by {counted(count, 'worker')}")
         if said:
-            self._on_event(Note("; ".join(said)))
+            self._on_event(messages.Note("; ".join(said)))
 
     def _pass_on(self, event: Event) -> None:
         """Forward an event, but only rank 0's if all ranks send it, and each note only once."""
-        if isinstance(event, Resumed):
+        if isinstance(event, messages.Resumed):
             first = len(event.generations) - len(self._generations)
             self._past, own = event.generations[:first], event.generations[first:]
             self._generations = list(own)
-        if not isinstance(event, (EpochEnded, StepEnded, Note)):
+        if not isinstance(event, (messages.EpochEnded, messages.StepEnded, messages.Note)):
             super().hear(event)
         elif self._members[event.rank] is not self._group[0]:
             pass
-        elif isinstance(event, Note):
+        elif isinstance(event, messages.Note):
             self._note(event.text)
         else:
-            if isinstance(event, EpochEnded) and self._members[-1] in self._group:
+            if isinstance(event, messages.EpochEnded) and self._members[-1] in self._group:
                 self._lost_in_a_row = 0
             super().hear(replace(event, rank=0))
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.add(text)
-            self._on_event(Note(text))
+            self._on_event(messages.Note(text))
 
     def _fail(self, failures: Sequence[Failure]) -> NoReturn:
         raise WorkerFailedError(root_cause_first(failures))

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.job.job import LOGGER
+from pybackend.core.launchers.base import holding
 from pybackend.core.launchers.forking import (
     ANSWER_SECONDS,
     PROGRAM,
@@ -102,11 +103,10 @@ def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterato
     the number of processes on this machine that do the same. The server ends with ``owner``, as in
     `name_process`, and other processes with this owner use it, too; None: this process alone.
     """
-    token = _OWNER.set(owner)
     try:
-        yield
+        with holding(_OWNER, owner):
+            yield
     finally:
-        _OWNER.reset(token)
         try:
             _find_servers(owner).keep(processes)
         except Exception as error:
@@ -122,21 +122,15 @@ def stop_fork_server() -> None:
 def without_fork_server() -> Iterator[None]:
     """Have no fork server in this block, because its import of TensorFlow would take time there."""
     stop_fork_server()
-    token = _IS_SUSPENDED.set(True)
-    try:
+    with holding(_IS_SUSPENDED, True):
         yield
-    finally:
-        _IS_SUSPENDED.reset(token)
 
 
 @contextlib.contextmanager
 def expecting_workers() -> Iterator[None]:
     """Start a fork server before the first worker of this block, because many equal ones follow."""
-    token = _EXPECTS_MORE.set(True)
-    try:
+    with holding(_EXPECTS_MORE, True):
         yield
-    finally:
-        _EXPECTS_MORE.reset(token)
 
 
 class ForkServers:

@@ -260,7 +260,6 @@ def attend(
 
 
 def _resume_when_left(connection: socket.socket, worker: int) -> None:
-    """Resume a stopped worker when its launcher has closed the connection."""
     # It would stay stopped forever, with its folder, as only a running process reads its lifeline.
     ends = select.poll()
     ends.register(connection, select.POLLRDHUP)

@@ -28,6 +28,7 @@ from pybackend.core.launchers.fork_server import is_off
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import REPORT, Post, receive_model
+from pybackend.core.launchers.spark import session as sessions
 from pybackend.core.launchers.spark import stage
 from pybackend.core.launchers.spark.barrier_task import (
     NO_OBSERVING,
@@ -42,17 +43,6 @@ from pybackend.core.launchers.spark.jobs import (
     remember_properties,
     run_watched,
     running,
-)
-from pybackend.core.launchers.spark.session import (
-    driver_python,
-    is_connect,
-    is_one_machine,
-    is_session,
-    map_in_arrow,
-    read_setting,
-    ship_package,
-    small_batches,
-    why_not_handed_over,
 )
 from pybackend.core.launchers.spark.slots import (
     check_slots,
@@ -103,7 +93,7 @@ class SparkLauncher:
     @property
     def why_bound(self) -> str | None:
         """Reason why the session ends with this process; None: it has a server of its own."""
-        return why_not_handed_over(self.session)
+        return sessions.why_not_handed_over(self.session)
 
     def describe(self, job: Job) -> Submission:
         """Return what `launch` would start, after its checks; no Spark job is run."""
@@ -132,16 +122,15 @@ class SparkLauncher:
         job = _with_model_limit(session, job)
         if is_off():
             job = replace(job, resources=replace(job.resources, fork_server=None))
-        ship_package(session)
+        sessions.ship_package(session)
         token = new_token()
-        loopback = is_one_machine(session)
+        loopback = sessions.is_one_machine(session)
         with ExitStack() as stack:
             if self._on_wait:
-                owner = session if is_connect(session) else session.sparkContext
-                held = min(job.most_workers, slots)
+                owner, held = sessions.owner_of(session), min(job.most_workers, slots)
                 stack.enter_context(take_slots(owner, held, slots, self._on_wait))
             self._look()  # the caller may have given up meanwhile
-            stack.enter_context(driver_python(session))
+            stack.enter_context(sessions.driver_python(session))
             stage.check_hosts(session, job, datasets)
             run = partial(run_explained, session, check=self._look, on_wait=self._on_wait)
             addresses = stage.driver_addresses(session)
@@ -150,7 +139,7 @@ class SparkLauncher:
             )
             cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             options = stage.choose_options(profile)
-            stack.enter_context(small_batches(session))
+            stack.enter_context(sessions.small_batches(session))
             if isinstance(job, TrainingJob) and job.is_elastic:
                 task = Task(Member(job, files, None, token, None, loopback), cores, environment)
                 return _train_elastically(session, job, task, options, datasets, on_event)
@@ -162,7 +151,7 @@ class SparkLauncher:
             member = Member(job, files, source, token, server.address or None, loopback, counts)
             size = sum(map(len, files.values()))
             task = Task(member, cores, environment)
-            plan = map_in_arrow(frame, task, SCHEMA, size, **options)
+            plan = sessions.map_in_arrow(frame, task, SCHEMA, size, **options)
             return self._run_stage(job, plan, server, on_event, datasets)
 
     def _run_stage(
@@ -216,7 +205,7 @@ def _train_elastically(
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:
-    return SparkLauncher(target) if is_session(target) else None
+    return SparkLauncher(target) if sessions.is_session(target) else None
 
 
 def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
@@ -237,7 +226,7 @@ def _with_model_limit(session: Any, job: Job) -> Job:
     """Return the job, limited to the model size that the driver's setting lets Spark return."""
     if not isinstance(job, TrainingJob):
         return job
-    limit = read_setting(session, "spark.driver.maxResultSize") or "1g"
+    limit = sessions.read_setting(session, "spark.driver.maxResultSize") or "1g"
     known = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     if known is None or int(known[1]) == 0:  # 0: no limit
         return job
@@ -325,7 +314,7 @@ class TaskWay(Way):
         post = Post(number, compares_rows=self.compares_rows)
         own = ElasticTask(replace(self.task, member=member), post)
         size = sum(map(len, member.files.values()))
-        return map_in_arrow(self.frame, own, SCHEMA, size, **self.stage_options)
+        return sessions.map_in_arrow(self.frame, own, SCHEMA, size, **self.stage_options)
 
     def _find_failures(
         self, task: RunningCall[Any], meeting: MeetingServer, host: str

@@ -185,7 +185,6 @@ def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _V
 
 
 def find_host(text: str) -> str | None:
-    """Return the host of the task in Spark's message."""
     found = _HOST.search(text)
     return found[1] if found else None
 

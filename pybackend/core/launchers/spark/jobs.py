@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.spark.session import ask, is_connect, silence
@@ -46,7 +47,8 @@ class SparkJob(Protocol):
 
     session: Any
 
-    def __enter__(self) -> SparkJob: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -94,7 +96,6 @@ def remember_properties(session: Any) -> Callable[[], None]:
 
 
 def _reach_driver(session: Any) -> None:
-    """Raise `ClusterError` if the driver does not answer."""
     # PySpark copies a thread's local properties, such as its scheduler pool, by calls on this
     # thread that have no time limit. So another thread first makes a call. Before a job started, a
     # stopped driver held the call forever (test_a_driver_that_stops_before_a_job_starts_is_named).
@@ -149,35 +150,34 @@ def running(
                 _end(job, thread)
 
 
+@dataclass(frozen=True)
 class RunningCall(Generic[_Value]):
     """Call of `running`, and the watch over its Spark job."""
 
-    def __init__(self, outcome: Future[_Value], thread: threading.Thread, watch: IdleWatch) -> None:
-        self._outcome = outcome
-        self._thread = thread
-        self._watch = watch
+    outcome: Future[_Value]
+    thread: threading.Thread
+    watch: IdleWatch
 
     @property
     def is_over(self) -> bool:
         """True if the call has ended: PySpark's part of the thread may run on, or fail."""
-        return self._outcome.done() or not self._thread.is_alive()
+        return self.outcome.done() or not self.thread.is_alive()
 
     @property
     def is_busy(self) -> bool:
         """True if a task of the job was running when Spark last answered."""
-        return self._watch.is_busy
+        return self.watch.is_busy
 
     def look(self) -> None:
-        self._watch.look()
+        self.watch.look()
 
     def wait(self, seconds: float) -> None:
-        wait([self._outcome], timeout=seconds)
+        wait([self.outcome], timeout=seconds)
 
     def result(self) -> _Value:
-        """Return the value of a call that has ended, or raise its error."""
-        if not self._outcome.done():  # PySpark's part of the thread failed; its hook printed why
+        if not self.outcome.done():  # PySpark's part of the thread failed; its hook printed why
             raise ClusterError(_NOT_SUBMITTED)
-        return self._outcome.result()
+        return self.outcome.result()
 
 
 def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
@@ -192,7 +192,6 @@ def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
-    """Cancel a job, and wait briefly for it to end."""
 
     def cancel() -> None:
         # Repeatedly: a job that is just being submitted cannot be cancelled yet.
@@ -287,7 +286,7 @@ class IdleWatch:
             time.sleep(_ASK_EVERY_SECONDS)
 
 
-class ClassicJob:
+class ClassicJob(SparkJob):
     """Job group of the SparkContext in the driver's JVM."""
 
     def __init__(self, session: Any) -> None:
@@ -295,12 +294,6 @@ class ClassicJob:
         self._context = session.sparkContext
         self._tracker = ask(session, "the state of jobs", self._context.statusTracker)
         self.group = _name()
-
-    def __enter__(self) -> ClassicJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
         """Call ``submit`` on a thread, with the local properties of the calling thread."""
@@ -328,13 +321,12 @@ class ClassicJob:
         return ", ".join(f"job {job}: {stage}" for job, stage in stages.items() if stage)
 
     def _find_busy_stage(self, job: int) -> str | None:
-        """Return the name of a stage of the job that is running tasks."""
         info = self._tracker.getJobInfo(job)
         stages = [self._tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
         return next((s.name or "a stage" for s in stages if s and s.numActiveTasks), None)
 
 
-class ConnectJob:
+class ConnectJob(SparkJob):
     """Operations of one thread in a Connect session, marked by a tag."""
 
     def __init__(self, session: Any) -> None:
@@ -347,7 +339,7 @@ class ConnectJob:
         self._has_progress = hasattr(session, "registerProgressHandler")
         self._reports = self._has_progress and _reports_progress(session)
 
-    def __enter__(self) -> ConnectJob:
+    def __enter__(self) -> Self:
         if self._has_progress:
             self.session.registerProgressHandler(self._progress)
         return self

@@ -31,18 +31,10 @@ from pybackend.core.data.dataframe import add_fields, column_as_array, column_ty
 from pybackend.core.data.predictions import TEXT, Field, Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, PredictionJob
-from pybackend.core.launchers.spark.session import (
-    ask,
-    digest_files,
-    driver_python,
-    is_connect,
-    read_schema,
-    read_version,
-    send_file,
-    ship_package,
-)
+from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.model import scorers
 from pybackend.core.model.quiet import import_tensorflow
-from pybackend.core.model.scorers import KerasScorer, OnnxInput, OnnxScorer, Scorer, predict_rows
+from pybackend.core.model.scorers import OnnxInput, Scorer
 from pybackend.core.words import show
 
 _METADATA = "metadata.json"
@@ -67,9 +59,9 @@ def add_predictions(
     from pyspark.sql.types import StructType
 
     session = frame.sparkSession
-    columns = read_schema(frame).fields
+    columns = sessions.read_schema(frame).fields
     _reject_taken_names([field.name for field in columns], predictions)
-    types = column_types(read_schema(frame), choice)
+    types = column_types(sessions.read_schema(frame), choice)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
     column_groups, read = group_columns(choice, kinds, job.floatx, "df")
     # The fields of structs are appended, then vectors as arrays.
@@ -82,7 +74,7 @@ def add_predictions(
     task = PredictTask(
         job,
         files,
-        digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
+        sessions.digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
         tuple(column_groups),
         tuple(places[name] for name in read),
         len(columns),
@@ -91,8 +83,8 @@ def add_predictions(
         onnx_inputs=onnx_inputs,
     )
     added = [_struct_field(field) for field in predictions.fields]
-    ship_package(session)
-    if is_connect(session):
+    sessions.ship_package(session)
+    if sessions.is_connect(session):
         task = _send_model(task, session)
     by_udf = has_arrow_udfs(session)
 
@@ -103,15 +95,15 @@ def add_predictions(
         scored = _with_structs(sent, task, added)
         return scored.toDF(*(field.name for field in [*columns, *added]))
 
-    with driver_python(session):
-        return ask(session, "a plan", plan, sum(map(len, task.files.values())))
+    with sessions.driver_python(session):
+        return sessions.ask(session, "a plan", plan, sum(map(len, task.files.values())))
 
 
 def has_arrow_udfs(session: Any) -> bool:
     """Return whether Spark has them; its version and that of a Connect client may differ."""
     from pyspark.sql import functions
 
-    return hasattr(functions, "arrow_udf") and read_version(session) >= (4, 1)
+    return hasattr(functions, "arrow_udf") and sessions.read_version(session) >= (4, 1)
 
 
 def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
@@ -148,7 +140,6 @@ def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
 
 
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
-    """Send the model to Spark as a separate artifact."""
     # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB.
     # In a classic session, PySpark itself broadcasts large objects.
     name = f"tfdist-{task.digest[:32]}.model"
@@ -159,7 +150,7 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
         (folder / name).write_bytes(model)
         return str(folder / name)
 
-    send_file(session, "to take the model", len(model), place)
+    sessions.send_file(session, "to take the model", len(model), place)
     return replace(task, files=files, artifact=name)
 
 
@@ -294,7 +285,9 @@ class PredictTask:
             yield [output.make_empty() for output in self.predictions.outputs], places[0]
             return
         done = 0
-        for outputs in predict_rows(self.model(), reader.read(features), self.job.batch_size):
+        for outputs in scorers.predict_rows(
+            self.model(), reader.read(features), self.job.batch_size
+        ):
             done += len(outputs[0])
             yield outputs, places[done]
 
@@ -310,7 +303,7 @@ class PredictTask:
 
     def _load(self) -> Scorer:
         if self.onnx_inputs is not None:
-            return OnnxScorer(self._model_file(), self.onnx_inputs, _count_cores() or 1)
+            return scorers.OnnxScorer(self._model_file(), self.onnx_inputs, _count_cores() or 1)
         set_up_tensorflow()
         import cloudpickle
 
@@ -328,7 +321,7 @@ class PredictTask:
         )
         # XLA recompiles for each number of rows, and is slower for convolutions on a CPU.
         model.jit_compile = False
-        return KerasScorer(model)
+        return scorers.KerasScorer(model)
 
     def _model_file(self) -> bytes:
         if self.artifact is None:

@@ -28,16 +28,8 @@ from pybackend.core.data.tfrecord.folder import (
 from pybackend.core.data.tfrecord.part import Part, write_part
 from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
+from pybackend.core.launchers.spark import session as sessions
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.session import (
-    ask,
-    driver_python,
-    is_connect,
-    map_in_arrow,
-    number_partitions,
-    read_schema,
-    ship_package,
-)
 from pybackend.core.launchers.spark.slots import count_slots
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import show
@@ -57,10 +49,10 @@ def write_records(
     be written.
     """
     session, token = frame.sparkSession, new_token()
-    kind = read_schema(frame)
+    kind = sessions.read_schema(frame)
     fields = _fields_of(kind)
-    frame = ask(session, "a plan", lambda: _store_as(frame, kind, partitions))
-    ship_package(session)
+    frame = sessions.ask(session, "a plan", lambda: _store_as(frame, kind, partitions))
+    sessions.ship_package(session)
     is_new = _call_at_tasks(session, begin, uri, token, overwrite)
     try:
         names = tuple(field["name"] for field in fields["fields"])
@@ -82,17 +74,17 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     """Return a lazy DataFrame of the records at a path or URI; only their positions are read."""
     from pyspark.sql.types import StructType
 
-    ship_package(session)
+    sessions.ship_package(session)
     spec = dict(spec) if spec is not None else None
     files = RecordFiles.from_json(_call_at_tasks(session, _find_files, uri, spec))
     share = sum(files.sizes) // (2 * count_slots(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
     kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
-        return ask(session, "a DataFrame", lambda: session.createDataFrame([], kind))
-    with driver_python(session):
-        numbers = number_partitions(session, len(ranges))
-        return map_in_arrow(numbers, ReadTask(files, tuple(ranges)), kind)
+        return sessions.ask(session, "a DataFrame", lambda: session.createDataFrame([], kind))
+    with sessions.driver_python(session):
+        numbers = sessions.number_partitions(session, len(ranges))
+        return sessions.map_in_arrow(numbers, ReadTask(files, tuple(ranges)), kind)
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
@@ -129,7 +121,7 @@ def _find_files(uri: str, spec: Mapping[str, str] | None) -> dict[str, Any]:
 
 def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function where the folder is visible: a Connect client may be on another machine."""
-    if not is_connect(session):
+    if not sessions.is_connect(session):
         return function(*arguments)
     return call_in_task(session, function, *arguments, idle_seconds=math.inf)
 
@@ -150,7 +142,7 @@ def _reports(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
         except Exception as error:
             raise read_refusal(str(error)) or error from None
 
-    with driver_python(session):
+    with sessions.driver_python(session):
         rows = run_explained(session, collect, **limits)
     return [json.loads(row["report"]) for row in rows]
 

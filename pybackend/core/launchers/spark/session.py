@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from pybackend.core.data.dataframe import DataFrameRows
 from pybackend.core.errors import ClusterError, InputError
@@ -66,6 +65,11 @@ def _is_a(value: Any, name: str, *modules: str) -> bool:
     return any(isinstance(value, getattr(module, name, ())) for module in loaded)
 
 
+def owner_of(session: Any) -> Any:
+    """Return the SparkContext, which several classic sessions share, or the Connect session."""
+    return session if is_connect(session) else session.sparkContext
+
+
 def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -> _Value:
     """Return the value of a short call to Spark's driver, which may have stopped responding.
 
@@ -78,7 +82,6 @@ def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -
 
 
 def silence(session: Any, request: str, seconds: float) -> ClusterError:
-    """Return the error that names the silent process, the time, and what to do."""
     if is_connect(session):
         driver, advice = f"the Spark Connect server at {session.client.host}", "see its log"
     else:
@@ -159,8 +162,7 @@ SHIPPING = threading.Lock()
 
 def shipped_to(session: Any) -> set[str]:
     """Return the names of the files that were sent to a session's executors."""
-    owner = session if is_connect(session) else session.sparkContext
-    names: set[str] = vars(owner).setdefault("tfdist_shipped", set())
+    names: set[str] = vars(owner_of(session)).setdefault("tfdist_shipped", set())
     return names
 
 
@@ -296,8 +298,6 @@ _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _USE = "spark.tfdist.rowsAtOnce"
 _ROWS_AT_ONCE = 2000
 _RESTORE_SECONDS = 10.0
-_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
-_locks_lock = threading.Lock()
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def small_batches(session: Any) -> Iterator[None]:
 
     The first of several calls changes the setting, and the last one restores it.
     """
-    lock = _lock_of(session)
+    lock = vars(owner_of(session)).setdefault("tfdist_lock", threading.Lock())
     with lock:
         ask(session, "a change of settings", lambda: _lower(session.conf))
     try:
@@ -314,13 +314,6 @@ def small_batches(session: Any) -> Iterator[None]:
     finally:
         with lock, suppress(Exception):  # a stopped session needs no settings
             within(_RESTORE_SECONDS, lambda: _restore(session.conf), ClusterError())
-
-
-def _lock_of(session: Any) -> threading.Lock:
-    """Return the lock that all calls of a context, or of a Connect session, share."""
-    owner = session if is_connect(session) else session.sparkContext
-    with _locks_lock:
-        return _locks.setdefault(owner, threading.Lock())
 
 
 def _lower(conf: Any) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted
@@ -116,10 +115,8 @@ def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -
 
 def _with_resources(resources: Resources | None) -> str:
     wanted = resources or Resources()
-    parts = [
-        *([counted(wanted.cpus, "core")] if wanted.cpus else []),
-        *([counted(wanted.gpus, "GPU")] if wanted.gpus else []),
-    ]
+    amounts = {"core": wanted.cpus, "GPU": wanted.gpus}
+    parts = [counted(number, name) for name, number in amounts.items() if number]
     return f" with {' and '.join(parts)} each" if parts else ""
 
 
@@ -202,14 +199,11 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
 
     cpus = max(_cores_per_task(session), resources.cpus or 0)
     gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
-    known = _profiles.setdefault(session, {})
+    # By the cores and GPUs of a task.
+    known: dict[tuple[int, float], Any] = vars(session).setdefault("tfdist_profiles", {})
     if (cpus, gpus) not in known:
         known[cpus, gpus] = _build_profile(session, cpus, gpus)
     return known[cpus, gpus]
-
-
-# By session, and by the cores and GPUs of a task.
-_profiles: WeakKeyDictionary[Any, dict[tuple[int, float], Any]] = WeakKeyDictionary()
 
 
 def _build_profile(session: Any, cpus: int, gpus: float) -> Any:

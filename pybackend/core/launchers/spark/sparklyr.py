@@ -40,15 +40,8 @@ from pybackend.core.launchers.base import DataSets, Files, Outcome, reject_envir
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
+from pybackend.core.launchers.spark import session as sessions
 from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
-from pybackend.core.launchers.spark.session import (
-    ask,
-    is_one_machine,
-    map_in_arrow,
-    number_partitions,
-    read_version,
-    ship_package,
-)
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
 from pybackend.core.launchers.spark.stage import (
     check_hosts,
@@ -133,7 +126,7 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         return SparkSession.builder.getOrCreate()
 
     with _environment(variables):
-        return ask(None, "its session", join)
+        return sessions.ask(None, "its session", join)
 
 
 def _is_alive(session: Any) -> bool:
@@ -143,7 +136,7 @@ def _is_alive(session: Any) -> bool:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        return bool(ask(session, "its name", lambda: session.sparkContext.applicationId))
+        return bool(sessions.ask(session, "its name", lambda: session.sparkContext.applicationId))
     except (ClusterError, Py4JError, OSError, AttributeError):  # its JVM exited, or it was stopped
         return False
     finally:
@@ -172,7 +165,7 @@ def _reject_foreign_session() -> None:
 
     try:
         # Not getActiveSession(): it only returns the session of its own thread.
-        session = ask(None, "its session", SparkSession.active)
+        session = sessions.ask(None, "its session", SparkSession.active)
     except Exception:  # raised for a session whose JVM exited
         return
     if session is None or not _is_alive(session):
@@ -274,16 +267,16 @@ class SparklyrWorkers:
                 "workers that sparklyr starts for functions written in R"
             )
         check_allotment(session, job.resources, job.workers)
-        ship_package(session)
+        sessions.ship_package(session)
         token = new_token()
-        loopback = is_one_machine(session)
+        loopback = sessions.is_one_machine(session)
         check_hosts(session, job, datasets)
         with ExitStack() as stack:
             frame, source, counts = input_frame(session, job, datasets)
             meeting = stack.enter_context(open_meeting(session, token, job))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
-            lines = map_in_arrow(frame, encode_lines, TEXT_SCHEMA)
+            lines = sessions.map_in_arrow(frame, encode_lines, TEXT_SCHEMA)
             view = stack.enter_context(_view(session, lines))
             spark_job, cores = ClassicJob(session), cores_of_task(session, job.workers)
             stage = RStage(job, spark_job, meeting, bool(datasets))
@@ -314,7 +307,7 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
     """Yield an archive of this package and the member, in the Spark application's folder."""
     from pyspark import SparkFiles
 
-    root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
+    root = sessions.ask(session, "its folder for files", SparkFiles.getRootDirectory)
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
@@ -327,12 +320,12 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
 @contextmanager
 def _view(session: Any, frame: Any) -> Iterator[str]:
     name = f"tfdist_{new_token()[:12]}"
-    ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
+    sessions.ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
     try:
         yield name
     finally:
         with suppress(Exception):  # a stopped session has no views
-            ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
+            sessions.ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
 class _StageError(ClusterError):
@@ -436,7 +429,7 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
     limit.daemon = True
     limit.start()
     try:
-        with _view(session, number_partitions(session, job.workers)) as view:
+        with _view(session, sessions.number_partitions(session, job.workers)) as view:
             found = workers.examine(view, meeting.address, examination.group)
     except Exception as error:
         if _is_without_protobuf(session, job.workers):
@@ -456,7 +449,7 @@ def _is_without_protobuf(session: Any, workers: int) -> bool:
         session.range(0, workers, 1, workers).selectExpr(load).collect()
 
     try:
-        if read_version(session) >= (4, 3):
+        if sessions.read_version(session) >= (4, 3):
             run_watched(session, look, check, idle_seconds=math.inf)
     except Exception as error:
         return f"ClassNotFoundException: {_PROTOBUF}" in str(error)

@@ -38,6 +38,7 @@ from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.serving import ArchiveServer
 from pybackend.core.launchers.member import read_arrival
+from pybackend.core.launchers.spark import session as sessions
 from pybackend.core.launchers.spark.barrier_task import (
     ENVIRONMENT_SCHEMA,
     FAILURE_MARK,
@@ -51,18 +52,6 @@ from pybackend.core.launchers.spark.barrier_task import (
 )
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
-from pybackend.core.launchers.spark.session import (
-    SHIPPING,
-    ask,
-    driver_python,
-    is_connect,
-    is_one_machine,
-    map_in_arrow,
-    number_partitions,
-    read_setting,
-    send_file,
-    shipped_to,
-)
 from pybackend.core.machine.identity import own_address
 from pybackend.core.net.dialing import advise_on_network
 from pybackend.core.net.heartbeat import find_silence
@@ -87,8 +76,8 @@ def check_network(session: Any, workers: int) -> None:
     After about ten seconds; it names the two hosts, the address and what to do.
     """
 
-    numbers = number_partitions(session, workers)
-    plan = map_in_arrow(numbers, check_peers, NETWORK_SCHEMA, barrier=True)
+    numbers = sessions.number_partitions(session, workers)
+    plan = sessions.map_in_arrow(numbers, check_peers, NETWORK_SCHEMA, barrier=True)
     late = ClusterError(TOO_LONG + advise_on_network())
     rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
@@ -121,14 +110,17 @@ def sent_environment(
     if packed is None:
         yield None
         return
-    shipped, file = shipped_to(session), FILE.format(packed.name)
+    shipped, file = sessions.shipped_to(session), FILE.format(packed.name)
     with ExitStack() as stack:
         environment = None if file in shipped else _serve(stack, packed, *addresses)
         if environment is not None and packed.name not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) to the hosts")
-            with driver_python(session):
-                numbers, options = number_partitions(session, job.workers), choose_options(profile)
-                plan = map_in_arrow(numbers, environment, ENVIRONMENT_SCHEMA, **options)
+            with sessions.driver_python(session):
+                numbers, options = (
+                    sessions.number_partitions(session, job.workers),
+                    choose_options(profile),
+                )
+                plan = sessions.map_in_arrow(numbers, environment, ENVIRONMENT_SCHEMA, **options)
                 obstacle = _find_obstacle(run(plan.collect))
             if obstacle:
                 say(f"{obstacle}: Spark sends the environment to each executor")
@@ -138,11 +130,11 @@ def sent_environment(
         if environment is not None:
             yield environment
             return
-    with SHIPPING:
+    with sessions.SHIPPING:
         if file not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) through Spark")
             request = "to take the Python environment"
-            send_file(session, request, packed.size, partial(_place, packed))
+            sessions.send_file(session, request, packed.size, partial(_place, packed))
             shipped.add(file)
     yield SparkEnvironment(packed)
 
@@ -188,7 +180,7 @@ def _place(packed: PackedEnvironment, folder: Path) -> str:
 
 def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
     """Raise an error if rows would have to move between hosts that cannot reach each other."""
-    if datasets and job.workers > 1 and not is_one_machine(session):
+    if datasets and job.workers > 1 and not sessions.is_one_machine(session):
         check_network(session, job.workers)
 
 
@@ -197,7 +189,7 @@ def input_frame(
 ) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
     """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
-        return number_partitions(session, job.workers), None, {}
+        return sessions.number_partitions(session, job.workers), None, {}
     kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError(
@@ -206,7 +198,7 @@ def input_frame(
         )
     if kinds == {True}:
         _check_partitions(session, job, list(datasets.values()))
-        return *ask(session, "a plan", lambda: _frame_of_rows(job, datasets)), {}
+        return *sessions.ask(session, "a plan", lambda: _frame_of_rows(job, datasets)), {}
     return _frame_of_blobs(session, job, datasets)
 
 
@@ -238,7 +230,7 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
             f"{setting(repartition=False)} supports only one {term('DataFrame')}, but "
             "`validation_data` is a second one: pass it as files, or leave out `repartition`"
         )
-    if is_connect(session):  # does not know the number in advance; the tasks check it
+    if sessions.is_connect(session):  # does not know the number in advance; the tasks check it
         return
     partitions = run_watched(session, lambda: int(datasets[0].frame.rdd.getNumPartitions()))
     if partitions != job.workers:
@@ -259,7 +251,7 @@ def _frame_of_blobs(
     rows = list(pack_blobs(datasets, keys, to_all))
 
     def send() -> Any:
-        if is_connect(session):
+        if sessions.is_connect(session):
             frame = session.createDataFrame(rows, BLOB_SCHEMA)
         else:
             sliced = session.sparkContext.parallelize(rows, len(rows))
@@ -267,7 +259,7 @@ def _frame_of_blobs(
         return frame.repartition(job.workers, "key")
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
-    frame = ask(session, f"a {term('DataFrame')} of the rows", send, size)
+    frame = sessions.ask(session, f"a {term('DataFrame')} of the rows", send, size)
     return frame, Blobs(describe_layout(datasets), sent), counts
 
 
@@ -294,12 +286,12 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     In a container or behind NAT, the two differ; Spark's settings contain both. Over Connect, it is
     the address on the route to the server. None: unknown, or the same.
     """
-    if is_connect(session):
+    if sessions.is_connect(session):
         return own_address(session.client.host), None
-    if is_one_machine(session):
+    if sessions.is_one_machine(session):
         return "127.0.0.1", None
-    host = (read_setting(session, "spark.driver.host") or "").strip("[]") or None
-    bound = (read_setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
+    host = (sessions.read_setting(session, "spark.driver.host") or "").strip("[]") or None
+    bound = (sessions.read_setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
     return bound or host, host
 
 
@@ -381,7 +373,6 @@ def _name_hosts(failures: list[Failure], server: MeetingServer) -> list[Failure]
 
 
 def host_of(rank: int, server: MeetingServer, unknown: str) -> str:
-    """Return the host that a worker reported when it joined the others."""
     said = server.messages.get(rank)
     with suppress(ClusterError):
         return read_arrival(said, f"worker {rank}").host if said else unknown
