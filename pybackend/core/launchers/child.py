@@ -104,16 +104,10 @@ class Child:
         orders: Callable[[], messages.FromLauncher | None] = lambda: None,
         interpreter: Interpreter | None = None,
     ) -> None:
-        self._interpreter = interpreter
-        self._give_up = give_up
-        self._notice = notice
-        self._orders = orders
-        self.job = job
-        self.rank = rank
-        self.host = host
-        self._emit = emit
+        self.job, self.rank, self.host = job, rank, host
+        self._emit, self._give_up, self._notice, self._orders = emit, give_up, notice, orders
+        self._rscript, self._interpreter = rscript, interpreter
         self._environment = dict(environment or {})
-        self._rscript = rscript
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -204,11 +198,10 @@ class Child:
         if isinstance(order, messages.Order):
             rank = self.rank if order.rank is None else order.rank
             self._enter(State.JOINED, f"rank {rank} of {len(order.peers)}")
-        try:
+        # If it died, its report or exit status has the reason.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(encode_line(order))
             self._process.stdin.flush()
-        except BrokenPipeError:  # it died; its report or exit status has the reason
-            pass
 
     def wait(self) -> WorkerReport:
         """Wait for the worker's report; if it ends without one, return a report of the failure."""
@@ -290,11 +283,8 @@ class Child:
 
     def model(self) -> tuple[str, bytes] | None:
         """Return the format and content of the trained model's file, or None if there is none."""
-        for kind in TRAINED:
-            path = self.folder / f"trained.{kind}"
-            if path.exists():
-                return kind, path.read_bytes()
-        return None
+        paths = {kind: self.folder / f"trained.{kind}" for kind in TRAINED}
+        return next(((kind, p.read_bytes()) for kind, p in paths.items() if p.exists()), None)
 
     def _start(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes] | ForkedProcess:
         folder, variables = str(self.folder), self._variables()
@@ -390,10 +380,8 @@ class Child:
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
-            job = self.job
-            may_be_kept = job.kind == "train" and not job.can_go_on
-            advice = _PREEMPTED_ADVICE if may_be_kept else ""
-            return self._fail("Preempted", PREEMPTED, advice)
+            may_be_saved = self.job.kind == "train" and not self.job.can_go_on
+            return self._fail("Preempted", PREEMPTED, _PREEMPTED_ADVICE if may_be_saved else "")
         if status < 0:
             message = f"the process was {_name_status(status)}"
         else:

@@ -110,21 +110,18 @@ class LocalLauncher:
         else:
             shares = self._lane.shares[: job.most_workers]
         if isinstance(job, TrainingJob) and job.is_elastic:
-            with LocalSite(job, files, datasets, HOST, shares) as site:
+            with LocalSite(job, files, datasets, shares) as site:
                 return train_elastically(job, datasets, on_event, site)
-        shards = {
-            name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
-            for name, columns in datasets.items()
-        }
+        ranks = range(job.workers)
+        shards = {n: [shard(c, job.workers, rank) for rank in ranks] for n, c in datasets.items()}
         events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
             notice, children = Notice(), []
             for rank, variables in enumerate(shares):
-                started = Child(job, rank, HOST, events.put, variables, notice=notice)
-                child = stack.enter_context(started)
+                child = Child(job, rank, HOST, events.put, variables, notice=notice)
+                children.append(stack.enter_context(child))
                 # Start the process first, because its imports take seconds.
                 child.start(files)
-                children.append(child)
             for name, parts in shards.items():
                 shares_all = name == "train" and job.shuffles_globally
                 if self._lane is None:
@@ -240,54 +237,34 @@ def _count_lanes(job: Job) -> int:
     return max(1, min(most) // workers)
 
 
-class LocalSite:
+class LocalSite(ExitStack):
     """A `Site` whose workers are processes on this machine; a context manager, which stops them.
 
-    ``host`` is the address at which they reach each other. ``shares`` has the variables for the
-    worker in each slot.
+    ``shares`` has the variables for the worker in each slot.
     """
 
     def __init__(
-        self,
-        job: Job,
-        files: Files,
-        datasets: DataSets,
-        host: str,
-        shares: Sequence[Mapping[str, str]],
+        self, job: Job, files: Files, datasets: DataSets, shares: Sequence[Mapping[str, str]]
     ) -> None:
+        super().__init__()
         self.places = len(shares)
-        self._host = host
-        self._job = job
-        self._files = files
-        self._datasets = datasets
-        self._shares = shares
+        self._job, self._files, self._datasets, self._shares = job, files, datasets, shares
         self._children: list[Child] = []
-        self._stack = ExitStack()
-
-    def __enter__(self) -> LocalSite:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> Child:
-        child = Child(self._job, number, self._host, say, self._shares[place])
-        self._stack.enter_context(child)
+        child = self.enter_context(Child(self._job, number, HOST, say, self._shares[place]))
+        # The rows are written once, and linked into the folders of the other workers.
+        holder = next((c for c in self._children if not c.is_closed), None)
         try:
             child.start(self._files)
             for name, columns in self._datasets.items():
-                self._give_rows(child, name, columns)
+                if holder is not None:
+                    link_columns(child.folder / name, holder.folder / name)
+                else:
+                    write_columns(child.folder / name, columns)
         except BaseException:
             child.close()
             raise
         self._children.append(child)
         follow_child(child, say)
         return child
-
-    def _give_rows(self, child: Child, name: str, columns: Columns) -> None:
-        """Write the rows once, and link them into the folders of the other workers."""
-        holder = next((c for c in self._children if not c.is_closed), None)
-        if holder is not None:
-            link_columns(child.folder / name, holder.folder / name)
-        else:
-            write_columns(child.folder / name, columns)

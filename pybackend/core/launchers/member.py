@@ -194,7 +194,10 @@ class Member:
         failed = [rank for rank, arrival in enumerate(everyone) if arrival.has_failed]
         if failed:
             return _describe(child, error) if error else _stop(child, failed[0])
-        if shortage := _find_shortage(child, everyone):
+        # Each worker has its own cores and GPUs; a machine's memory is not divided.
+        memory = Resources(memory=self.job.resources.memory)
+        neighbours = sum(arrival.host == child.host for arrival in everyone)
+        if shortage := find_shortage(memory, neighbours, this_machine(), child.host):
             return _describe(child, ClusterError(shortage))
         try:
             check_layouts([arrival.layouts for arrival in everyone])
@@ -270,13 +273,6 @@ def check_allotted(group: Group, resources: Resources) -> None:
                 f"({setting(resources=call_of('Resources', **{name: ...}))}), but was started with "
                 f"{has}: request more where it is started, or less in `resources`"
             )
-
-
-def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
-    neighbours = sum(arrival.host == child.host for arrival in everyone)
-    # Each worker has its own cores and GPUs; a machine's memory is not divided.
-    wanted = Resources(memory=child.job.resources.memory)
-    return find_shortage(wanted, neighbours, this_machine(), child.host)
 
 
 def _describe(child: Child, error: Exception) -> Failure:
