@@ -238,7 +238,7 @@ def test_a_server_of_other_workers_ends_if_there_is_no_room(
     with serving(owner, kinds[0]) as first, serving(owner, kinds[1]) as second:
         for kind in kinds[:2]:
             assert request(owner, kind, b"") == READY  # it serves: now it can be found
-        monkeypatch.setattr(fork_server, "ForkedProcess", lambda connection, *_: connection)
+        monkeypatch.setattr(forking, "ForkedProcess", lambda connection, *_: connection)
         for number in (1, 0):
             forked: Any = servers.fork(kinds[number], "/", [], {})
             forked.close()
@@ -258,7 +258,7 @@ def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
 ) -> None:
     monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
     kind, servers = make_kind(), ForkServers(owner, 1)
-    monkeypatch.setattr(fork_server, "SERVE", "import time; time.sleep(600)")
+    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
     assert servers.fork(kind, "/", [], {}) is None  # there is none
     servers.keep(1)

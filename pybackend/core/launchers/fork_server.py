@@ -32,16 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.job.job import LOGGER
+from pybackend.core.launchers import forking
 from pybackend.core.launchers.base import holding
-from pybackend.core.launchers.forking import (
-    ANSWER_SECONDS,
-    PROGRAM,
-    RUN_WORKER,
-    SERVE,
-    ForkedProcess,
-    find_server,
-    kill_all,
-)
 from pybackend.core.machine.capacity import list_gpus, read_free_memory
 from pybackend.core.machine.processes import name_process
 
@@ -53,7 +45,7 @@ _MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 20.0
 _END_SECONDS = 2.0
-_START = f"import sys; del sys.path[0]; {RUN_WORKER}"
+_START = f"import sys; del sys.path[0]; {forking.RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
 _OWNER: ContextVar[str | None] = ContextVar("_OWNER", default=None)
@@ -66,7 +58,7 @@ def start_worker(
     variables: Mapping[str, str],
     may_fork: bool,
     python: str = sys.executable,
-) -> subprocess.Popen[bytes] | ForkedProcess:
+) -> subprocess.Popen[bytes] | forking.ForkedProcess:
     """Start a worker's process: fork it if there is a fork server for it, else run ``python``.
 
     It inherits ``descriptors``, its listening socket and its pipe for events. ``may_fork`` is
@@ -77,7 +69,7 @@ def start_worker(
         servers = _find_servers(_OWNER.get())
         if forked := servers.fork(kind, folder, descriptors, variables):
             return forked
-    return popen([python, *PROGRAM, _START, folder], descriptors, variables)
+    return popen([python, *forking.PROGRAM, _START, folder], descriptors, variables)
 
 
 def popen(
@@ -169,18 +161,18 @@ class ForkServers:
         folder: str,
         descriptors: Sequence[int],
         variables: Mapping[str, str],
-    ) -> ForkedProcess | None:
+    ) -> forking.ForkedProcess | None:
         name, pid = self.name(kind), None
         connection = socket.socket(socket.AF_UNIX)
         try:
             self._want(kind)
-            connection.settimeout(ANSWER_SECONDS)
+            connection.settimeout(forking.ANSWER_SECONDS)
             connection.connect(name)
-            pid, patience = find_server(connection), ANSWER_SECONDS
+            pid, patience = forking.find_server(connection), forking.ANSWER_SECONDS
             if pid is None:
                 limit = self._deadlines.setdefault(name, time.monotonic() + _IMPORT_SECONDS)
                 patience = max(0.01, limit - time.monotonic())
-            return ForkedProcess(connection, descriptors, variables, [folder], patience)
+            return forking.ForkedProcess(connection, descriptors, variables, [folder], patience)
         except OSError as error:
             LOGGER.debug("the fork server is not used: %s", error)
             connection.close()
@@ -242,7 +234,7 @@ class ForkServers:
             listener.bind(name)
             listener.listen()
             process = subprocess.Popen(
-                [kind.python, *PROGRAM, SERVE, str(listener.fileno()), self._owner],
+                [kind.python, *forking.PROGRAM, forking.SERVE, str(listener.fileno()), self._owner],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -262,7 +254,7 @@ class ForkServers:
             # A process that waits for a frozen disk cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_END_SECONDS)
-        kill_all(partial(_find_pids, name), _END_SECONDS)
+        forking.kill_all(partial(_find_pids, name), _END_SECONDS)
 
 
 def _find_pids(name: str) -> list[int]:
@@ -270,7 +262,7 @@ def _find_pids(name: str) -> list[int]:
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         connection.settimeout(_END_SECONDS)
         connection.connect(name)
-        if pid := find_server(connection):
+        if pid := forking.find_server(connection):
             return [pid]
     return []
 

@@ -29,13 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.machine.processes import (
-    is_process,
-    list_children,
-    list_processes,
-    read_main_thread,
-    read_variables,
-)
+from pybackend.core.machine import processes
 
 IDLE_SECONDS = 600.0
 _HUNG_SECONDS = 300.0
@@ -172,7 +166,7 @@ def serve(number: int, owner: str) -> None:
     with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3
         requests.register(os.pidfd_open(int(owner.partition("-")[0])), select.POLLIN)
     last = time.monotonic()
-    while is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
+    while processes.is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
         if number not in dict(requests.poll(_LOOK_SECONDS * 1000)):
             continue
         with listener.accept()[0] as connection:
@@ -340,7 +334,7 @@ def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     """
     # A killed child's own children become children of this process, so each round goes one
     # generation deeper.
-    kill_all(lambda: set(list_children()) - set(spared), seconds, reap)
+    kill_all(lambda: set(processes.list_children()) - set(spared), seconds, reap)
 
 
 def kill_all(
@@ -382,10 +376,10 @@ def end_marked(variable: str, value: str) -> None:
 
 def _find_marked(mark: bytes) -> list[int]:
     found = []
-    for pid in list_processes():
+    for pid in processes.list_processes():
         with contextlib.suppress(OSError):  # of other users, or just exited
-            if mark in read_variables(pid):
+            if mark in processes.read_variables(pid):
                 found.append(pid)
     # One that has ended may wait for its parent.
-    states = {pid: read_main_thread(pid) for pid in found}
+    states = {pid: processes.read_main_thread(pid) for pid in found}
     return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

@@ -17,14 +17,8 @@ from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
+from pybackend.core.machine import processes
 from pybackend.core.machine.capacity import list_groups
-from pybackend.core.machine.processes import (
-    find_family,
-    measure_group,
-    measure_memory,
-    measure_share,
-    read_main_thread,
-)
 
 _LOOK_SECONDS = 0.1
 # Searching for new processes reads a file of every process on the machine.
@@ -47,14 +41,14 @@ class MemoryWatch:
             return None
         self._looked = now
         if not Path("/proc/self/stat").exists():
-            used = measure_group(self._pid)
+            used = processes.measure_group(self._pid)
         else:
             if now > self._searched + _SEARCH_SECONDS:
-                self._known, self._searched = find_family(self._pid), now
-            used = sum(map(measure_memory, self._known))
+                self._known, self._searched = processes.find_family(self._pid), now
+            used = sum(map(processes.measure_memory, self._known))
             # Pages shared by forked processes count once; reading that is slower.
             if used > self._limit and len(self._known) > 1:
-                used = sum(map(measure_share, self._known))
+                used = sum(map(processes.measure_share, self._known))
         return used if used > self._limit else None
 
 
@@ -130,7 +124,7 @@ class StallWatch:
         # together with it is not lost (test_a_watcher_that_was_stopped_itself_counts_from_then_on).
         has_rested = now > self._looked + self._limit / 2
         self._looked = now
-        found = read_main_thread(self._pid)
+        found = processes.read_main_thread(self._pid)
         if found is None or found[0] not in _STALLED or found != self._known or has_rested:
             self._known, self._moved = found, now
             return None

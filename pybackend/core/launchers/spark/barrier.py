@@ -28,29 +28,10 @@ from pybackend.core.launchers.fork_server import is_off
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import REPORT, Post, receive_model
+from pybackend.core.launchers.spark import barrier_task as tasks
+from pybackend.core.launchers.spark import jobs, slots, stage
 from pybackend.core.launchers.spark import session as sessions
-from pybackend.core.launchers.spark import stage
-from pybackend.core.launchers.spark.barrier_task import (
-    NO_OBSERVING,
-    SCHEMA,
-    ElasticTask,
-    RowsOfFrame,
-    Task,
-)
 from pybackend.core.launchers.spark.explain import explain_spark_error, quiet_log, run_explained
-from pybackend.core.launchers.spark.jobs import (
-    RunningCall,
-    remember_properties,
-    run_watched,
-    running,
-)
-from pybackend.core.launchers.spark.slots import (
-    check_slots,
-    choose_lanes,
-    cores_of_task,
-    make_profile,
-    take_slots,
-)
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token, split_address
 
@@ -97,8 +78,8 @@ class SparkLauncher:
 
     def describe(self, job: Job) -> Submission:
         """Return what `launch` would start, after its checks; no Spark job is run."""
-        make_profile(self.session, job.resources, job.workers)
-        check_slots(self.session, job.workers, job.resources)
+        slots.make_profile(self.session, job.resources, job.workers)
+        slots.check_slots(self.session, job.workers, job.resources)
         later = "on which executors Spark starts the tasks, and what their Python has"
         place = "its own Spark job" if job.is_elastic else "a task of the barrier stage"
         return Submission((place,) * job.workers, later=(later,))
@@ -109,16 +90,16 @@ class SparkLauncher:
     ) -> Iterator[Sequence[SparkLauncher]]:
         """Return launchers that take turns in the session's slots, one for each part of them."""
         workers = job.most_workers
-        slots = check_slots(self.session, workers, job.resources)
-        lanes = choose_lanes(slots, workers, most, parallelism)
-        make_profile(self.session, job.resources, workers * lanes)
+        available = slots.check_slots(self.session, workers, job.resources)
+        lanes = slots.choose_lanes(available, workers, most, parallelism)
+        slots.make_profile(self.session, job.resources, workers * lanes)
         yield [SparkLauncher(self.session, on_wait=LOGGER.info, lanes=lanes)] * lanes
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job, or each in its own."""
         session = self.session
-        profile = make_profile(session, job.resources, job.workers)
-        slots = check_slots(session, job.workers, job.resources)
+        profile = slots.make_profile(session, job.resources, job.workers)
+        available = slots.check_slots(session, job.workers, job.resources)
         job = _with_model_limit(session, job)
         if is_off():
             job = replace(job, resources=replace(job.resources, fork_server=None))
@@ -127,8 +108,8 @@ class SparkLauncher:
         loopback = sessions.is_one_machine(session)
         with ExitStack() as stack:
             if self._on_wait:
-                owner, held = sessions.owner_of(session), min(job.most_workers, slots)
-                stack.enter_context(take_slots(owner, held, slots, self._on_wait))
+                owner, held = sessions.owner_of(session), min(job.most_workers, available)
+                stack.enter_context(slots.take_slots(owner, held, available, self._on_wait))
             self._look()  # the caller may have given up meanwhile
             stack.enter_context(sessions.driver_python(session))
             stage.check_hosts(session, job, datasets)
@@ -137,21 +118,23 @@ class SparkLauncher:
             environment = stack.enter_context(
                 stage.sent_environment(session, job, addresses, run, on_event, profile)
             )
-            cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
+            cores = slots.cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             options = stage.choose_options(profile)
             stack.enter_context(sessions.small_batches(session))
             if isinstance(job, TrainingJob) and job.is_elastic:
-                task = Task(Member(job, files, None, token, None, loopback), cores, environment)
+                task = tasks.Task(
+                    Member(job, files, None, token, None, loopback), cores, environment
+                )
                 return _train_elastically(session, job, task, options, datasets, on_event)
             frame, source, counts = stage.input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
             server = stack.enter_context(stage.open_meeting(session, token, job, patience))
             if job.is_observed and not server.address:
-                raise ClusterError(NO_OBSERVING)
+                raise ClusterError(tasks.NO_OBSERVING)
             member = Member(job, files, source, token, server.address or None, loopback, counts)
             size = sum(map(len, files.values()))
-            task = Task(member, cores, environment)
-            plan = sessions.map_in_arrow(frame, task, SCHEMA, size, **options)
+            task = tasks.Task(member, cores, environment)
+            plan = sessions.map_in_arrow(frame, task, tasks.SCHEMA, size, **options)
             return self._run_stage(job, plan, server, on_event, datasets)
 
     def _run_stage(
@@ -171,7 +154,8 @@ class SparkLauncher:
 
         explain = partial(explain_spark_error, session=session)
         collect = partial(collect_rows, plan)
-        with quiet_log(session), running(session, collect, on_wait=self._on_wait) as collecting:
+        call = jobs.running(session, collect, on_wait=self._on_wait)
+        with quiet_log(session), call as collecting:
             crew = stage.follow_stage(job, server, on_event, watch, explain, self._look)
         reports, model = crew.conclude(), receive_model(server)
         pieces = [row for row in rows if row["model"] is not None]
@@ -183,7 +167,7 @@ class SparkLauncher:
 def _train_elastically(
     session: Any,
     job: TrainingJob,
-    task: Task,
+    task: tasks.Task,
     stage_options: Mapping[str, Any],
     datasets: DataSets,
     on_event: Emit,
@@ -197,8 +181,8 @@ def _train_elastically(
         stage_options,
         partial(stage.open_meeting, session, task.member.token, replace(job, workers=1)),
         partial(_explain_no_rows, datasets),
-        compares_rows=isinstance(source, RowsOfFrame),
-        inherit=remember_properties(session),
+        compares_rows=isinstance(source, tasks.RowsOfFrame),
+        inherit=jobs.remember_properties(session),
     )
     with quiet_log(session):
         return run_on_hosts(way, job, {}, on_event, job.most_workers, SET_PYSPARK_PYTHON)
@@ -214,7 +198,7 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     # report that it ran out of memory.
     frames = {n: rows.frame for n, rows in datasets.items() if isinstance(rows, DataFrameRows)}
     for name, frame in frames.items():
-        if run_watched(frame.sparkSession, frame.isEmpty):
+        if jobs.run_watched(frame.sparkSession, frame.isEmpty):
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
         "Spark ran the workers, but did not deliver their results: usually its driver has too "
@@ -256,7 +240,7 @@ class TaskWay(Way):
 
     session: Any
     frame: Any
-    task: Task
+    task: tasks.Task
     stage_options: Mapping[str, Any]
     make_meeting: Callable[[], MeetingServer]
     explain_no_task: Callable[[], Exception]
@@ -280,7 +264,7 @@ class TaskWay(Way):
         host = self._hosts[number] = [stage.UNKNOWN_HOST]
         # The first ones need a slot now; the others may wait until one is free.
         idle_seconds = None if number < self.task.member.job.workers else math.inf
-        with running(self.session, plan.collect, idle_seconds) as task:
+        with jobs.running(self.session, plan.collect, idle_seconds) as task:
 
             def look() -> list[Failure]:
                 # Behind a worker that is receiving rows, the time without a task does not count:
@@ -312,12 +296,12 @@ class TaskWay(Way):
     def _plan(self, number: int, meeting: MeetingServer) -> Any:
         member = replace(self.task.member, driver=meeting.address)
         post = Post(number, compares_rows=self.compares_rows)
-        own = ElasticTask(replace(self.task, member=member), post)
+        own = tasks.ElasticTask(replace(self.task, member=member), post)
         size = sum(map(len, member.files.values()))
-        return sessions.map_in_arrow(self.frame, own, SCHEMA, size, **self.stage_options)
+        return sessions.map_in_arrow(self.frame, own, tasks.SCHEMA, size, **self.stage_options)
 
     def _find_failures(
-        self, task: RunningCall[Any], meeting: MeetingServer, host: str
+        self, task: jobs.RunningCall[Any], meeting: MeetingServer, host: str
     ) -> list[Failure]:
         """Return why a Spark job has ended; what its worker has sent takes precedence."""
         try:

@@ -15,16 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pybackend.core.data.tfrecord import folder
 from pybackend.core.data.tfrecord.compression import Compression
 from pybackend.core.data.tfrecord.files import RecordFiles
-from pybackend.core.data.tfrecord.folder import (
-    Manifest,
-    begin,
-    choose_path,
-    discard,
-    finish,
-    is_begun,
-)
 from pybackend.core.data.tfrecord.part import Part, write_part
 from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
@@ -41,7 +34,7 @@ _VECTOR = "VectorUDT"
 
 def write_records(
     frame: Any, uri: str, compression: Compression, overwrite: bool, partitions: int | None = None
-) -> Manifest:
+) -> folder.Manifest:
     """Write a DataFrame, each partition into its own file.
 
     ``partitions`` is the number of partitions; None: those of the DataFrame. `InputError` if a
@@ -53,7 +46,7 @@ def write_records(
     fields = _fields_of(kind)
     frame = sessions.ask(session, "a plan", lambda: _store_as(frame, kind, partitions))
     sessions.ship_package(session)
-    is_new = _call_at_tasks(session, begin, uri, token, overwrite)
+    is_new = _call_at_tasks(session, folder.begin, uri, token, overwrite)
     try:
         names = tuple(field["name"] for field in fields["fields"])
         task = WriteTask(uri, token, compression, names)
@@ -61,13 +54,13 @@ def write_records(
         reports = _reports(session, frame, task, idle_seconds=math.inf)
         parts = [Part(**report) for report in reports]
         parts.sort(key=lambda part: part.name)  # by the partition's number
-        manifest = Manifest(fields, compression, tuple(parts)).to_json()
-        written = _call_at_tasks(session, finish, uri, token, manifest, overwrite)
+        manifest = folder.Manifest(fields, compression, tuple(parts)).to_json()
+        written = _call_at_tasks(session, folder.finish, uri, token, manifest, overwrite)
     except BaseException:
         with suppress(Exception):  # the first failure is the cause
-            _call_at_tasks(session, discard, uri, token, is_new)
+            _call_at_tasks(session, folder.discard, uri, token, is_new)
         raise
-    return Manifest.from_json(written)
+    return folder.Manifest.from_json(written)
 
 
 def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
@@ -176,14 +169,14 @@ class WriteTask:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         with _refusals(f"partition {partition}"):
-            if not is_begun(self.uri, self.token):
+            if not folder.is_begun(self.uri, self.token):
                 raise InputError(
                     f"`path`: {socket.gethostname()}, which runs tasks, cannot see "
                     f"{show(self.uri)}: use a file system that all machines share, or a URI"
                 )
             # Spark may run a task twice, even at the same time: only one of the rows is used.
             attempt = f"{partition:05d}-{new_token()[:12]}"
-            place = choose_path(self.uri, self.token, attempt)
+            place = folder.choose_path(self.uri, self.token, attempt)
             part = write_part(map(self._named, batches), place, attempt, self.compression)
         if part is not None:
             yield _row(asdict(part))

@@ -41,14 +41,9 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.launchers.spark import stage
 from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
-from pybackend.core.launchers.spark.stage import (
-    check_hosts,
-    follow_stage,
-    input_frame,
-    open_meeting,
-)
 from pybackend.core.net.deadline import settle
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token
@@ -270,19 +265,19 @@ class SparklyrWorkers:
         sessions.ship_package(session)
         token = new_token()
         loopback = sessions.is_one_machine(session)
-        check_hosts(session, job, datasets)
+        stage.check_hosts(session, job, datasets)
         with ExitStack() as stack:
-            frame, source, counts = input_frame(session, job, datasets)
-            meeting = stack.enter_context(open_meeting(session, token, job))
+            frame, source, counts = stage.input_frame(session, job, datasets)
+            meeting = stack.enter_context(stage.open_meeting(session, token, job))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
             lines = sessions.map_in_arrow(frame, encode_lines, TEXT_SCHEMA)
             view = stack.enter_context(_view(session, lines))
             spark_job, cores = ClassicJob(session), cores_of_task(session, job.workers)
-            stage = RStage(job, spark_job, meeting, bool(datasets))
-            followed = stage.follow(on_event)
+            r_stage = RStage(job, spark_job, meeting, bool(datasets))
+            followed = r_stage.follow(on_event)
             try:
-                stage.run(partial(self.run_stage, view, str(archive), spark_job.group, cores))
+                r_stage.run(partial(self.run_stage, view, str(archive), spark_job.group, cores))
                 return Outcome(followed.result(), receive_model(meeting))
             except _StageError as error:
                 missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
@@ -368,7 +363,7 @@ class RStage:
         def follow() -> list[WorkerReport]:
             try:
                 parts = self._job, self._meeting, pass_on, self._watch, _StageError
-                return follow_stage(*parts).conclude()
+                return stage.follow_stage(*parts).conclude()
             finally:
                 if not self._end.done():
                     _start_cancel(self._spark_job)

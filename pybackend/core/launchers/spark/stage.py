@@ -38,18 +38,8 @@ from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.serving import ArchiveServer
 from pybackend.core.launchers.member import read_arrival
+from pybackend.core.launchers.spark import barrier_task as tasks
 from pybackend.core.launchers.spark import session as sessions
-from pybackend.core.launchers.spark.barrier_task import (
-    ENVIRONMENT_SCHEMA,
-    FAILURE_MARK,
-    FILE,
-    NETWORK_SCHEMA,
-    SET_COLUMN,
-    Blobs,
-    RowsOfFrame,
-    SparkEnvironment,
-    check_peers,
-)
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.core.machine.identity import own_address
@@ -77,7 +67,7 @@ def check_network(session: Any, workers: int) -> None:
     """
 
     numbers = sessions.number_partitions(session, workers)
-    plan = sessions.map_in_arrow(numbers, check_peers, NETWORK_SCHEMA, barrier=True)
+    plan = sessions.map_in_arrow(numbers, tasks.check_peers, tasks.NETWORK_SCHEMA, barrier=True)
     late = ClusterError(TOO_LONG + advise_on_network())
     rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
@@ -94,7 +84,7 @@ def sent_environment(
     run: Callable[[Callable[[], list[Any]]], list[Any]],
     on_event: Emit,
     profile: Any = None,
-) -> Iterator[SparkEnvironment | None]:
+) -> Iterator[tasks.SparkEnvironment | None]:
     """Send the environment of a job to the hosts that lack it; None if the job has none.
 
     Hosts can get it until the block ends. ``addresses`` are as in `driver_addresses`. ``run``
@@ -110,17 +100,15 @@ def sent_environment(
     if packed is None:
         yield None
         return
-    shipped, file = sessions.shipped_to(session), FILE.format(packed.name)
+    shipped, file = sessions.shipped_to(session), tasks.FILE.format(packed.name)
     with ExitStack() as stack:
         environment = None if file in shipped else _serve(stack, packed, *addresses)
         if environment is not None and packed.name not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) to the hosts")
             with sessions.driver_python(session):
-                numbers, options = (
-                    sessions.number_partitions(session, job.workers),
-                    choose_options(profile),
-                )
-                plan = sessions.map_in_arrow(numbers, environment, ENVIRONMENT_SCHEMA, **options)
+                numbers = sessions.number_partitions(session, job.workers)
+                options, schema = choose_options(profile), tasks.ENVIRONMENT_SCHEMA
+                plan = sessions.map_in_arrow(numbers, environment, schema, **options)
                 obstacle = _find_obstacle(run(plan.collect))
             if obstacle:
                 say(f"{obstacle}: Spark sends the environment to each executor")
@@ -136,12 +124,12 @@ def sent_environment(
             request = "to take the Python environment"
             sessions.send_file(session, request, packed.size, partial(_place, packed))
             shipped.add(file)
-    yield SparkEnvironment(packed)
+    yield tasks.SparkEnvironment(packed)
 
 
 def _serve(
     stack: ExitStack, packed: PackedEnvironment, host: str | None, announced: str | None
-) -> SparkEnvironment | None:
+) -> tasks.SparkEnvironment | None:
     """Return an environment that this process sends; None if it cannot listen for the hosts."""
     if host is None:
         return None
@@ -149,7 +137,7 @@ def _serve(
         server = stack.enter_context(ArchiveServer(packed, host, announced))
     except ClusterError:  # the driver's address belongs to another machine
         return None
-    return SparkEnvironment(packed, server.archive)
+    return tasks.SparkEnvironment(packed, server.archive)
 
 
 def choose_options(profile: Any) -> dict[str, Any]:
@@ -167,7 +155,7 @@ def _find_obstacle(rows: Sequence[Any]) -> str | None:
 
 def _place(packed: PackedEnvironment, folder: Path) -> str:
     """Link or copy the file into a folder, under the name that tells its content."""
-    path = folder / FILE.format(packed.name)
+    path = folder / tasks.FILE.format(packed.name)
     # The file of a call that was interrupted made the next one fail
     # (test_a_file_is_placed_again_after_a_call_that_was_interrupted).
     path.unlink(missing_ok=True)
@@ -186,7 +174,7 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
+) -> tuple[Any, tasks.RowsOfFrame | tasks.Blobs | None, Counts]:
     """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
         return sessions.number_partitions(session, job.workers), None, {}
@@ -202,12 +190,14 @@ def input_frame(
     return _frame_of_blobs(session, job, datasets)
 
 
-def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any, RowsOfFrame]:
-    source = RowsOfFrame({name: data.column_groups for name, data in datasets.items()})
+def _frame_of_rows(
+    job: Job, datasets: Mapping[str, DataFrameRows]
+) -> tuple[Any, tasks.RowsOfFrame]:
+    source = tasks.RowsOfFrame({name: data.column_groups for name, data in datasets.items()})
     frames = [data.frame for data in datasets.values()]
     frame = frames[0]
     if len(frames) > 1:
-        marked = [f.selectExpr("*", f"{place} AS {SET_COLUMN}") for place, f in enumerate(frames)]
+        marked = [f.selectExpr("*", f"{n} AS {tasks.SET_COLUMN}") for n, f in enumerate(frames)]
         frame = marked[0].unionByName(marked[1])
     if not next(iter(datasets.values())).spec.repartition:
         return frame, source
@@ -243,7 +233,7 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
 
 def _frame_of_blobs(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, Blobs, Counts]:
+) -> tuple[Any, tasks.Blobs, Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffles_globally else ()
     counts = count_rows_to_send(datasets, job.workers)
@@ -260,7 +250,7 @@ def _frame_of_blobs(
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
     frame = sessions.ask(session, f"a {term('DataFrame')} of the rows", send, size)
-    return frame, Blobs(describe_layout(datasets), sent), counts
+    return frame, tasks.Blobs(describe_layout(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
@@ -394,7 +384,8 @@ _TASK_LOST = re.compile(
 
 def find_failures(message: str) -> list[Failure]:
     """Return the failures that `fail_task`, or Spark, wrote into the message of Spark's error."""
-    texts = dict.fromkeys(re.findall(f"{FAILURE_MARK}([A-Za-z0-9+/=]+){FAILURE_MARK}", message))
+    mark = tasks.FAILURE_MARK
+    texts = dict.fromkeys(re.findall(f"{mark}([A-Za-z0-9+/=]+){mark}", message))
     sent = []
     for text in texts:
         with suppress(ValueError):  # then Spark's own text remains
