@@ -34,7 +34,8 @@ from pybackend.core.errors import Failure
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Note, Order, Standby
 from pybackend.core.job.report import Generation, WorkerReport, count_by_epoch, list_groups
-from pybackend.core.launchers import crew, elastic
+from pybackend.core.launchers import crew
+from pybackend.core.launchers import elastic_workers as elastic
 from pybackend.core.launchers.base import StopRequestedError, stopped_by
 from pybackend.types import TrainResult
 

@@ -24,7 +24,7 @@ from pybackend.core.api.job_folder import JobFolder, new_folder
 from pybackend.core.data.files import Folder, hide_password
 from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.launchers.spark.session import hand_over
+from pybackend.core.launchers.spark.sessions import hand_over
 from pybackend.types import DetachedJob
 
 SECRET = "://ann:secret@host/"

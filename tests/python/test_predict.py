@@ -35,8 +35,8 @@ from pythons import python_with
 from pybackend import InputError, barrier_train, predict_spark
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.dataframe import DataFrameRows
-from pybackend.core.launchers.spark import predict
-from pybackend.core.launchers.spark.predict import PredictTask, remove_dates
+from pybackend.core.launchers.spark import predicted_columns as predict
+from pybackend.core.launchers.spark.predicted_columns import PredictTask, remove_dates
 from pybackend.core.model import scorers
 from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 from pybackend.types import TrainResult
@@ -600,7 +600,7 @@ def test_classes_need_several_numbers(table: Any) -> None:
 def test_spark_looks_for_no_garbage_in_tensorflow() -> None:
     code = (
         "import gc\n"
-        "from pybackend.core.launchers.spark.predict import set_up_tensorflow\n"
+        "from pybackend.core.launchers.spark.predicted_columns import set_up_tensorflow\n"
         "set_up_tensorflow()\n"
         "print(gc.isenabled(), gc.get_freeze_count())"
     )

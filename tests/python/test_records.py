@@ -16,8 +16,8 @@ from conftest import shared_spark
 
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
-from pybackend.core.launchers.spark import records
-from pybackend.core.launchers.spark.session import driver_python
+from pybackend.core.launchers.spark import spark_records as records
+from pybackend.core.launchers.spark.sessions import driver_python
 
 ALL = (
     "byte tinyint, short smallint, int int, long bigint, flag boolean, float float, "

@@ -49,10 +49,10 @@ from pybackend.core.job.options import DataOptions
 from pybackend.core.job.values import decode_value
 from pybackend.core.launchers.spark import barrier as spark_launcher
 from pybackend.core.launchers.spark import explain, sparklyr
-from pybackend.core.launchers.spark import jobs as spark_job
-from pybackend.core.launchers.spark import session as session_module
+from pybackend.core.launchers.spark import sessions as session_module
+from pybackend.core.launchers.spark import spark_jobs as spark_job
 from pybackend.core.launchers.spark.barrier import SparkLauncher
-from pybackend.core.launchers.spark.session import driver_python, ship_package
+from pybackend.core.launchers.spark.sessions import driver_python, ship_package
 from pybackend.core.launchers.spark.sparklyr import attach_spark
 from pybackend.core.launchers.spark.stage import check_network
 from pybackend.core.net import rendezvous

@@ -22,7 +22,7 @@ from test_elastic import X, Y
 
 import pybackend
 from pybackend import ClusterError, Elastic, InputError, barrier_train
-from pybackend.core.launchers.spark import jobs
+from pybackend.core.launchers.spark import spark_jobs as jobs
 
 register_pickle_by_value(test_elastic)
 

@@ -43,25 +43,27 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.spark.barrier import SparkLauncher as SparkLauncher
     from pybackend.core.launchers.spark.explain import ask_executors as ask_executors
     from pybackend.core.launchers.spark.explain import quiet_log as quiet_log
-    from pybackend.core.launchers.spark.jobs import run_watched as run_watched
-    from pybackend.core.launchers.spark.predict import add_predictions as add_predictions
-    from pybackend.core.launchers.spark.predict import set_up_tensorflow as set_up_tensorflow
-    from pybackend.core.launchers.spark.records import call_in_task as call_in_task
-    from pybackend.core.launchers.spark.records import read_records as read_records
-    from pybackend.core.launchers.spark.records import write_records as write_records
-    from pybackend.core.launchers.spark.session import Handover as Handover
-    from pybackend.core.launchers.spark.session import ask as ask
-    from pybackend.core.launchers.spark.session import driver_python as driver_python
-    from pybackend.core.launchers.spark.session import get_session as get_session
-    from pybackend.core.launchers.spark.session import hand_over as hand_over
-    from pybackend.core.launchers.spark.session import is_session as is_session
-    from pybackend.core.launchers.spark.session import is_spark_frame as is_spark_frame
-    from pybackend.core.launchers.spark.session import read_schema as read_schema
-    from pybackend.core.launchers.spark.session import read_setting as read_setting
-    from pybackend.core.launchers.spark.session import ship_package as ship_package
-    from pybackend.core.launchers.spark.session import small_batches as small_batches
+    from pybackend.core.launchers.spark.predicted_columns import add_predictions as add_predictions
+    from pybackend.core.launchers.spark.predicted_columns import (
+        set_up_tensorflow as set_up_tensorflow,
+    )
+    from pybackend.core.launchers.spark.sessions import Handover as Handover
+    from pybackend.core.launchers.spark.sessions import ask as ask
+    from pybackend.core.launchers.spark.sessions import driver_python as driver_python
+    from pybackend.core.launchers.spark.sessions import get_session as get_session
+    from pybackend.core.launchers.spark.sessions import hand_over as hand_over
+    from pybackend.core.launchers.spark.sessions import is_session as is_session
+    from pybackend.core.launchers.spark.sessions import is_spark_frame as is_spark_frame
+    from pybackend.core.launchers.spark.sessions import read_schema as read_schema
+    from pybackend.core.launchers.spark.sessions import read_setting as read_setting
+    from pybackend.core.launchers.spark.sessions import ship_package as ship_package
+    from pybackend.core.launchers.spark.sessions import small_batches as small_batches
     from pybackend.core.launchers.spark.slots import check_slots as check_slots
     from pybackend.core.launchers.spark.slots import count_slots as count_slots
+    from pybackend.core.launchers.spark.spark_jobs import run_watched as run_watched
+    from pybackend.core.launchers.spark.spark_records import call_in_task as call_in_task
+    from pybackend.core.launchers.spark.spark_records import read_records as read_records
+    from pybackend.core.launchers.spark.spark_records import write_records as write_records
     from pybackend.core.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
     from pybackend.core.launchers.spark.sparklyr import attach_spark as attach_spark
 
@@ -75,10 +77,10 @@ _NAMES = {
     "script.slurm": "describe_batch",
     "spark.barrier": "SparkLauncher",
     "spark.explain": "ask_executors quiet_log",
-    "spark.jobs": "run_watched",
-    "spark.predict": "add_predictions set_up_tensorflow",
-    "spark.records": "call_in_task read_records write_records",
-    "spark.session": "Handover ask driver_python get_session hand_over is_session is_spark_frame "
+    "spark.spark_jobs": "run_watched",
+    "spark.predicted_columns": "add_predictions set_up_tensorflow",
+    "spark.spark_records": "call_in_task read_records write_records",
+    "spark.sessions": "Handover ask driver_python get_session hand_over is_session is_spark_frame "
     "read_schema read_setting ship_package small_batches",
     "spark.slots": "check_slots count_slots",
     "spark.sparklyr": "SparklyrWorkers attach_spark",

@@ -74,7 +74,7 @@ class Crew:
     A launcher starts the workers and passes on what it hears of them. Everything that launchers
     have in common is here: the first cause, the time that others have to report an earlier one,
     losses that a training survives, and the answers of observers. Workers that join and leave
-    (`pybackend.core.launchers.elastic`) count by their number instead of their rank.
+    (`pybackend.core.launchers.elastic_workers`) count by their number instead of their rank.
 
     Without a ``job``, any failure ends it. ``answer`` sends a worker the session's answer to its
     event. ``hosts``, for messages, is the host of all workers, or of each rank. ``ends_together``

@@ -27,7 +27,7 @@ from pybackend.core.job.resources import THIS
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.child import Child, find_disk
 from pybackend.core.launchers.crew import Crew, follow_child, take_all
-from pybackend.core.launchers.elastic import Said, train_elastically
+from pybackend.core.launchers.elastic_workers import Said, train_elastically
 from pybackend.core.launchers.fork_server import (
     expecting_workers,
     keeping_fork_server,

@@ -15,7 +15,7 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
 from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.session import (
+from pybackend.core.launchers.spark.sessions import (
     driver_python,
     is_connect,
     is_one_machine,

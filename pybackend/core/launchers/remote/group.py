@@ -20,7 +20,7 @@ from pybackend.core.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Outcome, StopRequestedError, stopped_by
 from pybackend.core.launchers.crew import CAUSE_SECONDS, Crew, take_all
-from pybackend.core.launchers.elastic import Obstacle, Remark, Said, train_elastically
+from pybackend.core.launchers.elastic_workers import Obstacle, Remark, Said, train_elastically
 from pybackend.core.launchers.remote.task import PACKAGES, POST, REPORT, ROWS, Post, receive_model
 from pybackend.core.net.meeting import MeetingServer
 

@@ -29,8 +29,8 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import REPORT, Post, receive_model
 from pybackend.core.launchers.spark import barrier_task as tasks
-from pybackend.core.launchers.spark import jobs, slots, stage
-from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.launchers.spark import sessions, slots, stage
+from pybackend.core.launchers.spark import spark_jobs as jobs
 from pybackend.core.launchers.spark.explain import explain_spark_error, quiet_log, run_explained
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token, split_address

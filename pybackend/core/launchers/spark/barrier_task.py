@@ -414,7 +414,8 @@ def _connect(
     on_lost: Callable[[], None] = lambda: None,
 ) -> Iterator[_Client]:
     """Connect a task to the driver, and show it that this process is alive."""
-    with kind(member.driver, member.token, rank, patience, on_lost) as meeting:
+    meeting = kind(member.driver, member.token, rank, patience, on_lost)
+    with meeting:
         meeting.start_beating(find_silence(member.job.timeout))
         yield meeting
 

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pybackend.core.errors import ClusterError, TfdistError
-from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
-from pybackend.core.launchers.spark.session import hold, is_connect, is_one_machine
+from pybackend.core.launchers.spark.sessions import hold, is_connect, is_one_machine
 from pybackend.core.launchers.spark.slots import count_slots
+from pybackend.core.launchers.spark.spark_jobs import give_up_after, run_watched
 from pybackend.core.words import show
 
 _Value = TypeVar("_Value")

@@ -19,7 +19,7 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.shares import find_shortage, this_machine
-from pybackend.core.launchers.spark.session import (
+from pybackend.core.launchers.spark.sessions import (
     ask,
     is_connect,
     is_one_machine,

@@ -40,10 +40,14 @@ from pybackend.core.launchers.base import DataSets, Files, Outcome, reject_envir
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
-from pybackend.core.launchers.spark import session as sessions
-from pybackend.core.launchers.spark import stage
-from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
+from pybackend.core.launchers.spark import sessions, stage
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
+from pybackend.core.launchers.spark.spark_jobs import (
+    ClassicJob,
+    IdleWatch,
+    give_up_after,
+    run_watched,
+)
 from pybackend.core.net.deadline import settle
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token

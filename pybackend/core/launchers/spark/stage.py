@@ -39,9 +39,9 @@ from pybackend.core.launchers.environment.archive import PackedEnvironment, pack
 from pybackend.core.launchers.environment.serving import ArchiveServer
 from pybackend.core.launchers.member import read_arrival
 from pybackend.core.launchers.spark import barrier_task as tasks
-from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.launchers.spark import sessions
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
+from pybackend.core.launchers.spark.spark_jobs import give_up_after, run_watched
 from pybackend.core.machine.identity import own_address
 from pybackend.core.net.dialing import advise_on_network
 from pybackend.core.net.heartbeat import find_silence

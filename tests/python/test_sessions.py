@@ -25,9 +25,9 @@ from pybackend import (
     write_tfrecords,
 )
 from pybackend.core.launchers import is_session, is_spark_frame
-from pybackend.core.launchers.spark import jobs
-from pybackend.core.launchers.spark import session as session_module
-from pybackend.core.launchers.spark.session import is_connect
+from pybackend.core.launchers.spark import sessions as session_module
+from pybackend.core.launchers.spark import spark_jobs as jobs
+from pybackend.core.launchers.spark.sessions import is_connect
 
 Server = tuple[str, subprocess.Popen[bytes]]
 # Seconds for an answer in these tests, and for the end of a cancelled job.

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.launchers.spark import explain, jobs
+from pybackend.core.launchers.spark import explain
+from pybackend.core.launchers.spark import spark_jobs as jobs
 from pybackend.core.launchers.spark.explain import ask_executors
-from pybackend.core.launchers.spark.jobs import IdleWatch, run_watched
+from pybackend.core.launchers.spark.spark_jobs import IdleWatch, run_watched
 
 
 class FakeJob:

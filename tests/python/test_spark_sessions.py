@@ -27,7 +27,7 @@ from detaching import (
 
 import pybackend
 from pybackend import ClusterError, InputError
-from pybackend.core.launchers.spark.session import REMOTE
+from pybackend.core.launchers.spark.sessions import REMOTE
 from pybackend.types import DetachedJob
 
 pytestmark = [pytest.mark.launcher, pytest.mark.full]

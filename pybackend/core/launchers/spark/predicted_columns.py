@@ -31,7 +31,7 @@ from pybackend.core.data.dataframe import add_fields, column_as_array, column_ty
 from pybackend.core.data.predictions import TEXT, Field, Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, PredictionJob
-from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.launchers.spark import sessions
 from pybackend.core.model import scorers
 from pybackend.core.model.quiet import import_tensorflow
 from pybackend.core.model.scorers import OnnxInput, Scorer

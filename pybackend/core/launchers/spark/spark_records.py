@@ -21,7 +21,7 @@ from pybackend.core.data.tfrecord.files import RecordFiles
 from pybackend.core.data.tfrecord.part import Part, write_part
 from pybackend.core.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
-from pybackend.core.launchers.spark import session as sessions
+from pybackend.core.launchers.spark import sessions
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.slots import count_slots
 from pybackend.core.net.rendezvous import new_token

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.launchers.spark.session import ask, is_connect, silence
+from pybackend.core.launchers.spark.sessions import ask, is_connect, silence
 from pybackend.core.net.deadline import settle
 from pybackend.core.net.rendezvous import new_token
 
@@ -294,6 +294,9 @@ class ClassicJob(SparkJob):
         self._context = session.sparkContext
         self._tracker = ask(session, "the state of jobs", self._context.statusTracker)
         self.group = _name()
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
         """Call ``submit`` on a thread, with the local properties of the calling thread."""
