@@ -61,7 +61,7 @@ from pybackend.core.launchers.environment.installing import (
 from pybackend.core.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.core.launchers.slurm.launcher import _install
 from pybackend.core.launchers.spark import stage
-from pybackend.core.launchers.spark.stage import _place
+from pybackend.core.launchers.spark.stage import _link
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -415,7 +415,7 @@ def test_a_file_is_placed_again_after_a_call_that_was_interrupted(
     packed: PackedEnvironment, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        assert os.path.samefile(_place(packed, tmp_path), packed.path)
+        assert os.path.samefile(_link(packed, tmp_path), packed.path)
 
 
 def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Group(Protocol):
         """
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Writer of the rows that a member receives."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
@@ -102,7 +102,7 @@ class Member:
 
     job: Job
     files: Mapping[str, bytes] = field(repr=False)
-    source: Source | None
+    source: RowSource | None
     token: str = field(repr=False)
     driver: str | None
     loopback: bool

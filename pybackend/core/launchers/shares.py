@@ -63,7 +63,7 @@ def share_of_machine(
 
 
 def find_shortage(
-    resources: Resources, workers: int, machine: Machine, place: str = "this machine"
+    resources: Resources, workers: int, machine: Machine, host: str = "this machine"
 ) -> str | None:
     gpus = len(machine.usable_gpus)
     for kind, each, has, show in (
@@ -75,7 +75,7 @@ def find_shortage(
             many = f"{workers} workers need" if workers > 1 else "a worker needs"
             total = f" ({show(each)} each)" if workers > 1 else ""
             return (
-                f"{many} {_name(kind, show(each * workers))}{total}, but {place} has {show(has)}: "
+                f"{many} {_name(kind, show(each * workers))}{total}, but {host} has {show(has)}: "
                 f"{_ADVICE}"
             )
     return None

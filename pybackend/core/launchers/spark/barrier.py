@@ -81,8 +81,8 @@ class SparkLauncher:
         slots.make_profile(self.session, job.resources, job.workers)
         slots.check_slots(self.session, job.workers, job.resources)
         later = "on which executors Spark starts the tasks, and what their Python has"
-        place = "its own Spark job" if job.is_elastic else "a task of the barrier stage"
-        return Submission((place,) * job.workers, later=(later,))
+        where = "its own Spark job" if job.is_elastic else "a task of the barrier stage"
+        return Submission((where,) * job.workers, later=(later,))
 
     @contextmanager
     def divide(

@@ -212,11 +212,11 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
         return _explain_other_python(text, session, package, python)
     shown = f"the executors' Python{f' ({python})' if python else ''}"
     host = find_host(text) or host
-    place = f" on {host}" if host else ""
+    where = f" on {host}" if host else ""
     fault = f"too old a version of {show(package)}" if found[3] else f"no module {show(package)}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
     return (
-        f"{shown}{place} has {fault}",
+        f"{shown}{where} has {fault}",
         f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has "
         "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()",
     )

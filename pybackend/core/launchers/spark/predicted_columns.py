@@ -66,9 +66,9 @@ def add_predictions(
     column_groups, read = group_columns(choice, kinds, job.floatx, "df")
     # The fields of structs are appended, then vectors as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
-    places = {name: place for place, name in enumerate(types)}
-    sources = {places[name]: types[name] for name in vectors}
-    places |= {name: len(types) + extra for extra, name in enumerate(vectors)}
+    indices = {name: index for index, name in enumerate(types)}
+    sources = {indices[name]: types[name] for name in vectors}
+    indices |= {name: len(types) + extra for extra, name in enumerate(vectors)}
     if onnx_inputs is None:
         files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
     task = PredictTask(
@@ -76,7 +76,7 @@ def add_predictions(
         files,
         sessions.digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
         tuple(column_groups),
-        tuple(places[name] for name in read),
+        tuple(indices[name] for name in read),
         len(columns),
         predictions,
         skips_incomplete,
@@ -122,8 +122,8 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
     # Spark warns without them; in R, a warning from a thread would wait for R's own thread.
     score.__annotations__ = dict.fromkeys(["structs", "return"], Iterator[pa.Array])
     predict = sf.arrow_udf(score, kind)
-    kept = [f"c{place}" for place in range(task.kept)]
-    scored = predict(sf.struct(*(f"c{place}" for place in task.places))).alias("p")
+    kept = [f"c{index}" for index in range(task.kept)]
+    scored = predict(sf.struct(*(f"c{index}" for index in task.indices))).alias("p")
     predicted = [f"p.{name}" for name in kind.names]
     return sent.select(*kept, scored).select(*kept, *predicted)
 
@@ -131,10 +131,10 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
 def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
     """Return a DataFrame with the vectors at these positions, of these types, added as arrays."""
     # Renamed, because `mapInArrow` interprets dots in your names.
-    sent = frame.toDF(*(f"c{place}" for place in range(columns)))
+    sent = frame.toDF(*(f"c{index}" for index in range(columns)))
     arrays = [
-        column_as_array(sent, f"c{place}", kind).alias(f"c{columns + extra}")
-        for extra, (place, kind) in enumerate(vectors.items())
+        column_as_array(sent, f"c{index}", kind).alias(f"c{columns + extra}")
+        for extra, (index, kind) in enumerate(vectors.items())
     ]
     return sent.select("*", *arrays)
 
@@ -146,11 +146,11 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
     files = dict(task.files)
     model = files.pop(MODEL_FILE)
 
-    def place(folder: Path) -> str:
+    def write(folder: Path) -> str:
         (folder / name).write_bytes(model)
         return str(folder / name)
 
-    sessions.send_file(session, "to take the model", len(model), place)
+    sessions.send_file(session, "to take the model", len(model), write)
     return replace(task, files=files, artifact=name)
 
 
@@ -210,9 +210,9 @@ class PredictTask:
     ``files`` are the model's file, for Keras or ONNX Runtime, and the custom objects that it needs;
     models with an equal ``digest`` are equal. ``artifact`` is the name under which Spark stores the
     model's file; None: it is in ``files``. ``onnx_inputs`` are those of the model's ONNX file;
-    None: Keras computes the predictions. The ``places`` of ``column_groups``, the tensors, are
-    indices into ``places``: the positions of the feature columns in the batches of `mapInArrow`.
-    The first ``kept`` of their columns are copied to the result. With ``skips_incomplete``, a row
+    None: Keras computes the predictions. The ``places`` of ``column_groups``, the tensors, are places in
+    ``indices``, which number the feature columns in the batches of `mapInArrow`. The first ``kept`` of
+    their columns are copied to the result. With ``skips_incomplete``, a row
     with a null or an unknown category gets null predictions.
     """
 
@@ -220,7 +220,7 @@ class PredictTask:
     files: Mapping[str, bytes]
     digest: str
     column_groups: tuple[ColumnGroup, ...]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     kept: int
     predictions: Predictions
     skips_incomplete: bool
@@ -235,8 +235,8 @@ class PredictTask:
         names = [field.name for field in self.predictions.fields]
         for batch in batches:
             features = pa.RecordBatch.from_arrays(
-                [batch.column(place) for place in self.places],
-                [batch.schema.names[place] for place in self.places],
+                [batch.column(index) for index in self.indices],
+                [batch.schema.names[index] for index in self.indices],
             )
             first = 0
             for columns, last in self._score(reader, features):
@@ -252,7 +252,7 @@ class PredictTask:
         import pyarrow as pa
 
         reader = TensorReader(self.column_groups)
-        names = [f"p{place}" for place, _ in enumerate(self.predictions.fields)]
+        names = [f"p{index}" for index, _ in enumerate(self.predictions.fields)]
         for array in structs:
             for columns, _ in self._score(reader, pa.RecordBatch.from_struct_array(array)):
                 yield pa.StructArray.from_arrays(columns, names)
@@ -280,16 +280,16 @@ class PredictTask:
 
         ``features`` are those of the complete rows.
         """
-        places = [*np.flatnonzero(complete).tolist(), len(complete)]
+        ends = [*np.flatnonzero(complete).tolist(), len(complete)]
         if not features.num_rows:
-            yield [output.make_empty() for output in self.predictions.outputs], places[0]
+            yield [output.make_empty() for output in self.predictions.outputs], ends[0]
             return
         done = 0
         for outputs in scorers.predict_rows(
             self.model(), reader.read(features), self.job.batch_size
         ):
             done += len(outputs[0])
-            yield outputs, places[done]
+            yield outputs, ends[done]
 
     def model(self) -> Scorer:
         """Return the model, from this process's memory if it was already loaded."""

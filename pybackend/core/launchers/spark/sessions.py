@@ -167,24 +167,24 @@ def shipped_to(session: Any) -> set[str]:
 
 
 def send_file(
-    session: Any, request: str, size: int, place: Callable[[Path], str], *, is_package: bool = False
+    session: Any, request: str, size: int, write: Callable[[Path], str], *, is_package: bool = False
 ) -> None:
     """Send a file to the executors, which import from it if it ``is_package``.
 
-    ``request`` is as in `ask`. ``place`` writes or links the file into a folder, and returns its
+    ``request`` is as in `ask`. ``write`` writes or links the file into a folder, and returns its
     path.
     """
     if is_connect(session):
         kind = {"pyfile" if is_package else "file": True}
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            path = place(Path(folder))
+            path = write(Path(folder))
             ask(session, request, lambda: session.addArtifacts(path, **kind), size)
         return
     from pyspark import SparkFiles
 
     # Executors fetch it at any time while the context lives: so it is in the folder that Spark
     # removes with the context.
-    path = place(Path(ask(session, "its folder for files", SparkFiles.getRootDirectory)))
+    path = write(Path(ask(session, "its folder for files", SparkFiles.getRootDirectory)))
     context = session.sparkContext
     add = context.addPyFile if is_package else context.addFile
     ask(session, request, lambda: add(path), size)
@@ -195,7 +195,7 @@ def ship_package(session: Any) -> None:
     archive = _pack_package(digest_files(read_sources()))
     name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
 
-    def place(folder: Path) -> str:
+    def write(folder: Path) -> str:
         path = folder / "tfdist" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(archive)
@@ -205,7 +205,7 @@ def ship_package(session: Any) -> None:
         shipped = shipped_to(session)
         if name not in shipped:
             request = "to take this package's archive"
-            send_file(session, request, len(archive), place, is_package=True)
+            send_file(session, request, len(archive), write, is_package=True)
             shipped.add(name)
 
 

@@ -51,8 +51,8 @@ def write_records(
         names = tuple(field["name"] for field in fields["fields"])
         task = WriteTask(uri, token, compression, names)
         # No task has to run while Spark prepares the rows: only its driver has to answer.
-        reports = _reports(session, frame, task, idle_seconds=math.inf)
-        parts = [Part(**report) for report in reports]
+        values = _collect(session, frame, task, idle_seconds=math.inf)
+        parts = [Part(**value) for value in values]
         parts.sort(key=lambda part: part.name)  # by the partition's number
         manifest = folder.Manifest(fields, compression, tuple(parts)).to_json()
         written = _call_at_tasks(session, folder.finish, uri, token, manifest, overwrite)
@@ -87,8 +87,8 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     """
     fields: dict[str, Any] = json.loads(kind.json())
     array = {"type": "array", "elementType": "float", "containsNull": False}
-    for place in _vectors(kind):
-        fields["fields"][place]["type"] = array
+    for index in _vectors(kind):
+        fields["fields"][index]["type"] = array
     to_schema(fields)
     if not fields["fields"]:
         raise InputError("`df` has no columns: a record needs at least one feature")
@@ -102,9 +102,9 @@ def _vectors(kind: Any) -> list[int]:
 def _store_as(frame: Any, kind: Any, partitions: int | None) -> Any:
     """Return a DataFrame with ML vectors converted to arrays, with this number of partitions."""
     # Renamed, because Spark interprets dots and backticks in names.
-    frame = frame.toDF(*(f"column_{place}" for place in range(len(kind.fields))))
-    for place in _vectors(kind):
-        frame = _with_array(frame, f"column_{place}")
+    frame = frame.toDF(*(f"column_{index}" for index in range(len(kind.fields))))
+    for index in _vectors(kind):
+        frame = _with_array(frame, f"column_{index}")
     return frame if partitions is None else frame.repartition(partitions)
 
 
@@ -122,11 +122,11 @@ def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) 
 def call_in_task(session: Any, function: Callable[..., Any], *arguments: Any, **limits: Any) -> Any:
     """Return the value of a function that one task calls; ``limits`` are those of `run_watched`."""
     frame, task = session.range(0, 1, 1, 1), CallTask(function, arguments)
-    (value,) = _reports(session, frame, task, **limits)
+    (value,) = _collect(session, frame, task, **limits)
     return value
 
 
-def _reports(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
+def _collect(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
     """Return the values that tasks report; raise their `InputError`, or Spark's own failure."""
 
     def collect() -> list[Any]:
@@ -137,7 +137,7 @@ def _reports(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
 
     with sessions.driver_python(session):
         rows = run_explained(session, collect, **limits)
-    return [json.loads(row["report"]) for row in rows]
+    return [json.loads(row["value"]) for row in rows]
 
 
 def _with_array(frame: Any, column: str) -> Any:
@@ -149,7 +149,7 @@ def _with_array(frame: Any, column: str) -> Any:
     return frame.withColumn(column, array)
 
 
-SCHEMA = "report string"
+SCHEMA = "value string"
 # Marks a task's InputError in the message of Spark's exception.
 _MARK = "tfdist-refused:"
 
@@ -176,8 +176,8 @@ class WriteTask:
                 )
             # Spark may run a task twice, even at the same time: only one of the rows is used.
             attempt = f"{partition:05d}-{new_token()[:12]}"
-            place = folder.choose_path(self.uri, self.token, attempt)
-            part = write_part(map(self._named, batches), place, attempt, self.compression)
+            path = folder.choose_path(self.uri, self.token, attempt)
+            part = write_part(map(self._named, batches), path, attempt, self.compression)
         if part is not None:
             yield _row(asdict(part))
 
@@ -222,12 +222,12 @@ def read_refusal(message: str) -> InputError | None:
 
 
 @contextmanager
-def _refusals(place: str = "") -> Iterator[None]:
+def _refusals(where: str = "") -> Iterator[None]:
     """Encode an `InputError` into the message that reaches the driver, with its line breaks."""
     try:
         yield
     except InputError as error:
-        text = f"{error} ({place})" if place else str(error)
+        text = f"{error} ({where})" if where else str(error)
         encoded = base64.b64encode(text.encode()).decode()
         raise RuntimeError(f"{text}\n{_MARK}{encoded}") from None
 
@@ -235,4 +235,4 @@ def _refusals(place: str = "") -> Iterator[None]:
 def _row(value: Any) -> Any:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([pa.array([json.dumps(value)], pa.string())], ["report"])
+    return pa.RecordBatch.from_arrays([pa.array([json.dumps(value)], pa.string())], ["value"])

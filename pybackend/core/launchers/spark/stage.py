@@ -122,7 +122,7 @@ def sent_environment(
         if file not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) through Spark")
             request = "to take the Python environment"
-            sessions.send_file(session, request, packed.size, partial(_place, packed))
+            sessions.send_file(session, request, packed.size, partial(_link, packed))
             shipped.add(file)
     yield tasks.SparkEnvironment(packed)
 
@@ -153,7 +153,7 @@ def _find_obstacle(rows: Sequence[Any]) -> str | None:
     return rows[0]["problem"] if rows else None
 
 
-def _place(packed: PackedEnvironment, folder: Path) -> str:
+def _link(packed: PackedEnvironment, folder: Path) -> str:
     """Link or copy the file into a folder, under the name that tells its content."""
     path = folder / tasks.FILE.format(packed.name)
     # The file of a call that was interrupted made the next one fail
@@ -258,16 +258,16 @@ def _partition_keys(session: Any, workers: int) -> list[int]:
     found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:
-        places = partial(_places, session, candidates, workers)
-        found = {row["place"]: row["id"] for row in run_watched(session, places)}
+        hashed = partial(_hash_keys, session, candidates, workers)
+        found = {row["rank"]: row["id"] for row in run_watched(session, hashed)}
         candidates *= 4
     _KEYS[workers] = found
     return [found[rank] for rank in range(workers)]
 
 
-def _places(session: Any, candidates: int, workers: int) -> list[Any]:
+def _hash_keys(session: Any, candidates: int, workers: int) -> list[Any]:
     ids = session.range(candidates)
-    return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS place").collect())
+    return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS rank").collect())
 
 
 def driver_addresses(session: Any) -> tuple[str | None, str | None]:
