@@ -210,10 +210,10 @@ class PredictTask:
     ``files`` are the model's file, for Keras or ONNX Runtime, and the custom objects that it needs;
     models with an equal ``digest`` are equal. ``artifact`` is the name under which Spark stores the
     model's file; None: it is in ``files``. ``onnx_inputs`` are those of the model's ONNX file;
-    None: Keras computes the predictions. The ``places`` of ``column_groups``, the tensors, are places in
-    ``indices``, which number the feature columns in the batches of `mapInArrow`. The first ``kept`` of
-    their columns are copied to the result. With ``skips_incomplete``, a row
-    with a null or an unknown category gets null predictions.
+    None: Keras computes the predictions. The ``places`` of ``column_groups``, the tensors, are
+    places in ``indices``, which number the feature columns in the batches of `mapInArrow`. The
+    first ``kept`` of their columns are copied to the result. With ``skips_incomplete``, a row with
+    a null or an unknown category gets null predictions.
     """
 
     job: PredictionJob
