@@ -48,7 +48,7 @@ from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.options import DataOptions
 from pybackend.core.job.values import decode_value
 from pybackend.core.launchers.spark import barrier as spark_launcher
-from pybackend.core.launchers.spark import explain, sparklyr
+from pybackend.core.launchers.spark import explain, sparklyr, stage
 from pybackend.core.launchers.spark import sessions as session_module
 from pybackend.core.launchers.spark import spark_jobs as spark_job
 from pybackend.core.launchers.spark.barrier import SparkLauncher
@@ -546,7 +546,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
     spark: Any, monkeypatch: Any, rejected: Sequence[int], answer: bytes | None
 ) -> None:
     monkeypatch.setattr(rendezvous, "greet_as_server", greet_all_but(rejected))
-    monkeypatch.setattr(spark_launcher, "MeetingServer", Watched)
+    monkeypatch.setattr(stage, "MeetingServer", Watched)
     monkeypatch.setattr(spark_launcher, "_MEET_SECONDS", 5.0)
     assert barrier_run(spark, lambda context: context.rank, workers=2, verbose=0) == [0, 1]
     found = Watched.answers.pop()
