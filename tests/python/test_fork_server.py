@@ -27,7 +27,7 @@ SCRIPT = """
 import json, os, signal, sys
 import keras, numpy as np
 import pybackend
-from pybackend.core.launchers import fork_server
+from pybackend.core.launchers import forking
 
 forking.ANSWER_SECONDS = 5.0
 
