@@ -96,12 +96,8 @@ class Crew:
         ends_together: bool = False,
         grace: float | None = None,
     ) -> None:
-        self._job = job
-        self._on_event = on_event
-        self._answer = answer
-        self._hosts = hosts
-        self._ends_together = ends_together
-        self._grace = grace
+        self._job, self._on_event, self._answer = job, on_event, answer
+        self._hosts, self._ends_together, self._grace = hosts, ends_together, grace
         self.latest = math.inf
         self.reports: dict[int, WorkerReport] = {}
         self.has_failed = False

@@ -66,10 +66,8 @@ class SparkLauncher:
         on_wait: Callable[[str], object] | None = None,
         lanes: int = 1,
     ) -> None:
-        self.session = session
-        self._look = look
-        self._on_wait = on_wait
-        self._lanes = lanes
+        self.session, self._lanes = session, lanes
+        self._look, self._on_wait = look, on_wait
 
     @property
     def why_bound(self) -> str | None:

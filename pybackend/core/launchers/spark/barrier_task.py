@@ -195,9 +195,7 @@ class BarrierGroup:
     def __init__(
         self, context: Any, meeting: MeetingClient, cores: int, needs_driver: bool = False
     ) -> None:
-        self._needs_driver = needs_driver
-        self._context = context
-        self._meeting = meeting
+        self._context, self._meeting, self._needs_driver = context, meeting, needs_driver
         self.rank: int = context.partitionId()
         addresses = [str(info.address) for info in context.getTaskInfos()]
         self.hosts = list(map(_host_of, addresses))
@@ -212,9 +210,8 @@ class BarrierGroup:
         everyone = self._meeting.gather(message)
         if everyone is None and self._needs_driver:
             raise ClusterError(NO_OBSERVING)
-        if everyone is None:  # costs a second
-            everyone = list(self._context.allGather(message))
-        return everyone
+        # Spark's takes a second.
+        return list(self._context.allGather(message)) if everyone is None else everyone
 
 
 def _host_of(address: str) -> str:

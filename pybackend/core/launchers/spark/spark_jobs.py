@@ -250,8 +250,7 @@ class IdleWatch:
         """Exclude time during which `look` was not called: Spark did not cause that delay."""
         # After a laptop had slept, the driver counted as lost
         # (test_a_watcher_that_was_suspended_does_not_blame_spark).
-        gap = now - self._looked
-        self._looked = now
+        gap, self._looked = now - self._looked, now
         if gap > _GAP_SECONDS:
             self._busy += gap
             self._asked += gap
@@ -260,8 +259,7 @@ class IdleWatch:
     def _take_answer(self, now: float) -> None:
         with suppress(queue.Empty):
             self.is_busy, others = self._answer.get_nowait()
-            self._is_waiting = False
-            self._heard = now
+            self._is_waiting, self._heard = False, now
             if self.is_busy or others:
                 self._busy = now
             if self.is_busy or not others:

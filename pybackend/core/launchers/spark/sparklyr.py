@@ -340,9 +340,7 @@ class RStage:
     def __init__(
         self, job: Job, spark_job: ClassicJob, meeting: MeetingServer, has_data: bool
     ) -> None:
-        self._job = job
-        self._spark_job = spark_job
-        self._meeting = meeting
+        self._job, self._spark_job, self._meeting = job, spark_job, meeting
         self._has_data = has_data
         self._end: Future[object] = Future()
         self._idle = IdleWatch(spark_job)
