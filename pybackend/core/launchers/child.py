@@ -254,7 +254,6 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """Kill the process and its descendants."""
         process = self._process
         if process is None:
             return

@@ -326,7 +326,6 @@ class _Training(Crew):
     def _form(
         self, members: Sequence[_Member], progress: Progress | None, lost: Mapping[int, Failure]
     ) -> None:
-        """Order workers, given by rank, to continue, or to begin."""
         epoch, groups = progress or (None, ())
         before = {member.number for member in self._group}
         self._group, self._epoch, self._has_asked = list(members), epoch, False
@@ -348,7 +347,6 @@ class _Training(Crew):
             member.worker.go(replace(order, rank=rank))
 
     def _tell(self, generation: Generation, lost: Mapping[int, Failure]) -> None:
-        """Report which workers were lost, with the reasons, and which joined."""
         said = [f"worker {n} on {f.host} was lost ({f.message})" for n, f in lost.items()]
         said += [f"worker {n} on {self._members[n].worker.host} joined" for n in generation.joined]
         count = len(generation.workers)

@@ -320,7 +320,6 @@ class WorkerKind:
     inherited: Any
 
     def digest(self) -> str:
-        """Return 32 characters that are equal for equal kinds."""
         content = self.python, sorted(self.variables.items()), self.inherited
         return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 

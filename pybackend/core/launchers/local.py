@@ -208,7 +208,6 @@ class SharedRows:
         self._written: dict[tuple[int, int], tuple[Columns, list[Path]]] = {}
 
     def link(self, children: Sequence[Child], name: str, columns: Columns, parts: int) -> None:
-        """Link rows, divided into a number of parts, into the folders of the children."""
         key = id(columns), parts
         with self._lock:
             if key not in self._written:

@@ -138,7 +138,6 @@ class Member:
     def _run(
         self, child: Child, group: Group, batches: Iterable[Any], notice: Notice | None
     ) -> WorkerReport:
-        """Send the worker its rows, connect it to the others, and wait for it to end."""
         error: Exception | None = None
         try:
             check_allotted(group, self.job.resources)

@@ -228,7 +228,6 @@ class PredictTask:
     onnx_inputs: tuple[OnnxInput, ...] | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield each batch with the predictions as further columns."""
         import pyarrow as pa
 
         reader = TensorReader(self.column_groups)

@@ -441,7 +441,6 @@ def _release(copy: Any) -> None:
 
 
 def _with_session(url: str, session_id: str) -> str:
-    """Return a URL of Spark Connect that leads to an existing session."""
     server, *pairs = url.split(";")
     others = [pair for pair in pairs if pair and not pair.startswith("session_id=")]
     return ";".join([server.rstrip("/") + "/", *others, f"session_id={session_id}"])

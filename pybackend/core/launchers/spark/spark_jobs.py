@@ -297,7 +297,6 @@ class ClassicJob(SparkJob):
         pass
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
-        """Call ``submit`` on a thread, with the local properties of the calling thread."""
         from pyspark import InheritableThread
 
         _reach_driver(self.session)

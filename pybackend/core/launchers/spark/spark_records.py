@@ -100,7 +100,6 @@ def _vectors(kind: Any) -> list[int]:
 
 
 def _store_as(frame: Any, kind: Any, partitions: int | None) -> Any:
-    """Return a DataFrame with ML vectors converted to arrays, with this number of partitions."""
     # Renamed, because Spark interprets dots and backticks in names.
     frame = frame.toDF(*(f"column_{index}" for index in range(len(kind.fields))))
     for index in _vectors(kind):
