@@ -31,8 +31,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import pybackend.core.launchers.forking as forking
 from pybackend.core.job.job import LOGGER
-from pybackend.core.launchers import forking
 from pybackend.core.launchers.base import holding
 from pybackend.core.machine.capacity import list_gpus, read_free_memory
 from pybackend.core.machine.processes import name_process
