@@ -33,12 +33,19 @@ from pybackend.core.launchers import (
     small_batches,
 )
 from pybackend.core.net.rendezvous import new_token
-from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
 from pybackend.tfos.feed.launcher import DetachedLauncher
 from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
-from pybackend.tfos.feed.spark_task import FED_SCHEMA, FeedFrame, FeedItems, InferItems
-from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
-from pybackend.tfos.session import default_fs, session_of
+from pybackend.tfos.TFSparkNode import (
+    LEFT,
+    NODE,
+    TERMINATED,
+    NodeSettings,
+    count_roles,
+    place_nodes,
+    run_node,
+)
+from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
 _EPOCHS = 10
@@ -488,8 +495,8 @@ def run(
         )
     if eval_node and is_fed:
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
-    roles = _count_roles(num_executors, num_ps, master_node, eval_node)
-    places = _place_nodes(roles, master_node)
+    roles = count_roles(num_executors, num_ps, master_node, eval_node)
+    places = place_nodes(roles, master_node)
     shows = next(
         (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
     )
@@ -513,39 +520,6 @@ def run(
     launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, launched, settings, input_mode)
-
-
-def _count_roles(
-    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
-) -> dict[str, int]:
-    """Return the number of nodes with each role, in the order of ranks."""
-    count = check_whole_number("num_executors", num_executors, least=1)
-    servers = check_whole_number("num_ps", num_ps, least=0)
-    if master_node not in (None, "", "chief", "master"):
-        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
-    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
-    workers = count - servers - chiefs - evaluators
-    if workers < 0 or chiefs + workers < 1:
-        raise InputError(
-            f"`num_executors` is {count}: too few for num_ps={servers}"
-            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
-            "and at least one node that trains"
-        )
-    roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}
-    return {role: number for role, number in roles.items() if number}
-
-
-def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
-    """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
-    starts, count = {}, 0
-    for role in ("ps", "chief", "evaluator", "worker"):
-        starts[role] = count
-        count += roles.get(role, 0)
-    return tuple(
-        NodePlace(starts[role] + index, str(master_node) if role == "chief" else role, index)
-        for role, number in roles.items()
-        for index in range(number)
-    )
 
 
 def _is_plain(kind: str) -> bool:

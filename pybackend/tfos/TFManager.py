@@ -10,7 +10,7 @@ from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.tfos import marker
-from pybackend.tfos.feed.queue import RowQueue
+from pybackend.tfos.feed.server import RowQueue
 
 # Managers of this process by address, each with its key.
 _STARTED: dict[str, tuple[bytes, TFManager]] = {}

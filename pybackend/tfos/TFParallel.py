@@ -12,8 +12,8 @@ from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_flag, check_whole_number
 from pybackend.core.job.context import WorkerContext
 from pybackend.core.launchers import count_slots
-from pybackend.tfos.session import default_fs, session_of
 from pybackend.tfos.TFSparkNode import TFNodeContext
+from pybackend.tfos.util import default_fs, session_of
 
 
 def run(

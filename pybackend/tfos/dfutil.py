@@ -15,7 +15,7 @@ from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_t
 from pybackend.core.data.tfrecord.encode import encode_batch
 from pybackend.core.data.tfrecord.framing import FOOT, HEAD
 from pybackend.core.errors import InputError
-from pybackend.tfos.session import session_of
+from pybackend.tfos.util import session_of
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrames of `loadTFRecords`, and the paths from which they were loaded."""

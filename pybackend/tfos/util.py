@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import InputError
+from pybackend.core.launchers import is_session
 from pybackend.core.machine.identity import own_address
 from pybackend.tfos import gpu_info
 
@@ -68,3 +72,33 @@ def read_executor_id() -> int:
             f"there is no file {_EXECUTOR_ID} in {os.getcwd()}: no node of a cluster was started "
             "on this executor"
         ) from None
+
+
+def session_of(sc: Any) -> Any:
+    """Return the session of a SparkContext, or a session itself; else raise `InputError`."""
+    if is_session(sc):
+        return sc
+    if not hasattr(sc, "parallelize"):
+        raise InputError(f"`sc` must be a SparkContext, not {type(sc).__name__}")
+    from pyspark.sql import SparkSession
+
+    return SparkSession(sc)
+
+
+def default_fs(context: Any) -> str:
+    """Return Hadoop's default file system, from Spark's settings or Hadoop's own file."""
+    known = context.getConf().get("spark.hadoop.fs.defaultFS")
+    folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
+    if known is None and folder:
+        with suppress(OSError):
+            text = Path(folder, "core-site.xml").read_text()
+            pattern = r"<name>\s*fs\.default(?:FS|\.name)\s*</name>\s*<value>\s*([^<\s]+)"
+            found = re.search(pattern, text)
+            known = found[1] if found else None
+    known = known or "file://"
+    # Without the trailing slash, as absolute paths are appended.
+    return (
+        known[:-1]
+        if known.startswith("file://") and known.endswith("/") and known != "file://"
+        else known
+    )

@@ -65,7 +65,7 @@ from pybackend.core.job.options import Exchange
 from pybackend.core.job.report import WorkerReport, read_metrics, read_report
 from pybackend.core.job.values import decode_state, decode_value, encode_state, encode_value
 from pybackend.core.launchers.remote.bundle import read_greeting
-from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
+from pybackend.core.launchers.script.ranks import HostRanks, ScriptCommand, ScriptTask
 from pybackend.core.machine.capacity import read_machine
 from pybackend.core.net.greeting import _prove, greet_as_client, greet_as_server
 from pybackend.core.net.meeting import (

@@ -25,7 +25,8 @@ from pybackend.core.launchers.joined.gathering import find_share
 from pybackend.core.launchers.memory import MemoryWatch
 from pybackend.core.launchers.place import Place
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine
-from pybackend.core.launchers.slurm.settings import SlurmSettings, with_resources
+from pybackend.core.launchers.slurm.jobs import SlurmSettings
+from pybackend.core.launchers.slurm.launcher import with_resources
 from pybackend.core.machine.capacity import count_cores, list_gpus, read_meminfo
 from pybackend.core.machine.processes import find_family
 from pybackend.types import WorkerContext

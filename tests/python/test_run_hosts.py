@@ -18,11 +18,10 @@ from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.launchers.hosts.host_list import HostSlots
+from pybackend.core.launchers.hosts.ssh import HostSlots
 from pybackend.core.launchers.script import group
-from pybackend.core.launchers.script.group import CaughtSignals, ScriptGroup
-from pybackend.core.launchers.script.output import ScriptOutput
-from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptRun
+from pybackend.core.launchers.script.group import CaughtSignals, ScriptGroup, ScriptOutput
+from pybackend.core.launchers.script.ranks import HostRanks, ScriptCommand, ScriptRun
 
 pytestmark = [
     pytest.mark.launcher,

@@ -28,14 +28,13 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.core.launchers.slurm import launcher, watch
-from pybackend.core.launchers.slurm.queue import (
+from pybackend.core.launchers.slurm.commands import (
     SlurmJob,
-    describe_end,
-    describe_notice,
     notice_seconds,
     read_job,
     signal_option,
 )
+from pybackend.core.launchers.slurm.watch import describe_end, describe_notice
 from pybackend.core.net.meeting import MeetingServer
 
 register_pickle_by_value(test_elastic)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.fork_server import without_fork_server as without_fork_server
     from pybackend.core.launchers.package_files import own_libraries as own_libraries
     from pybackend.core.launchers.package_files import run_here as run_here
-    from pybackend.core.launchers.script.options import add_run_options as add_run_options
-    from pybackend.core.launchers.script.options import read_run_plan as read_run_plan
-    from pybackend.core.launchers.script.run import run_script as run_script
+    from pybackend.core.launchers.script.command import add_run_options as add_run_options
+    from pybackend.core.launchers.script.command import read_run_plan as read_run_plan
+    from pybackend.core.launchers.script.command import run_script as run_script
     from pybackend.core.launchers.script.slurm import describe_batch as describe_batch
     from pybackend.core.launchers.spark.attach import Handover as Handover
     from pybackend.core.launchers.spark.attach import attach_spark as attach_spark

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import name_arguments
-from pybackend.core.launchers.slurm.nodes import (
+from pybackend.core.launchers.slurm.commands import (
     count_local,
     first_host,
     hosts_by_rank,

@@ -30,22 +30,23 @@ from pybackend.core.launchers.environment.installing import (
     install_command,
     read_blocks,
 )
-from pybackend.core.launchers.hosts.host_list import (
+from pybackend.core.launchers.hosts.ssh import (
+    CONNECTION_LOST,
+    HostPython,
     HostSlots,
+    Ssh,
     divide_slots,
+    environment,
     parse_hosts,
     ranks_by_host,
     read_hostfile,
 )
-from pybackend.core.launchers.hosts.keeper import find_keepers
-from pybackend.core.launchers.hosts.ssh import CONNECTION_LOST, HostPython, Ssh, environment
-from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
+from pybackend.core.launchers.hosts.ssh_host import SshHost, find_keepers, reached
 from pybackend.core.launchers.hosts.ssh_task import RANKS
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
-from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
-from pybackend.core.launchers.remote.task import RemoteTask
+from pybackend.core.launchers.remote.task import RemoteTask, files_of_ranks, pack_task
 from pybackend.core.launchers.shares import Machine, find_shortage
 from pybackend.core.machine.janitor import swept_folder
 from pybackend.core.net.rendezvous import new_token
@@ -167,7 +168,15 @@ class _Slots(Way):
             interpreter = self.interpreters.get(host.name)
             python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
             check = partial(_check_workers, host.name, resources, _count_neighbours(host, ranks))
-            given = (python, ranks, start.meeting, "hosts.ssh_task", _option(), wanted, check)
+            given = (
+                python,
+                ranks,
+                start.meeting,
+                "hosts.ssh_task.run_workers",
+                _option(),
+                wanted,
+                check,
+            )
             yield SshHost(*given)
 
     def _slots_of(self, start: Start) -> Sequence[HostSlots]:

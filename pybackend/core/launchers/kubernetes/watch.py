@@ -14,8 +14,7 @@ from typing import Any
 from pybackend.core.errors import ClusterError, Failure, Kind
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers.child import LOG_LINES
-from pybackend.core.launchers.kubernetes.cluster import Cluster
-from pybackend.core.launchers.kubernetes.manifests import INDEX
+from pybackend.core.launchers.kubernetes.cluster import INDEX, Cluster
 from pybackend.core.launchers.kubernetes.pod import PodChannel
 from pybackend.core.launchers.remote.task import REPORT
 from pybackend.core.net.meeting import MeetingServer

@@ -54,7 +54,8 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     )
     _unpack(json.loads(manifest.decode()), pipe, folder)
     sys.path.insert(0, os.path.join(folder, "lib"))
-    import_module("pybackend.core.launchers." + task).run(folder, pipe, channel)
+    module, _, function = task.rpartition(".")
+    getattr(import_module("pybackend.core.launchers." + module), function)(folder, pipe, channel)
     if janitor.stdin is not None:
         janitor.stdin.close()
     os._exit(0)  # reading threads may still wait

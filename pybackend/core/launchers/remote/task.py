@@ -7,25 +7,32 @@ workers' hosts.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
+from pybackend.core.data.arrays import Columns, count_rows, shard
 from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.row_store import digest_rows
+from pybackend.core.data.row_store import digest_rows, write_columns
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode, encode
-from pybackend.core.job.job import TRAINED
+from pybackend.core.job.job import TRAINED, Job
 from pybackend.core.job.messages import Announced, Failed, FromLauncher, Order, Reported
 from pybackend.core.job.notice import Notice
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.child import Child
 from pybackend.core.launchers.crew import find_fatal
 from pybackend.core.launchers.member import Member, check_allotted, choose_variables
+from pybackend.core.launchers.remote.bundle import library
 from pybackend.core.machine.identity import is_own_address, own_address, resolve
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
@@ -260,3 +267,67 @@ def describe_failure(rank: int, host: str, error: Exception) -> Failure:
         traceback="" if is_ours else "".join(traceback.format_exception(error)),
         time=time.time(),
     )
+
+
+_FOLDER = "rows"
+# In place of a rank: rows that all workers have.
+_ALL = "all"
+
+
+def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> dict[str, bytes]:
+    """Write all rows into a folder, for the members of the task.
+
+    Returns the contents of every worker's `Bundle`, to which the files of its rows are added.
+    """
+    if datasets:
+        counts = write_rows(folder, task.member.job, datasets)
+        task = replace(task, member=replace(task.member, source=RowFolder(), counts=counts))
+    return {**library(), TASK: cloudpickle.dumps(task)}
+
+
+def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[str, list[int]]:
+    """Write each rank's rows into a folder, and return their numbers by data set."""
+    counts = {}
+    for name, columns in datasets.items():
+        parts = [shard(columns, job.workers, rank) for rank in range(job.workers)]
+        counts[name] = [count_rows(part) for part in parts]
+        (folder / _FOLDER / name).mkdir(parents=True)
+        if job.is_elastic or (name == "train" and job.shuffles_globally):
+            write_columns(folder / _FOLDER / name / _ALL, columns)
+            continue
+        for rank, part in enumerate(parts):
+            write_columns(folder / _FOLDER / name / str(rank), part)
+    return counts
+
+
+def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
+    """Return the files written by `write_rows` for some ranks, by their names in the folder."""
+    wanted = {_ALL, *map(str, ranks)}
+    return {
+        str(path.relative_to(folder)): path
+        for path in sorted((folder / _FOLDER).glob("*/*/*"))
+        if path.parent.name in wanted
+    }
+
+
+@dataclass(frozen=True)
+class RowFolder:
+    """A `Source` for members whose input is a folder written by `write_rows`."""
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        for given in batches:
+            for data_set in sorted(Path(given, _FOLDER).iterdir()):
+                own = data_set / str(rank)
+                _place(own if own.is_dir() else data_set / _ALL, folder / data_set.name)
+
+
+def _place(source: Path, folder: Path) -> None:
+    """Create a folder with the same rows, without copying them if possible."""
+    folder.mkdir()
+    for file in source.iterdir():
+        target = folder / file.name
+        if file.suffix == ".npy":  # the description is written again
+            with suppress(OSError):  # on another disk
+                os.link(file, target)
+                continue
+        shutil.copyfile(file, target)

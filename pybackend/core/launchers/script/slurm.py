@@ -17,7 +17,7 @@ from pybackend.core.job.messages import Note
 from pybackend.core.launchers.package_files import run_here
 from pybackend.core.launchers.script.agent import Agent, Stream
 from pybackend.core.launchers.script.agent import run as run_agent
-from pybackend.core.launchers.script.plan import (
+from pybackend.core.launchers.script.ranks import (
     HostRanks,
     ScriptCommand,
     ScriptRun,
@@ -25,15 +25,21 @@ from pybackend.core.launchers.script.plan import (
     split_variable,
 )
 from pybackend.core.launchers.shares import limit_threads
-from pybackend.core.launchers.slurm.nodes import (
+from pybackend.core.launchers.slurm.commands import (
+    PER_NODE,
+    as_count,
+    ask,
+    batch_script,
+    check_tasks,
     count_cores,
     count_local,
     expand_nodes,
     hosts_by_rank,
+    read_job,
+    signal_option,
+    srun,
     step_port,
 )
-from pybackend.core.launchers.slurm.queue import ask, batch_script, read_job, signal_option, srun
-from pybackend.core.launchers.slurm.settings import PER_NODE, as_count, check_tasks
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.tf_config import make_tf_config
 from pybackend.core.words import show

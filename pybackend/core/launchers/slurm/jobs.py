@@ -6,36 +6,95 @@ In elastic training, each worker is a job of its own, or a step of a common job.
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import cloudpickle
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit
+from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.base import Outcome
+from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group
-from pybackend.core.launchers.remote.task import REPORT
-from pybackend.core.launchers.slurm.queue import (
+from pybackend.core.launchers.remote.task import REPORT, TASK, RemoteTask, read_post, take_part
+from pybackend.core.launchers.slurm.commands import (
+    PER_NODE,
+    as_count,
     batch_script,
+    check_tasks,
+    count_cores,
+    count_tasks,
+    hosts_by_rank,
     notice_seconds,
     own_variables,
     signal_option,
     srun,
     submit,
 )
-from pybackend.core.launchers.slurm.settings import SlurmSettings
-from pybackend.core.launchers.slurm.task import DRIVER
 from pybackend.core.launchers.slurm.watch import JobFiles, SlurmWatch
+from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.janitor import guarded
 from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import split_address
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Arguments of `slurm`, checked and with defaults filled in.
+
+    ``interpreter`` is the Python of a call's environment, in a folder that the nodes share.
+    """
+
+    partition: str | None = None
+    time: str | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    setup: str = ""
+    folder: Path = Path()
+    python: str = sys.executable
+    address: str | None = None
+    patience: float = float("inf")
+    interpreter: Interpreter | None = None
+
+    @property
+    def per_node(self) -> int | None:
+        """Workers on each node, if specified."""
+        return as_count(self.options.get(PER_NODE))
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the workers of elastic training are steps of one job, not jobs of their own."""
+        return self.nodes is not None or self.per_node is not None
+
+    def count_places(self, workers: int) -> int:
+        """Return the number of tasks in a job for at most ``workers`` elastic workers.
+
+        Raises
+        ------
+        InputError
+            There are more workers than tasks.
+        """
+        tasks = count_tasks(self.nodes, self.per_node)
+        if tasks is not None and self.per_node is not None and tasks < workers:
+            check_tasks(workers, self.nodes, self.per_node)
+        return max(workers, tasks or 0)
+
 
 SCRIPT = "job.sh"
 # For a last checkpoint before the job's time limit.
@@ -44,7 +103,7 @@ _NOTICE_SECONDS = 60
 _START = (
     "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
-    "from pybackend.core.launchers.slurm.task import main; "
+    "from pybackend.core.launchers.slurm.jobs import main; "
     "sys.exit(main(folder, Path(sys.argv[2])))"
 )
 # A shell that waits for the end of its input; a line of text means that the job has ended already.
@@ -317,3 +376,65 @@ def worker_command(settings: SlurmSettings, folder: Path, files: JobFiles) -> li
     found = settings.interpreter
     start = [settings.python] if found is None else [*found.start(), found.python]
     return [*start, "-u", "-c", _START, str(folder), str(files.folder)]
+
+
+# File with the address of the driver.
+DRIVER = "driver"
+_DRIVER_SECONDS = 30.0
+# Sent to this process by itself, to end even if it waits after a SIGTERM.
+_LOST_DRIVER = signal.SIGHUP
+
+
+def main(folder: Path, own: Path) -> int:
+    """Run one worker, and return the exit status of its task.
+
+    Parameters
+    ----------
+    folder, own
+        Folder with the files for all workers, and folder with those for this job.
+
+    Raises
+    ------
+    ClusterError
+        The driver cannot be reached.
+    """
+    for number in (signal.SIGTERM, _LOST_DRIVER):
+        signal.signal(number, _end)
+    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch forwards the login node's
+        del os.environ["TMPDIR"]
+    # Pickled by the driver, in a folder that only its user can access.
+    task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
+    task = replace(task, hosts=hosts_by_rank(os.environ))
+    notice = Notice()
+    if task.member.job.can_go_on:  # the worker saves its state, and ends by itself
+        signal.signal(signal.SIGTERM, notice.take)
+    rank, token = int(os.environ["SLURM_PROCID"]), task.member.token
+    post, driver = read_post(own), (own / DRIVER).read_text()
+    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, _end_at_once) as meeting:
+        meeting.wait_until_settled(_DRIVER_SECONDS + 5)
+        if meeting.error is not None:
+            raise ClusterError(
+                f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Pass slurm() "
+                "an `address` of the driver's machine that the nodes can reach"
+            )
+        cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
+        # Hosts of the other workers are in other steps or jobs.
+        reached = own_address(split_address(driver)[0]) if post else None
+        arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
+        return 0 if take_part(*arguments) else 1
+
+
+def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to those."""
+    if task.member.job.resources.gpus is None:
+        return None
+    return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+
+
+def _end(*_: object) -> NoReturn:
+    """End this task, by an exit that ends the worker and removes its folder."""
+    sys.exit("Slurm or the driver ended the job")
+
+
+def _end_at_once() -> None:
+    os.kill(os.getpid(), _LOST_DRIVER)

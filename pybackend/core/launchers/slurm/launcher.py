@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.arguments import name_arguments
+from pybackend.core.job.arguments import (
+    as_number,
+    check_positive,
+    check_whole_number,
+    name_arguments,
+)
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.base import (
     DataSets,
     Files,
@@ -26,29 +34,22 @@ from pybackend.core.launchers.environment.installing import Interpreter, install
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle
 from pybackend.core.launchers.remote.group import run_on_hosts
-from pybackend.core.launchers.remote.packing import pack_task
-from pybackend.core.launchers.remote.task import TASK, RemoteTask
+from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
+from pybackend.core.launchers.slurm.commands import check_tasks, count_tasks, node_address
 from pybackend.core.launchers.slurm.jobs import (
     SCRIPT,
     JobWay,
+    SlurmSettings,
     describe_job,
     describe_script,
     describe_shared,
     with_steps,
 )
-from pybackend.core.launchers.slurm.queue import node_address
-from pybackend.core.launchers.slurm.settings import (
-    SlurmSettings,
-    check_settings,
-    check_tasks,
-    count_tasks,
-    with_resources,
-)
 from pybackend.core.launchers.slurm.watch import JobFiles
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.janitor import swept_folder
 from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import call_of
+from pybackend.core.words import call_of, setting, show
 
 _ENVIRONMENTS = "environments"
 
@@ -225,3 +226,145 @@ def _find_address(partition: str | None) -> str:
             "machine that the nodes can reach"
         )
     return address
+
+
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+# Options that tfdist sets itself, or that would break the job.
+_OURS = {
+    "array": "each call is one job",
+    "error": "see `folder`",
+    "gpus-per-task": "use `gpus`",
+    "cpus-per-task": "use `cpus`",
+    "export": "use `setup`",
+    "job-name": "tfdist finds its job by this name. Use 'comment' for your own text",
+    "nodes": "use `nodes`",
+    "ntasks": "use `workers` of the call",
+    "output": "see `folder`",
+    "partition": "use `partition`",
+    "requeue": "use `restarts` of `Recovery`",
+    "time": "use `time`",
+    "wrap": "use `setup`",
+}
+
+
+# Other options whose names are prefixes of these.
+_WHOLE = {"gpus"}
+_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
+
+
+def check_settings(
+    partition: str | None,
+    time: str | int | None,
+    nodes: int | None,
+    gpus: int | None,
+    cpus: int | None,
+    options: Mapping[str, Any] | None,
+    setup: str | None,
+    folder: str | os.PathLike[str] | None,
+    python: str | None,
+    address: str | None,
+    patience: float | None,
+) -> SlurmSettings:
+    """Check the arguments of `slurm`, and fill in defaults.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid. The message names it.
+    """
+    where = Path(folder or "~/.tfdist").expanduser().absolute()
+    for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
+        if value is not None and (not isinstance(value, str) or not value.isprintable()):
+            raise InputError(f"`{name}` must be printable text, not {show(value)}")
+    if not isinstance(setup or "", str):
+        raise InputError(f"`setup` must be shell commands as text, not {show(setup)}")
+    return SlurmSettings(
+        partition=partition,
+        time=_check_time(time),
+        nodes=None if nodes is None else check_whole_number("nodes", nodes, least=1),
+        gpus=None if gpus is None else check_whole_number("gpus", gpus, least=0),
+        cpus=None if cpus is None else check_whole_number("cpus", cpus, least=1),
+        options=_check_options(options or {}),
+        setup=setup or "",
+        folder=where,
+        python=python or sys.executable,
+        address=address,
+        patience=float("inf") if patience is None else check_positive("patience", patience),
+    )
+
+
+def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettings:
+    """Return the settings of a job whose workers get these resources.
+
+    Raises
+    ------
+    InputError
+        The settings specify different resources.
+    """
+    found: dict[str, Any] = {}
+    for name in ("cpus", "gpus"):
+        given, wanted = getattr(settings, name), getattr(resources, name)
+        if None not in (given, wanted) and given != wanted:
+            raise InputError(
+                f"`resources` gives each worker {wanted} {name}, but slurm({name}={given}) "
+                "differs: specify it in only one of the two"
+            )
+        found[name] = given if wanted is None else wanted
+    if resources.bytes is not None:
+        if both := sorted(_MEMORY & settings.options.keys()):
+            raise InputError(
+                f"`resources` sets the memory of each worker, and so does {show(both[0])} in "
+                "`options` of slurm(): specify it in only one of the two"
+            )
+        # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
+        megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
+        found["options"] = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
+    return replace(settings, **found)
+
+
+def _check_time(time: Any) -> str | None:
+    if time is None:
+        return None
+    text = str(_as_text(time))
+    if not _TIME.fullmatch(text):
+        raise InputError(
+            "`time` must be a whole number of minutes, or text in Slurm's format, e.g. "
+            f"{show('1:30:00')} or {show('2-12:00')}, not {show(time)}"
+        )
+    return text
+
+
+def _check_options(options: Any) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise InputError(f"`options` must map sbatch's long options to values, not {show(options)}")
+    checked = {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
+    return {name: _check_option(name, value) for name, value in checked.items()}
+
+
+def _check_option(name: str, value: Any) -> str | bool:
+    if not re.fullmatch(r"[a-z][a-z-]+", name):
+        raise InputError(
+            f"`options` has {show(name)}: expected a long option such as {show('account')}"
+        )
+    # Slurm accepts unambiguous prefixes of names.
+    ours = next((one for one in _OURS if one.startswith(name) and name not in _WHOLE), None)
+    if ours is not None:
+        short = f", which means {show(ours)}" if ours != name else ""
+        raise InputError(f"`options` cannot have {show(name)}{short}: {_OURS[ours]}")
+    if value is True:
+        return True
+    text = _as_text(value)
+    if not isinstance(text, str) or not text.isprintable():
+        raise InputError(
+            f"`options` has {setting(**{name: value})}: expected text, a number, or {show(True)} "
+            "for an option without a value"
+        )
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    """Format a number for Slurm; whole numbers from R arrive as 2.0."""
+    number = as_number(value)
+    if number is None:
+        return value
+    return str(int(number)) if number.is_integer() else str(number)

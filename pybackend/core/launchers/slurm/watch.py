@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pybackend.core.errors import ClusterError, Failure
+from pybackend.core.errors import ClusterError, Failure, Kind
 from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.notice import RESTARTS
 from pybackend.core.launchers.child import LOG_LINES
 from pybackend.core.launchers.remote.task import REPORT
-from pybackend.core.launchers.slurm.nodes import expand_nodes
-from pybackend.core.launchers.slurm.queue import (
+from pybackend.core.launchers.slurm.commands import (
     SlurmJob,
-    describe_end,
-    describe_notice,
+    expand_nodes,
     explain_log,
     explain_refusal,
     lost_nodes,
@@ -297,3 +296,67 @@ class JobFiles(Sequence[str]):
 
     def _logs(self, rank: int) -> list[Path]:
         return list(self.folder.glob(f"worker-{rank}-*.log"))
+
+
+_CAUSES: dict[str, tuple[Kind, str, str]] = {
+    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
+    "OUT_OF_MEMORY": (
+        "OutOfMemory",
+        "the job exceeded its memory limit",
+        "request more `memory` in `resources`, or lower `batch_size`",
+    ),
+    "PREEMPTED": (
+        "Preempted",
+        "the job was preempted by one of higher priority",
+        "start again, or use a partition whose jobs are not preempted",
+    ),
+    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
+}
+
+
+def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
+    """Return the type, message and advice for the failure of a worker that did not report.
+
+    Parameters
+    ----------
+    state
+        State of the job.
+    host
+        Host of the worker.
+    said
+        srun's message about its task, if that failed first.
+    """
+    if state.is_preempted:
+        return _CAUSES["PREEMPTED"]
+    if state.state in _CAUSES:
+        return _CAUSES[state.state]
+    if _is_lost(host):
+        return "NodeFailed", "its node no longer responds to Slurm", "start again"
+    message = f"its task ended without a report: {said or state.state.lower()}"
+    return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
+    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
+
+    Parameters
+    ----------
+    notice_seconds
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
+
+
+def _is_lost(host: str) -> bool:
+    try:  # a job that continues no longer has the node
+        return bool(lost_nodes((host,)))
+    except ClusterError:  # Slurm's controller is unreachable as well
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -14,9 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.errors import ClusterError, Kind
-from pybackend.core.job.notice import RESTARTS
-from pybackend.core.launchers.slurm.nodes import expand_nodes
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.net.rendezvous import pick_port
 from pybackend.core.words import show
 
 _LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
@@ -392,65 +392,126 @@ def _clock(time: datetime) -> str:
 
 # Why Slurm ended a job.
 
-_CAUSES: dict[str, tuple[Kind, str, str]] = {
-    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
-    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
-    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
-    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
-    "OUT_OF_MEMORY": (
-        "OutOfMemory",
-        "the job exceeded its memory limit",
-        "request more `memory` in `resources`, or lower `batch_size`",
-    ),
-    "PREEMPTED": (
-        "Preempted",
-        "the job was preempted by one of higher priority",
-        "start again, or use a partition whose jobs are not preempted",
-    ),
-    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
-}
+
+# Steps of a job, and consecutive jobs of a user, may share hosts, so their ports are far apart.
+_STRIDE = 97
 
 
-def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
-    """Return the type, message and advice for the failure of a worker that did not report.
+def step_port(environment: Mapping[str, str]) -> int:
+    """Return the port of a step: the same in all its tasks, and rarely that of another step."""
+    # Tasks of a job array are jobs, each with its own SLURM_JOB_ID.
+    job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return pick_port((job * 7 + step) * _STRIDE)
+
+
+def hosts_by_rank(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the node of each task of a step with block distribution."""
+    nodes, counts = tasks_by_node(environment)
+    return tuple(node for node, count in zip(nodes, counts, strict=True) for _ in range(count))
+
+
+def tasks_by_node(environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
+    """Return the nodes of the step, in Slurm's order, and the number of tasks on each."""
+    nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
+    return nodes, expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+
+
+def count_local(environment: Mapping[str, str]) -> int:
+    """Return the number of the step's tasks on this node."""
+    _, counts = tasks_by_node(environment)
+    return counts[int(environment.get("SLURM_NODEID") or 0)]
+
+
+def first_host(environment: Mapping[str, str]) -> str:
+    """Return the host of rank 0."""
+    if environment.get("SLURM_DISTRIBUTION") != "arbitrary":
+        # Nodes are in Slurm's order, and all other distributions begin with the first node.
+        return expand_nodes(environment["SLURM_STEP_NODELIST"])[0]
+    file = environment.get("SLURM_HOSTFILE")
+    try:
+        return re.split(r"[\s,*]", Path(file or "").read_text().strip())[0]
+    except OSError:
+        raise ClusterError(
+            "srun --distribution=arbitrary placed the tasks, but its list of hosts, "
+            f"SLURM_HOSTFILE={file}, cannot be read here: put it on a file system that all nodes "
+            "share, or use --distribution=block or cyclic"
+        ) from None
+
+
+def count_cores(environment: Mapping[str, str]) -> int:
+    """Return this task's number of cores: as requested, or its share of the job's cores here."""
+    if "SLURM_CPUS_PER_TASK" in environment:
+        return int(environment["SLURM_CPUS_PER_TASK"])
+    own = count_local(environment)
+    return max(1, int(environment.get("SLURM_CPUS_ON_NODE") or 1) // own)
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Return node names in Slurm's order: ``n2, n10, n11`` for ``n[2,10-11]``."""
+    # A comma within brackets does not separate nodes.
+    nodes = re.findall(r"(?:[^,\[\s]|\[[^\]]*\])+", text)
+    return [name for node in nodes for name in _expand(node)]
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the number of tasks on each node: ``2, 1, 1`` for ``2,1(x2)``."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in found for _ in range(int(times or 1))]
+
+
+def _expand(node: str) -> list[str]:
+    parts = re.split(r"\[([^\]]*)\]", node)
+    choices = [_numbers(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Return ``007, 008, 012`` for ``007-008,012``."""
+    found: list[str] = []
+    for first, last in re.findall(r"(\w+)(?:-(\w+))?", ranges):
+        if not last:
+            found.append(first)
+            continue
+        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return found
+
+
+PER_NODE = "ntasks-per-node"
+
+
+def as_count(value: Any) -> int | None:
+    """Return a number of nodes or tasks; None if Slurm may choose it, as for ``2-4`` nodes."""
+    text = str(value)
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def count_tasks(nodes: int | None, per_node: int | None) -> int | None:
+    """Return the number of tasks in a job: ``per_node`` on each node, or one; None if unknown."""
+    return None if nodes is None else nodes * (per_node or 1)
+
+
+def check_tasks(workers: int, nodes: int | None, per_node: int | None) -> None:
+    """Check that workers can be distributed over nodes.
 
     Parameters
     ----------
-    state
-        State of the job.
-    host
-        Host of the worker.
-    said
-        srun's message about its task, if that failed first.
+    nodes, per_node
+        Number of nodes in the job, and of workers on each; None: Slurm decides.
+
+    Raises
+    ------
+    InputError
+        A node would have no worker, or the three numbers are inconsistent.
     """
-    if state.is_preempted:
-        return _CAUSES["PREEMPTED"]
-    if state.state in _CAUSES:
-        return _CAUSES[state.state]
-    if _is_lost(host):
-        return "NodeFailed", "its node no longer responds to Slurm", "start again"
-    message = f"its task ended without a report: {said or state.state.lower()}"
-    return "ProcessDied", message, "see the last lines of its log"
-
-
-def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
-    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
-
-    Parameters
-    ----------
-    notice_seconds
-        Maximum seconds before the time limit at which Slurm can send SIGTERM.
-    """
-    is_late = state.seconds_left < notice_seconds
-    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
-    if cause not in _CAUSES:
-        return None
-    kind, message, advice = _CAUSES[cause]
-    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
-
-
-def _is_lost(host: str) -> bool:
-    try:  # a job that continues no longer has the node
-        return bool(lost_nodes((host,)))
-    except ClusterError:  # Slurm's controller is unreachable as well
-        return False
+    if nodes is None:
+        return
+    if nodes > workers:
+        raise InputError(
+            f"{nodes} nodes need at least {nodes} workers, but the number of workers is {workers}: "
+            "use more workers, or fewer nodes"
+        )
+    if per_node is not None and nodes * per_node != workers:
+        raise InputError(
+            f"{nodes} nodes with {PER_NODE}={per_node} have {nodes * per_node} workers, but the "
+            f"number of workers is {workers}: leave out {PER_NODE}, or make the numbers agree"
+        )

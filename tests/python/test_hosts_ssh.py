@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from pybackend.core.errors import InputError
-from pybackend.core.launchers.hosts.host_list import (
-    HostSlots,
-    parse_hosts,
-    ranks_by_host,
-    read_hostfile,
-)
+from pybackend.core.launchers.hosts.ssh import HostSlots, parse_hosts, ranks_by_host, read_hostfile
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.core.launchers.script import output
-from pybackend.core.launchers.script.output import LineSplitter
+from pybackend.core.launchers.script import group as output
+from pybackend.core.launchers.script.group import LineSplitter
 
 
 @pytest.mark.parametrize(

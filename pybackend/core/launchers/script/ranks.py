@@ -14,7 +14,7 @@ from typing import Literal
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import is_variable_name
-from pybackend.core.launchers.hosts.host_list import HostSlots
+from pybackend.core.launchers.hosts.ssh import HostSlots
 from pybackend.core.launchers.shares import share_of_machine
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.tf_config import make_tf_config

@@ -24,10 +24,10 @@ SCRIPT = """
 import json, os, sys
 import keras, numpy as np
 import pybackend
-from pybackend.core.launchers.remote import packing
+from pybackend.core.launchers.remote import task
 
 folder, *options = sys.argv[1:]
-library = packing.library
+library = task.library
 
 class Look(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
@@ -85,7 +85,7 @@ for line in sys.stdin:
     fails = request.pop("fails", False)
     os.environ["TFDIST_FORK_SERVER"] = request.pop("variable", "1")
     idle = request.pop("idle", None)
-    packing.library = library if idle is None else lambda: shorten(idle)
+    task.library = library if idle is None else lambda: shorten(idle)
     try:
         found = call(**{k: v for k, v in request.items() if k != "hosts"})
     except pybackend.WorkerFailedError as error:
