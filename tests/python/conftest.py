@@ -93,7 +93,7 @@ ALONE = [
     "test_joined",
     "test_hosts",
     "test_ssh_host",
-    "test_command",
+    "test_driver",
     "test_run_hosts",
     "test_elastic",
     "test_elastic_checkpoints",

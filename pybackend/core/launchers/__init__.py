@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.fork_server import without_fork_server as without_fork_server
     from pybackend.core.launchers.package_files import own_libraries as own_libraries
     from pybackend.core.launchers.package_files import run_here as run_here
-    from pybackend.core.launchers.script.command import add_run_options as add_run_options
-    from pybackend.core.launchers.script.command import read_run_plan as read_run_plan
-    from pybackend.core.launchers.script.command import run_script as run_script
+    from pybackend.core.launchers.script.driver import run_script as run_script
+    from pybackend.core.launchers.script.run_options import add_run_options as add_run_options
+    from pybackend.core.launchers.script.run_options import read_run_plan as read_run_plan
     from pybackend.core.launchers.script.slurm import describe_batch as describe_batch
     from pybackend.core.launchers.spark.attach import Handover as Handover
     from pybackend.core.launchers.spark.attach import attach_spark as attach_spark
@@ -68,8 +68,8 @@ _NAMES = {
     "environment.archive": "PackedEnvironment pack_environment_of",
     "fork_server": "without_fork_server",
     "package_files": "own_libraries run_here",
-    "script.options": "add_run_options read_run_plan",
-    "script.run": "run_script",
+    "script.driver": "run_script",
+    "script.run_options": "add_run_options read_run_plan",
     "script.slurm": "describe_batch",
     "spark.attach": "Handover attach_spark hand_over",
     "spark.barrier": "SparkLauncher",

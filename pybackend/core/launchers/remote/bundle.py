@@ -74,7 +74,7 @@ def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> li
     ``wanted`` is as in `bootstrap`; ``task`` is the module of `launchers` whose ``run`` it then
     calls. ``root`` contains this package if the bundle does not.
     """
-    folder = files("pybackend")
+    folder = files("pybackend.core")
     names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
     texts = [folder.joinpath(name).read_text() for name in names]
     path = f"sys.path.insert(0, {root!r})" if root else ""

@@ -95,7 +95,7 @@ def step_command(
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
     words = script.command(sys.executable)
-    return srun(options, [*flags, *run_here("launchers.script.slurm", *words)])
+    return srun(options, [*flags, *run_here("core.launchers.script.slurm", *words)])
 
 
 def describe_step(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.core.launchers.script import group as output
-from pybackend.core.launchers.script.group import LineSplitter
+from pybackend.core.launchers.script import driver
+from pybackend.core.launchers.script.driver import LineSplitter
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_lines_are_put_together(pieces: list[bytes], expected: list[list[bytes]]
 
 
 def test_a_progress_bar_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_REDRAW_SECONDS", 0.0)
     lines = LineSplitter()
     assert lines.add(b"\r\r") == []
     assert lines.add(b"10%\r20%\r3") == [b"20%"]
