@@ -379,6 +379,10 @@ def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
         one.wait(deadline - time.monotonic())
 
 
+# A file of a call's bundle, with the `Keeper` whose fork server its workers use.
+KEEPER = "keeper.json"
+
+
 def find_greeting(reading: IO[bytes]) -> bytes | None:
     """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
     return next((line for line in reading if line.startswith(MARK)), None)

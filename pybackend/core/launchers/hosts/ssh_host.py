@@ -23,12 +23,12 @@ from pybackend.core.job.job import LOGGER, Job
 from pybackend.core.launchers.fork_server import is_off
 from pybackend.core.launchers.hosts.ssh import (
     CONNECTION_LOST,
+    KEEPER,
     HostProcess,
     HostPython,
     end_all,
     find_greeting,
 )
-from pybackend.core.launchers.hosts.ssh_task import KEEPER
 from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, read_greeting
 from pybackend.core.launchers.stopping import check_stop
 from pybackend.core.net.meeting import MeetingServer

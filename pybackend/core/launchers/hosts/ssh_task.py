@@ -30,6 +30,7 @@ from pybackend.core.job.messages import Failed
 from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.forking import IDLE_SECONDS
+from pybackend.core.launchers.hosts.ssh import KEEPER
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.remote.task import (
     TASK,
@@ -106,8 +107,6 @@ def _end() -> NoReturn:
     os._exit(1)
 
 
-# A file of a call's bundle, with a `Keeper`.
-KEEPER = "keeper.json"
 # A file of the keeper's folder that calls lock while they use it.
 _CALLS = "calls"
 _LOOK_SECONDS = 2.0
