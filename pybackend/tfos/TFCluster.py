@@ -289,12 +289,8 @@ class _NobodyTakesRows(Exception):
 class _LaunchedCluster:
     """Workers of a cluster, launched by a separate thread.
 
-    Attributes
-    ----------
-    nodes
-        Description of each node, by executor id.
-    launch, fed
-        Function that the thread calls; and the launcher to notify when there are no more rows.
+    The thread calls ``launch``. ``nodes`` are the descriptions of the nodes, by executor id.
+    ``fed`` is the launcher to notify when there are no more rows.
     """
 
     def __init__(self, workers: int) -> None:
@@ -319,7 +315,6 @@ class _LaunchedCluster:
 
     @property
     def has_ended(self) -> bool:
-        """True if none of the workers are still running."""
         return not self._thread.is_alive()
 
     def start(self, is_fed: bool, seconds: float) -> None:
@@ -347,7 +342,6 @@ class _LaunchedCluster:
         self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
 
     def feeder(self, timeout: float) -> Feeder:
-        """Return the client that tasks use to feed the workers that take rows."""
         return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
 
     def watch(self) -> None:
@@ -368,7 +362,6 @@ class _LaunchedCluster:
             raise self._error
 
     def finish(self, deadline: float, timeout: float) -> None:
-        """Wait for the workers to end, and raise their failure."""
         if self.fed is not None:
             self.fed.close_feeds()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
@@ -384,7 +377,6 @@ class _LaunchedCluster:
         """Do nothing: the workers end with their functions, or with this process."""
 
     def look(self) -> None:
-        """Raise an error if there is a reason to stop the workers."""
         if self._reason is not None:
             raise ClusterError(self._reason)
 
@@ -395,7 +387,6 @@ class _LaunchedCluster:
             self._error = error
 
     def hear(self, event: Event) -> None:
-        """Process an event from a worker."""
         if not isinstance(event, Announced):
             self._show(event)
         elif event.name == FEED:

@@ -30,13 +30,8 @@ _SCHEMES = (
 def hdfs_path(ctx: Any, path: str) -> str:
     """Return an absolute path with the scheme of its file system.
 
-    Parameters
-    ----------
-    ctx
-        Object with ``defaultFS`` and ``working_dir``.
-    path
-        Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a local
-        disk.
+    ``ctx`` has ``defaultFS`` and ``working_dir``. Relative paths are below the user's folder on
+    HDFS, or below ``working_dir`` on a local disk.
     """
     root = ctx.defaultFS
     if path.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):

@@ -69,7 +69,6 @@ def _run_alone(
     count: int,
     file_system: str,
 ) -> None:
-    """Call the function once, and discard its value."""
     os.environ.pop("TF_CONFIG", None)
     ctx = TFNodeContext(first + context.rank, defaultFS=file_system)
     ctx.num_workers = count

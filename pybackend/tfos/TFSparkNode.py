@@ -74,17 +74,14 @@ class TFNodeContext:
         self.user_name = getpass.getuser()
 
     def absolute_path(self, path: str) -> str:
-        """Return an absolute path with the scheme of its file system."""
         return TFNode.hdfs_path(self, path)
 
     def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-        """Raise `InputError`, as `TFNode.start_cluster_server` does."""
         TFNode.start_cluster_server(self, num_gpus, rdma)
 
     def export_saved_model(
         self, sess: Any, export_dir: str, tag_set: str, signatures: Any
     ) -> NoReturn:
-        """Raise `InputError`, as `TFNode.export_saved_model` does."""
         TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
 
     def get_data_feed(
@@ -94,11 +91,9 @@ class TFNodeContext:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> TFNode.DataFeed:
-        """Return a `TFNode.DataFeed` of the rows of this node."""
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def release_port(self) -> None:
-        """Close the socket that holds the port of this node's server."""
         TFNode.release_port(self)
 
 
@@ -114,21 +109,10 @@ def run(
     """Return a function for a partition that holds a node's number; it runs ``fn`` as that node.
 
     `TFCluster.run` does more, and does not use this. The nodes register at a `reservation.Server`,
-    and the function runs in the process of Spark's task.
-
-    Parameters
-    ----------
-    fn, tf_args
-        The function, and its first argument: ``fn(tf_args, ctx)``.
-    cluster_meta
-        ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
-        ``working_dir`` and ``release_port``.
-    tensorboard, log_dir
-        As in `TFCluster.run`.
-    queues
-        Names of the queues of ``ctx.mgr``.
-    background
-        Must be False.
+    and the function runs in the process of Spark's task, as ``fn(tf_args, ctx)``. ``cluster_meta``
+    has ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
+    ``working_dir`` and ``release_port``. ``tensorboard`` and ``log_dir`` are as in `TFCluster.run`,
+    ``queues`` are the names of those of ``ctx.mgr``, and ``background`` must be False.
     """
     if background:
         raise InputError("`background` is not supported: TFCluster.run() feeds running functions")
@@ -193,7 +177,6 @@ def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return ``host:port`` of the nodes by role, from their descriptions."""
     numbers = [node["executor_id"] for node in sorted_cluster_info]
     if len(set(numbers)) < len(numbers):
         raise ClusterError(f"two nodes have the same number: {numbers}")
@@ -216,10 +199,7 @@ def _set_gpus(
 ) -> None:
     """Make this node's GPUs visible to TensorFlow: its task's, or else free ones on its machine.
 
-    Raises
-    ------
-    ClusterError
-        The node has fewer than ``tf_args.num_gpus`` GPUs.
+    Raises `ClusterError` if the node has fewer than ``tf_args.num_gpus``.
     """
     wanted = _wanted_gpus(tf_args)
     gpus = _gpus_of_task()
@@ -244,7 +224,6 @@ def _wanted_gpus(tf_args: Any) -> int | None:
 
 
 def _gpus_of_task() -> list[str]:
-    """Return the GPUs that Spark assigned to this task."""
     if not _has_spark_resource_api():
         return []
     from pyspark import TaskContext
@@ -260,7 +239,6 @@ def _may_search() -> bool:
 
 
 def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
-    """Return the index of this node among the nodes on its host."""
     own = spec[job_name][task_index]
     host = own.rpartition(":")[0]
     nodes = [node for nodes in spec.values() for node in nodes]
@@ -320,22 +298,10 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Settings of all nodes of a cluster.
+    """Settings of all nodes of a cluster; ``places`` are by rank.
 
-    Attributes
-    ----------
-    places
-        Number and role of each node, by rank.
-    default_fs, working_dir
-        As in `TFNodeContext`.
-    release_port
-        Whether the port of a node's server is released when its function starts.
-    tensorboard
-        Executor id of the node that starts TensorBoard; None: no node.
-    log_dir
-        Folder that it shows.
-    feed_token
-        Secret of the tasks that feed rows; None: no rows are fed.
+    ``tensorboard`` is the executor id of the node that starts TensorBoard; None: no node.
+    ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
     """
 
     places: tuple[NodePlace, ...]
@@ -353,7 +319,7 @@ def run_node(
     tf_args: Any,
     settings: NodeSettings,
 ) -> None:
-    """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`."""
+    """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, inside a worker."""
     host, _ = split_address(context.addresses[context.rank])
     token = settings.feed_token
     with open_feed(host, token, context.announce) if token else nullcontext() as queue:
@@ -410,7 +376,6 @@ def _manager(queue: RowQueue | None, announce: Callable[[str, str], object]) -> 
 
 
 def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
-    """Notify the driver when the function does not want any more rows."""
     with queue.changed:
         queue.changed.wait_for(lambda: queue.has_stopped)
         has_failed, was_left = queue.failure is not None, queue.was_left

@@ -21,8 +21,6 @@ _SIGNATURE = "serving_default"
 
 
 class TFTypeConverters:
-    """Converters for Param values."""
-
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
         """Return a dict unchanged; `TypeError` for other types."""
@@ -32,78 +30,60 @@ class TFTypeConverters:
 
 
 class HasBatchSize(Params):
-    """Mixin with the Param ``batch_size``."""
-
     batch_size, setBatchSize, getBatchSize = param(
         "batch_size", "number of rows per batch", TypeConverters.toInt
     )
 
 
 class HasClusterSize(Params):
-    """Mixin with the Param ``cluster_size``."""
-
     cluster_size, setClusterSize, getClusterSize = param(
         "cluster_size", "number of nodes of the cluster", TypeConverters.toInt
     )
 
 
 class HasEpochs(Params):
-    """Mixin with the Param ``epochs``."""
-
     epochs, setEpochs, getEpochs = param(
         "epochs", "number of times that the rows are fed", TypeConverters.toInt
     )
 
 
 class HasGraceSecs(Params):
-    """Mixin with the Param ``grace_secs``."""
-
     grace_secs, setGraceSecs, getGraceSecs = param(
         "grace_secs", "ignored: shutdown waits for the functions", TypeConverters.toInt
     )
 
 
 class HasInputMapping(Params):
-    """Mixin with the Param ``input_mapping``."""
-
     input_mapping, setInputMapping, getInputMapping = param(
         "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
     )
 
 
 class HasInputMode(Params):
-    """Mixin with the Param ``input_mode``, which must be ``InputMode.SPARK``."""
-
     input_mode, getInputMode = param(
         "input_mode", "reader of the rows: 1 (Spark)", TypeConverters.toInt
     )[::2]
 
     def setInputMode(self, value: int) -> Any:
-        """Set the Param `input_mode`; `InputError` for ``InputMode.TENSORFLOW``."""
+        """Set the Param; `InputError` for ``InputMode.TENSORFLOW``."""
         if value == TFCluster.InputMode.TENSORFLOW:
             raise InputError("`input_mode` must be InputMode.SPARK: a DataFrame is fed by Spark")
         return self._set(input_mode=value)
 
 
 class HasMasterNode(Params):
-    """Mixin with the Param ``master_node``."""
-
     master_node, setMasterNode, getMasterNode = param(
         "master_node", "role of the chief node", TypeConverters.toString
     )
 
 
 class HasModelDir(Params):
-    """Mixin with the Param ``model_dir``."""
-
     model_dir, setModelDir, getModelDir = param(
         "model_dir", "folder of checkpoints", TypeConverters.toString
     )
 
 
 class HasNumPS(Params):
-    """Mixin with the Params ``num_ps`` and ``driver_ps_nodes``."""
-
     num_ps, setNumPS, getNumPS = param(
         "num_ps", "number of parameter servers", TypeConverters.toInt
     )
@@ -113,90 +93,61 @@ class HasNumPS(Params):
 
 
 class HasOutputMapping(Params):
-    """Mixin with the Param ``output_mapping``."""
-
     output_mapping, setOutputMapping, getOutputMapping = param(
         "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
     )
 
 
 class HasProtocol(Params):
-    """Mixin with the Param ``protocol``."""
-
     protocol, setProtocol, getProtocol = param(
         "protocol", "ignored: TensorFlow chooses it", TypeConverters.toString
     )
 
 
 class HasReaders(Params):
-    """Mixin with the Param ``readers``."""
-
     readers, setReaders, getReaders = param(
         "readers", "number of reader threads, for the function", TypeConverters.toInt
     )
 
 
 class HasSteps(Params):
-    """Mixin with the Param ``steps``."""
-
     steps, setSteps, getSteps = param(
         "steps", "largest number of steps, for the function", TypeConverters.toInt
     )
 
 
 class HasTensorboard(Params):
-    """Mixin with the Param ``tensorboard``."""
-
     tensorboard, setTensorboard, getTensorboard = param(
         "tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean
     )
 
 
 class HasTFRecordDir(Params):
-    """Mixin with the Param ``tfrecord_dir``."""
-
     tfrecord_dir, setTFRecordDir, getTFRecordDir = param(
         "tfrecord_dir", "folder of TFRecord files, for the function", TypeConverters.toString
     )
 
 
 class HasExportDir(Params):
-    """Mixin with the Param ``export_dir``."""
-
     export_dir, setExportDir, getExportDir = param(
         "export_dir", "folder of the SavedModel", TypeConverters.toString
     )
 
 
 class HasSignatureDefKey(Params):
-    """Mixin with the Param ``signature_def_key``."""
-
     signature_def_key, setSignatureDefKey, getSignatureDefKey = param(
         "signature_def_key", "signature of the SavedModel", TypeConverters.toString
     )
 
 
 class HasTagSet(Params):
-    """Mixin with the Param ``tag_set``."""
-
     tag_set, setTagSet, getTagSet = param(
         "tag_set", "tags of the SavedModel, separated by commas", TypeConverters.toString
     )
 
 
 class Namespace:
-    """Named arguments, or a list of command-line arguments (``argv``).
-
-    Parameters
-    ----------
-    d
-        A dict, an ``argparse.Namespace``, another `Namespace`, or a list.
-
-    Raises
-    ------
-    InputError
-        ``d`` has another type.
-    """
+    """Named arguments of a dict or namespace, or a list of command-line arguments (``argv``)."""
 
     argv: list[str] | None = None
 
@@ -401,10 +352,7 @@ def yield_batch(
 ) -> Iterator[list[list[Any]]]:
     """Yield batches of rows, each as one list per tensor; the last batch may be smaller.
 
-    Parameters
-    ----------
-    iterable
-        Rows of at least ``num_tensors`` values; None ends them.
+    Rows have at least ``num_tensors`` values; None ends them.
     """
     tensors: list[list[Any]] = [[] for _ in range(num_tensors)]
     for row in iterable:

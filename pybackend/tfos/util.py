@@ -23,12 +23,8 @@ _EXECUTOR_ID = "executor_id"
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
     """Make a number of GPUs, or none, visible to TensorFlow in this process.
 
-    Parameters
-    ----------
-    worker_index
-        Index of this worker.
-    nodes
-        ``host:port`` of all workers: workers on the same host take different GPUs.
+    ``nodes`` are ``host:port`` of all workers: those on the same host as number ``worker_index``
+    take different GPUs.
     """
     visible = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
@@ -53,18 +49,11 @@ def find_in_path(path: str, file: str) -> str | bool:
 
 
 def write_executor_id(num: int) -> None:
-    """Write the number of the node on this executor to a file in the current folder."""
     Path(_EXECUTOR_ID).write_text(str(num))
 
 
 def read_executor_id() -> int:
-    """Return the number that `write_executor_id` wrote.
-
-    Raises
-    ------
-    InputError
-        There is no such file.
-    """
+    """Return the number that `write_executor_id` wrote. Raises `InputError` if there is none."""
     try:
         return int(Path(_EXECUTOR_ID).read_text())
     except FileNotFoundError:

@@ -58,14 +58,9 @@ class FeedTimeoutError(ClusterError):
 class Feeder:
     """Client that tasks use to feed the workers that take rows.
 
-    Attributes
-    ----------
-    addresses
-        ``host:port`` of each worker that takes rows, by rank.
-    token
-        Secret that a feeder must prove it knows.
-    timeout
-        Seconds after which the feeder fails if no row is taken, or no result arrives.
+    ``addresses`` has ``host:port`` of each worker that takes rows, by rank. ``token`` is the secret
+    that a feeder must prove it knows. After ``timeout`` seconds without a taken row, or a result,
+    it fails.
     """
 
     addresses: dict[int, str]
@@ -75,10 +70,8 @@ class Feeder:
     def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
         """Feed a partition; return how many of its rows the function took or declined.
 
-        Raises
-        ------
-        ClusterError
-            No worker takes rows, or the function failed or has not taken a row for too long.
+        Raises `ClusterError` if no worker takes rows, or the function failed or has not taken a row
+        for too long.
         """
         first = next(batches, None)
         if first is None:
@@ -109,10 +102,7 @@ class Feeder:
     ) -> Iterator[Any]:
         """Feed a partition, and yield a result for each row, in row order.
 
-        Raises
-        ------
-        ClusterError
-            As in `feed`; also if the function did not return one result per row.
+        Raises `ClusterError` as `feed` does, and if the function did not return one result per row.
         """
         first = next(batches, None)
         if first is None:
@@ -241,7 +231,6 @@ class _Conversation:
         self.taken = 0
 
     def close(self) -> None:
-        """Close the connection."""
         self._stream.close()
 
     def send(self, rows: int, content: Any, mark: tuple[int, str] = (0, "")) -> bool:
@@ -251,7 +240,6 @@ class _Conversation:
         return self._send(encode_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
-        """Return the results that have arrived and have not been taken yet."""
         while not self._has_ended and self._stream.wait_readable(0):
             self._hear()
         results, self._results = self._results, []
@@ -358,10 +346,7 @@ def _drop_rows(
 ) -> Iterator[tuple[int, Any, tuple[int, str]]]:
     """Yield batches without the rows already taken: number of rows, bytes, and the mark to send.
 
-    Raises
-    ------
-    ClusterError
-        The rows up to a mark differ from those that the mark describes.
+    Raises `ClusterError` if the rows up to a mark differ from those that the mark describes.
     """
     digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
@@ -382,7 +367,6 @@ def _drop_rows(
 
 
 def _is_here(host: str) -> bool:
-    """Return whether this is an address of this machine."""
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
@@ -419,7 +403,6 @@ class FeedItems:
     name: str
 
     def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
-        """Feed these items."""
         yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
 
 
@@ -435,7 +418,6 @@ class FeedFrame:
     gives_arrays: bool
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Feed these Arrow batches."""
         import pyarrow as pa
 
         filled = (
@@ -456,7 +438,6 @@ class InferItems:
     name: str
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Feed these items."""
         partition, attempt = _place()
         batches = map(encode_items, split_items(iter(items)))
         return self.feeder.infer(batches, self.name, partition, attempt)

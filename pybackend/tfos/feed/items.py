@@ -38,13 +38,7 @@ _RECEIVED = "a batch of rows"
 
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
-    """Return one batch with the items.
-
-    Raises
-    ------
-    SerializationError
-        An item cannot be sent; the message names its type.
-    """
+    """Return one batch with the items. Raises `SerializationError`, which names the item's type."""
     kind, array = _encode(list(items))
     return _batch(kind, array)
 
@@ -67,10 +61,7 @@ def decode_items(batch: pa.RecordBatch) -> list[Any]:
 def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
     """Return the first columns of batches as numpy arrays; None unless all batches request arrays.
 
-    Raises
-    ------
-    InputError
-        A column is not an array: it has nulls, or lists of different lengths or types.
+    Raises `InputError` if a column has nulls, or lists of different lengths or types.
     """
     kinds = [_kind_of(batch) for batch in batches]
     if not all(kind[0] == "frame" and kind[2] for kind in kinds):
@@ -291,7 +282,6 @@ def _plain(array: Any) -> list[Any]:
 
 
 def _stack(name: str, parts: Sequence[Any]) -> Any:
-    """Return the parts of a column as one array."""
     arrays = [_to_numpy(name, part) for part in parts]
     layouts = list(dict.fromkeys((array.dtype, array.shape[1:]) for array in arrays))
     if len(layouts) > 1:
@@ -301,7 +291,6 @@ def _stack(name: str, parts: Sequence[Any]) -> Any:
 
 
 def _to_numpy(name: str, array: Any) -> Any:
-    """Return a column of a DataFrame as an array."""
     if array.null_count:
         raise _no_array(name, "nulls")
     if pa.types.is_list(array.type) and len(array):

@@ -32,10 +32,11 @@ _LEAVE_SECONDS = 20.0
 
 
 class DetachedLauncher:
-    """Launcher that runs a process per worker on the executors of a classic session.
+    """Launcher of workers that hold no Spark slot, on the executors of a classic session.
 
-    The workers hold no Spark slots. `launch` blocks; other threads call `close_feeds` in the
-    meantime. ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
+    The tasks that feed a worker need its slot. So the task that starts it returns immediately, and
+    the worker outlives it. `launch` blocks; other threads call `close_feeds` in the meantime.
+    ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
     """
 
     workers = None

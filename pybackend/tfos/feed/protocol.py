@@ -156,12 +156,8 @@ def write(stream: Stream, message: Any, content: Any = b"") -> None:
 def read(stream: Stream, *kinds: type[Any], seconds: float | None = None) -> Any:
     """Return the next message, which must be of one of these kinds.
 
-    Raises
-    ------
-    OSError
-        The other end closed the connection, or was silent for too long.
-    ValueError
-        The message is invalid.
+    Raises `OSError` if the other end closed the connection, or was silent for too long, and
+    `ValueError` if the message is invalid.
     """
     line = stream.read_line(LONGEST_LINE, seconds)
     if not line:

@@ -51,16 +51,10 @@ _LOOK_SECONDS = 0.5
 class PartitionFeed:
     """Rows of one partition from one task; used under its queue's lock.
 
-    Attributes
-    ----------
-    taken, given
-        Number of rows that the function has taken, and of results that it has returned for them.
-    results
-        Encoded results that have not been sent yet, with their numbers of rows.
-    is_notified
-        Whether all messages to the task have been sent.
-    mark
-        ``place`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
+    ``taken`` and ``given`` are the numbers of rows that the function has taken, and of results that
+    it has returned for them. ``results`` are encoded and have not been sent yet; each has its
+    number of rows. ``is_notified`` is True when all messages to the task have been sent. ``mark``
+    is ``place`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
     """
 
     def __init__(self, wants_results: bool) -> None:
@@ -85,16 +79,9 @@ class PartitionFeed:
 class RowQueue:
     """Rows from several feeds, taken by one function; all methods are thread-safe.
 
-    Attributes
-    ----------
-    changed
-        Condition that is notified when any feed or this queue changes.
-    failure
-        Why the function failed; None if it did not.
-    has_stopped
-        Whether the function does not want any more rows.
-    was_left
-        Whether it returned without stopping the feeds, when more rows might have come.
+    ``changed`` is notified when any feed or this queue changes. ``failure`` is why the function
+    failed. ``has_stopped`` is True when the function does not want any more rows, and ``was_left``
+    if it returned without stopping the feeds, when more rows might have come.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -112,7 +99,6 @@ class RowQueue:
 
     @property
     def feeds(self) -> int:
-        """Current number of feeds."""
         with self.changed:
             return len(self._feeds)
 
@@ -140,7 +126,6 @@ class RowQueue:
             return True
 
     def end(self, feed: PartitionFeed) -> None:
-        """Record that a feed has no more rows."""
         with self.changed:
             feed.has_ended = True
             self.changed.notify_all()
@@ -155,7 +140,6 @@ class RowQueue:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Record that no more feeds follow."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
@@ -169,13 +153,11 @@ class RowQueue:
             self.changed.notify_all()
 
     def leave(self) -> None:
-        """Record that the function returned."""
         with self.changed:
             self.was_left = not self.has_stopped and not self.is_closed
             self.stop()
 
     def fail(self, reason: str) -> None:
-        """Record why the function failed."""
         with self.changed:
             self.failure = reason
         self.stop()
@@ -183,12 +165,8 @@ class RowQueue:
     def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
         """Return the next items, and whether they are the last.
 
-        Parameters
-        ----------
-        count
-            Number of items; fewer are returned at the end of all feeds.
-        keeps_apart
-            Whether to return items from one partition only.
+        It waits for ``count`` items; with ``keeps_apart``, it returns fewer at the end of a
+        partition.
         """
         items = self._items(self._take(count, keeps_apart))
         return items, self._has_ended and len(items) < count
@@ -196,21 +174,11 @@ class RowQueue:
     def take_columns(
         self, count: int, width: int, *, keeps_apart: bool = False
     ) -> tuple[list[Any], bool]:
-        """Return the next items as columns, each a list, and whether they are the last.
+        """Return what `take` does, but the items as columns, each a list.
 
-        If a DataFrame was fed for arrays, its columns are arrays with one entry per item.
-
-        Parameters
-        ----------
-        count, keeps_apart
-            As in `take`.
-        width
-            Number of columns; items may have more.
-
-        Raises
-        ------
-        InputError
-            A column cannot be converted to an array.
+        If a DataFrame was fed for arrays, its columns are arrays with one entry per item. Items may
+        have more than ``width`` columns. Raises `InputError` if a column cannot be converted to an
+        array.
         """
         parts = self._take(count, keeps_apart)
         slices = [batch.slice(start, stop - start) for (start, stop), batch in parts]
@@ -224,12 +192,8 @@ class RowQueue:
     def give(self, results: Sequence[Any]) -> None:
         """Add results, in row order, for the first taken rows that have none yet.
 
-        Raises
-        ------
-        InputError
-            More results than rows.
-        SerializationError
-            A result cannot be sent; the message names its type.
+        Raises `InputError` if there are more results than rows, and `SerializationError`, which
+        names the type of the result.
         """
         rest = list(results)
         while rest:
@@ -258,7 +222,6 @@ class RowQueue:
         return self.has_stopped or is_over
 
     def _take(self, count: int, keeps_apart: bool) -> list[tuple[tuple[int, int], Any]]:
-        """Take parts of batches with this total number of rows."""
         parts: list[tuple[tuple[int, int], Any]] = []
         with self.changed:
             feed: PartitionFeed | None = None
@@ -277,10 +240,8 @@ class RowQueue:
     def _choose(self, last: PartitionFeed | None, needs_results: bool) -> PartitionFeed | None:
         """Return a feed with rows, preferably the last one used; None if no more rows will come.
 
-        Raises
-        ------
-        InputError
-            Results for the last rows of a feed are missing, and none have arrived for a while.
+        Raises `InputError` if results for the last rows of a feed are missing, and none arrive for
+        a while.
         """
         order = [last or self._current]
 
@@ -347,7 +308,6 @@ class RowQueue:
         return items
 
     def _decode(self, batch: Any) -> list[Any]:
-        """Return the items of a batch, which is decoded only once."""
         known = self._decoded  # another thread may take at the same time
         if known is None or known[0] is not batch:
             known = self._decoded = batch, decode_items(batch)
@@ -359,15 +319,7 @@ def _is_used(feed: PartitionFeed) -> bool:
 
 
 class FeedServer:
-    """Server that accepts feeds and adds their rows to `queue`.
-
-    Parameters
-    ----------
-    host
-        Address of this machine on which it listens.
-    token
-        Secret that feeders must prove they know.
-    """
+    """Server that accepts feeds and adds their rows to `queue`; feeders must prove the token."""
 
     def __init__(self, host: str, token: str) -> None:
         self.queue = RowQueue()
@@ -395,7 +347,6 @@ class FeedServer:
         self._acceptor.close()
 
     def fail(self, reason: str) -> None:
-        """Notify current and later feeders that the function failed."""
         self.queue.fail(reason)
 
     def _welcome(self, stream: Stream, _: int) -> None:

@@ -138,12 +138,8 @@ class _Meeting(MeetingClient):
 def main(folder: str, place: str) -> None:
     """Run the member until its worker ends or its driver disconnects.
 
-    Parameters
-    ----------
-    folder
-        Folder with the pickled `Member`; all files are written below it.
-    place
-        JSON with ``rank``, ``hosts``, ``cores`` and ``gpus``.
+    ``folder`` has the pickled `Member`, and all files are written below it. ``place`` is JSON with
+    ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
     load_own_libraries()
     given = json.loads(place)
@@ -159,7 +155,6 @@ def main(folder: str, place: str) -> None:
 
 
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
-    """Notify the worker that there are no more rows, when the driver requests it."""
     with suppress(OSError):
         if meeting.receive(threading.TIMEOUT_MAX) is None:
             return

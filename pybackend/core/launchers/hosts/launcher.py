@@ -85,7 +85,6 @@ class Hosts:
         return Submission(tuple(host.name for host, ranks in placed for _ in ranks), later=(later,))
 
     def count_workers(self, wanted: Any) -> Any:
-        """Return the number of workers of a call; all slots by default."""
         if wanted is None:
             return sum(host.slots for host in self.hosts)
         if isinstance(wanted, int):  # other types are checked later
@@ -94,7 +93,6 @@ class Hosts:
 
     @contextmanager
     def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Hosts]]:
-        """Divide the slots of the hosts, in order."""
         slots, workers = sum(host.slots for host in self.hosts), job.most_workers
         ranks_by_host(self.hosts, workers)
         jobs = min(most, parallelism or slots // workers)
@@ -123,7 +121,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class _Slots(Way):
-    """A `Way` with an ssh process per host, or per elastic worker: so each can end by itself.
+    """A `Way` with an ssh process per host, or per elastic worker.
 
     The slots are those of all hosts, in order.
     """
@@ -159,7 +157,6 @@ class _Slots(Way):
             yield partial(run_group, start.meeting, job, names, look=look, meet_seconds=math.inf)
 
     def _start(self, placed: Sequence[tuple[HostSlots, range]], start: Start) -> Iterator[SshHost]:
-        """Start Python on all hosts by ssh."""
         settings, resources = self.launcher, start.job.resources
         # A function may not need TensorFlow.
         wanted = "numpy" if start.job.kind == "run" else "tensorflow numpy"
@@ -188,7 +185,6 @@ class _Slots(Way):
         return [replace(host, slots=1, first=first, neighbours=host.neighbours or host.slots)]
 
     def _pack(self) -> Mapping[str, bytes]:
-        """Pack the bundle once, while ssh connects to the hosts."""
         with self._packing:
             if not self._contents:
                 self._contents.update(pack_task(self.task, self.folder, self.datasets))
@@ -196,7 +192,6 @@ class _Slots(Way):
 
 
 def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
-    """Return the file with the ranks of a host's workers, and the part of the host they use."""
     neighbours = _count_neighbours(host, ranks)
     place = {"ranks": list(ranks), "first": host.first, "neighbours": neighbours}
     return json.dumps(place).encode()
@@ -208,13 +203,7 @@ def _count_neighbours(host: HostSlots, ranks: range) -> int:
 
 
 def _check_workers(host: str, resources: Resources, workers: int, greeting: HostGreeting) -> None:
-    """Check that a host's Python can run this number of workers.
-
-    Raises
-    ------
-    ClusterError
-        It is another release, a package is missing, or the machine does not have enough.
-    """
+    """Raise `ClusterError` if a host has another Python, or lacks a package, cores or memory."""
     other = f"Specify a Python {{own}} that all hosts have: {_option()}"
     install = "Install it there with `{python} -m pip install {package}`, or " + _choose_python()
     if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
@@ -229,10 +218,7 @@ def install_on_hosts(
 ) -> dict[str, Interpreter]:
     """Return the Python of a job's environment by host; empty if the job has none.
 
-    Raises
-    ------
-    ClusterError
-        A host cannot be reached, or cannot run the environment.
+    Raises `ClusterError` if a host cannot be reached, or cannot run the environment.
     """
     packed = pack_for(job, lambda text: on_event(Note(text)))
     if packed is None:
@@ -251,8 +237,6 @@ def install_on_hosts(
 
 
 class _Installation(Installation):
-    """An installation over ssh."""
-
     def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
         command = ssh.command(host, install_command(packed.name))
         super().__init__(packed, command, host.name, environment())
@@ -332,7 +316,6 @@ def hosts(
 
 
 def _check_words(options: Any) -> tuple[str, ...]:
-    """Check the options for ssh, which would read "-p 22" as the port " 22"."""
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
         raise InputError(

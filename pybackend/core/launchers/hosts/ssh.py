@@ -49,23 +49,15 @@ class HostSlots:
 
     @property
     def login(self) -> str:
-        """The host as an argument of ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
-    """Read a list of hosts, in order; a host that is listed twice has the slots of both entries.
+    """Read a list of hosts, in order: ``"a:2,b:2"``, or a sequence of such texts.
 
-    Parameters
-    ----------
-    given
-        ``"a:2,b:2"``, or a sequence of such texts. An entry is ``name``, ``name:slots`` or
-        ``user@name:slots``; an IPv6 address must be in brackets. The default is one slot.
-
-    Raises
-    ------
-    InputError
-        An entry cannot be parsed. The message names it.
+    An entry is ``name``, ``name:slots`` or ``user@name:slots``, with one slot by default; an IPv6
+    address must be in brackets. A host that is listed twice has the slots of both. Raises
+    `InputError`.
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -82,11 +74,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
     """Read a hostfile in the format of Horovod and Open MPI.
 
     A line is ``host slots=2`` or ``host:2``; other settings and text after ``#`` are ignored.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or a line cannot be parsed. The message names the line.
+    Raises `InputError`.
     """
     try:
         lines = Path(path).expanduser().read_text().splitlines()
@@ -121,12 +109,9 @@ def divide_slots(hosts: Sequence[HostSlots], workers: int, jobs: int) -> list[li
 
 
 def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSlots, range]]:
-    """Assign ranks to the slots of hosts, in order; hosts without ranks are left out.
+    """Assign ranks to the slots of hosts, in order. Hosts without ranks are left out.
 
-    Raises
-    ------
-    InputError
-        There are fewer slots than workers.
+    Raises `InputError` if there are fewer slots than workers.
     """
     slots = sum(host.slots for host in hosts)
     if workers > slots:
@@ -251,7 +236,6 @@ class Ssh:
     options: tuple[str, ...] = ()
 
     def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command on a host, without a terminal."""
         fixed = [word for option in _FIXED for word in ("-o", option)]
         defaults = [word for option in _DEFAULTS for word in ("-o", option)]
         options = ["-T", "-x", *fixed, *self.options, *defaults]
@@ -273,7 +257,7 @@ class Ssh:
         return found[1]
 
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
-        """Return the error for ssh exit status 255, based on the last lines that ssh printed."""
+        """Return the error for ssh's exit status 255, based on the last lines that ssh printed."""
         text = "\n".join(printed)
         advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
         advice = advice.format(
@@ -290,24 +274,16 @@ class Ssh:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables for ssh, without programs that would ask for a password."""
     variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
     return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
 
 
 @dataclass(frozen=True)
 class HostPython:
-    """The Python of a host.
+    """The Python of a host. Without ``ssh``, the host is this machine.
 
-    Attributes
-    ----------
-    ssh, host, python
-        The `Ssh` object, the host, and the path of the host's Python. Without `Ssh`, the host is
-        this machine.
-    temporary
-        Folder for temporary files on the host; None: the host's default.
-    interpreter
-        The Python of an environment that was unpacked there, instead of ``python``.
+    ``temporary`` is the folder for temporary files there (None: the host's default).
+    ``interpreter`` is the Python of an environment that was unpacked there; it replaces ``python``.
     """
 
     ssh: Ssh | None
@@ -318,11 +294,9 @@ class HostPython:
 
     @property
     def path(self) -> str:
-        """Path of the Python that is used."""
         return self.python if self.interpreter is None else self.interpreter.python
 
     def command(self, wanted: str, task: str) -> list[str]:
-        """Return the command that receives a bundle there; arguments as in `bootstrap_command`."""
         start = [] if self.interpreter is None else self.interpreter.start()
         place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
         if self.ssh is None:  # the bundle need not contain this package
@@ -333,10 +307,7 @@ class HostPython:
     def start(
         self, wanted: str, task: str, errors: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        """Start the process that receives a bundle there; its input and output are pipes.
-
-        ``wanted`` and ``task`` are as in `bootstrap_command`; ``errors`` receives its error output.
-        """
+        """Start the process that receives a bundle there; arguments as in `bootstrap_command`."""
         return subprocess.Popen(
             self.command(wanted, task),
             stdin=subprocess.PIPE,
@@ -356,13 +327,12 @@ class HostProcess:
         self._process = process
 
     def let_go(self) -> None:
-        """Close its input."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or its host does not respond."""
+        """Wait for its end, and kill it if its host does not respond."""
         try:
             self._process.wait(max(0.1, seconds))
         except subprocess.TimeoutExpired:
@@ -371,7 +341,7 @@ class HostProcess:
 
 
 def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
-    """End processes on hosts, and wait up to some seconds for all of them."""
+    """End processes on hosts. ``seconds`` is the limit for all of them together."""
     for one in processes:
         one.let_go()
     deadline = time.monotonic() + seconds

@@ -49,22 +49,9 @@ _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconn
 class SshHost(HostProcess):
     """A process on a host, over ssh or on this machine, and the workers that it starts.
 
-    Parameters
-    ----------
-    python
-        The Python of the host.
-    ranks
-        Ranks of its workers.
-    meeting
-        Server for the connections from its workers.
-    task
-        Module that starts the workers there, as in `bootstrap_command`.
-    option
-        Argument with which users specify another Python, for messages.
-    wanted
-        Packages that this Python must have, separated by spaces.
-    check
-        Raises `ClusterError` if this Python cannot run the workers.
+    ``task`` and ``wanted`` are as in `bootstrap_command`. ``option`` is the argument with which
+    users specify another Python, for messages. ``check`` raises `ClusterError` if the Python that
+    greets cannot run the workers.
     """
 
     def __init__(
@@ -106,13 +93,7 @@ class SshHost(HostProcess):
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
-        """Return the known failures on this host.
-
-        Raises
-        ------
-        ClusterError
-            No worker can run here.
-        """
+        """Return the known failures here. Raises `ClusterError` if no worker can run here."""
         if self._trouble is not None:
             raise self._trouble
         if self._status is None:
@@ -123,7 +104,6 @@ class SshHost(HostProcess):
         return [self._describe_loss(rank) for rank in self.ranks]
 
     def _check_progress(self) -> None:
-        """Raise `ClusterError` if the host is silent for too long."""
         now = time.monotonic()
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
         self._looked = now
@@ -148,19 +128,16 @@ class SshHost(HostProcess):
                 self._process.wait(max(0.1, seconds))
 
     def let_go(self) -> None:
-        """Close the lifeline, so that the processes on the host end and remove their files."""
         self._bundles.put(None)
         if not self._is_reading:  # ssh may not notice in time that its input has closed
             self._process.terminate()
         super().let_go()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all processes there have ended, or the host does not respond."""
         super().wait(seconds)
         self._follower.join(timeout=5)
 
     def _follow(self) -> None:
-        """Serve the connection until it ends."""
         with (
             contextlib.suppress(OSError, ValueError),
             io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
@@ -210,7 +187,6 @@ class SshHost(HostProcess):
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
     def _explain_start(self, status: int) -> ClusterError:
-        """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
         if status == CONNECTION_LOST and self.python.ssh is not None:
             return self.python.ssh.explain(self._host, printed)
@@ -274,12 +250,7 @@ def find_keepers(
 ) -> list[dict[str, bytes]]:
     """Return the file of each host's bundle that names its keeper; empty if it has none.
 
-    Parameters
-    ----------
-    places
-        The Python of each host.
-    contents
-        The bundle's files, of which the keepers get those of this package.
+    The keepers get this package from ``contents``, the bundle's files.
     """
     if is_off():
         _KEEPERS.close()
@@ -298,7 +269,7 @@ def find_keepers(
 
 
 class _Keeper(HostProcess):
-    """A keeper, and the ssh process on which its life depends."""
+    """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
 
     def __init__(self, place: HostPython, library: Mapping[str, bytes]) -> None:
         self._place = place
@@ -313,7 +284,6 @@ class _Keeper(HostProcess):
         return self._process.poll() is None
 
     def has(self, place: HostPython, library: Mapping[str, bytes]) -> bool:
-        """Return whether it runs there with this Python and this package."""
         # Compiled code of equal sources may differ.
         ours, theirs = (
             {name: text for name, text in files.items() if not name.endswith(".pyc")}
@@ -334,7 +304,6 @@ class _Keeper(HostProcess):
         self._process.returncode = 0  # not a child of this process
 
     def _follow(self) -> None:
-        """Serve the connection until it ends."""
         assert self._process.stdin is not None
         with (
             contextlib.suppress(OSError, ValueError),
@@ -352,7 +321,11 @@ class _Keeper(HostProcess):
 
 
 class _Keepers:
-    """The keepers of this session, by host."""
+    """The keepers of this session, by login.
+
+    They end with it, because ssh's pipe closes even if the session is killed, or ten minutes after
+    a call.
+    """
 
     def __init__(self) -> None:
         self._reset()
@@ -362,7 +335,6 @@ class _Keepers:
         self._running: dict[str, _Keeper] = {}
 
     def find(self, place: HostPython, library: Mapping[str, bytes]) -> _Keeper:
-        """Return a host's keeper; start it if none runs there with this Python and package."""
         host = place.host
         # Jobs that share the host have different parts of it.
         place = replace(place, host=replace(host, slots=1, first=0, neighbours=None))
@@ -376,13 +348,11 @@ class _Keepers:
             return found
 
     def close(self) -> None:
-        """End all keepers."""
         with self._lock:
             running, self._running = list(self._running.values()), {}
         end_all(running, _KEEPER_END_SECONDS)
 
     def leave(self) -> None:
-        """Have no keepers, in a process that was forked from their session."""
         for keeper in self._running.values():
             keeper.leave()
         self._reset()

@@ -50,15 +50,10 @@ RANKS = "ranks.json"
 
 
 def run_workers(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Run this host's workers until all have reported.
+    """Run this host's workers until all have reported, or the driver closes ``pipe``.
 
-    Parameters
-    ----------
-    folder
-        Folder of the bundle. Workers write only below it.
-    pipe, channel
-        Pipe from the driver, and descriptor of the pipe to the driver; if ``pipe`` closes, this
-        process ends.
+    They write only below ``folder``, that of the bundle; ``channel`` is the descriptor of the pipe
+    to the driver.
     """
     wake_when_orphaned()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -103,7 +98,6 @@ def _work(
 
 
 def _end() -> NoReturn:
-    """Exit immediately: workers end with their launcher, and folders with this process."""
     os._exit(1)
 
 
@@ -122,14 +116,11 @@ class Keeper:
 
 
 def run_keeper(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Own fork servers until there is no call for `IDLE_SECONDS`, or the driver closes the pipe.
+    """Own fork servers until no call uses them for `IDLE_SECONDS`, or ``pipe`` closes.
 
-    Parameters
-    ----------
-    folder
-        Folder of the bundle.
-    pipe, channel
-        Pipe from the driver, and descriptor of the pipe to the driver.
+    Each call has its own connection and folder, which end with the call. A fork server and its
+    workers import this package during all of their lives, so its files must outlast the call that
+    started the server: the keeper has them in its own folder.
     """
     wake_when_orphaned()
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
@@ -156,7 +147,7 @@ def run_keeper(folder: str, pipe: IO[bytes], channel: int) -> None:
 
 @contextmanager
 def using_keeper(folder: Path) -> Iterator[None]:
-    """Fork the workers of this block from the server of the keeper named in a call's bundle.
+    """Fork the workers of this block from the server of the keeper that a call's bundle names.
 
     Without a keeper, or if it has ended, workers start as usual.
     """

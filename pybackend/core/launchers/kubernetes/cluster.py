@@ -48,13 +48,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def check_client() -> None:
-    """Check that the client is installed, without loading it.
-
-    Raises
-    ------
-    InputError
-        The client is not installed.
-    """
+    """Raise `InputError` if the client is not installed; do not load it."""
     if find_spec("kubernetes") is None:
         raise InputError(
             "kubernetes() needs the package kubernetes, which is not installed: `pip install "
@@ -65,19 +59,9 @@ def check_client() -> None:
 class Cluster:
     """One namespace of a cluster; a context manager. All objects are mappings, as in manifests.
 
-    Parameters
-    ----------
-    context
-        Context in the kubeconfig file; None: the current one, or, in a pod, the pod's account.
-    namespace
-        Namespace; None: the context's.
-
-    Raises
-    ------
-    InputError
-        The context does not exist.
-    ClusterError
-        No cluster is configured.
+    Without ``context``, it is the current one of the kubeconfig file or, in a pod, the pod's
+    account; without ``namespace``, that of the context. Raises `InputError` if the context does not
+    exist, and `ClusterError` if no cluster is configured or a request fails.
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
@@ -92,13 +76,11 @@ class Cluster:
         self._client.rest_client.pool_manager.clear()
 
     def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a Job."""
         with _explained("create the Job"):
             made = self._batch().create_namespaced_job(self.namespace, manifest, **_LIMIT)
         return self._plain(made)
 
     def create_service(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Service."""
         with _explained("create the Service"):
             self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
 
@@ -118,7 +100,6 @@ class Cluster:
             _unless(404, delete, name, self.namespace, body=options)
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
-        """Return the pods of a Job."""
         with _explained("list the Job's pods"):
             found = self._core().list_namespaced_pod(
                 self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
@@ -196,7 +177,6 @@ _LIMIT = {"_request_timeout": _SECONDS}
 
 
 def _load_configuration(context: str | None) -> tuple[Any, str]:
-    """Return the client's configuration and its namespace."""
     from kubernetes.client import Configuration
 
     # Not all releases have types.
@@ -233,7 +213,6 @@ def _unless(status: int, request: Callable[..., Any], *arguments: Any, **options
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Convert errors from a request to `ClusterError`, with the message from Kubernetes."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -279,18 +258,8 @@ def describe_job(
 ) -> dict[str, Any]:
     """Return the manifest of the Job.
 
-    Individual pods are not restarted: the first failure ends the Job, and Kubernetes stops the
-    other pods. The same applies if a node is drained or lost, which ``backoffLimit`` might not
-    count.
-
-    Parameters
-    ----------
-    name
-        Name of the Job and the Service.
-    wanted
-        Packages that the image must have, separated by spaces.
-    has_environment
-        Whether the driver sends the Python environment of the workers.
+    ``wanted`` are the packages that the image must have, separated by spaces. ``has_environment``
+    is True if the driver sends a Python environment.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
@@ -354,12 +323,10 @@ def describe_service(
 
 
 def host_names(name: str, workers: int) -> tuple[str, ...]:
-    """Return the names under which the pods reach each other, by rank."""
     return tuple(f"{name}-{rank}.{name}" for rank in range(workers))
 
 
 def relay_command(settings: KubernetesSettings) -> list[str]:
-    """Return the command that connects the driver to a pod's main process."""
     return [settings.python, "-u", "-c", _program(f"relay({FOLDER!r}, {_RELAY_SECONDS})")]
 
 
@@ -407,6 +374,5 @@ def _without_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _program(call: str) -> str:
-    """Return the argument for Python that defines `boot` and calls one of its functions."""
     text = files("pybackend.core.launchers.kubernetes").joinpath("boot.py").read_text()
     return as_argument(f"{text}\n{call}\n")

@@ -181,7 +181,6 @@ class KubernetesLauncher(QueuedLauncher):
         check_client()
 
     def describe(self, job: Job) -> Submission:
-        """Describe the Job and the Service; elastic training has both for each worker."""
         workers = 1 if job.is_elastic else job.workers
         made, service = self._plan(workers, job.resources.environment is not None)
         documents = {"job.json": made, "service.json": service}
@@ -273,7 +272,6 @@ class _Pods(Way):
 
     @contextmanager
     def _created(self, name: str, job: Job, on_event: Emit) -> Iterator[None]:
-        """Create the Job and its Service; on exit, delete both."""
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
         has_environment, cluster = job.resources.environment is not None, self.cluster
@@ -309,7 +307,6 @@ def _close(channels: Sequence[PodChannel]) -> None:
 
 
 def _delete(cluster: Cluster, name: str) -> None:
-    """Delete a Job, and wait until its resources are free for the next call."""
     cluster.delete_job(name)
     deadline = time.monotonic() + _DELETED_SECONDS
     while cluster.read_job(name) is not None and time.monotonic() < deadline:
@@ -328,13 +325,7 @@ _EXAMPLE = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def check_settings(**given: Any) -> KubernetesSettings:
-    """Check the arguments of `kubernetes`, and fill in defaults for None.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    """
+    """Check the arguments of `kubernetes`; None becomes the default. Raises `InputError`."""
     checked: dict[str, Any] = {
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
     }

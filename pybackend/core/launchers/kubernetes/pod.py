@@ -65,27 +65,12 @@ _BLOCK = 1 << 15
 
 
 class PodChannel:
-    """A running pod and its worker.
+    """The driver's side of a running pod and its worker.
 
-    Parameters
-    ----------
-    cluster, pod, command
-        The cluster, the pod, and the command to execute in the pod.
-    rank
-        Rank of the worker.
-    meeting
-        Server for the connection from the worker.
-    bundle
-        Returns the bundle for a rank.
-    packed
-        The Python environment of the worker; None: what the image has.
-
-    Attributes
-    ----------
-    obstacle
-        Error if the pod's Python cannot run workers.
-    trouble
-        Error on the channel, possibly caused by the end of the pod.
+    ``command`` is executed in the pod, and ``bundle`` returns the bundle for a rank. ``packed`` is
+    the Python environment of the worker; None: what the image has. ``obstacle`` is the error if the
+    pod's Python cannot run workers. ``trouble`` is an error on the channel, possibly caused by the
+    end of the pod.
     """
 
     def __init__(
@@ -114,13 +99,7 @@ class PodChannel:
         threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
 
     def check(self) -> None:
-        """Close the channel of a silent pod, and check that it can run workers.
-
-        Raises
-        ------
-        ClusterError
-            The pod cannot run workers.
-        """
+        """Close the channel of a silent pod. Raises `ClusterError` if it cannot run workers."""
         now = time.monotonic()
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
         self._looked = now
@@ -143,17 +122,14 @@ class PodChannel:
             self.close()
 
     def close(self) -> None:
-        """Close the lifeline, which stops the processes in the pod."""
         self._closed.set()
         if self._channel is not None:
             self._channel.close()
 
     def wait(self) -> None:
-        """Wait for the connection to end."""
         self.has_ended.wait(2 * _END_SECONDS)
 
     def _follow(self, cluster: Cluster, command: list[str]) -> None:
-        """Serve the channel until it ends."""
         try:
             self._channel = channel = self._open(cluster, command)
             if self._closed.is_set():  # meanwhile
@@ -213,14 +189,8 @@ class PodChannel:
     ) -> bytes:
         """Send the environment, and return the greeting of its Python.
 
-        ``line`` is the answer of the shell that unpacks it.
-
-        Raises
-        ------
-        ClusterError
-            The pod cannot run it, or has too little disk.
-        OSError
-            The connection ended.
+        ``line`` is the answer of the shell that unpacks it. Raises `ClusterError` if the pod cannot
+        run it, or has too little disk.
         """
         answer, host = read_answer([line]), f"pod {self._pod}"
         assert answer is not None
@@ -239,7 +209,6 @@ class PodChannel:
         return greeting
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
-        """Send the bundle, then heartbeats."""
         with contextlib.suppress(OSError, ValueError):
             self._bundle(self._rank).send(lines.write)
             channel.heard = time.monotonic()
@@ -249,7 +218,6 @@ class PodChannel:
 
 
 def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
-    """Return the error if the Python in the image cannot run workers."""
     specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
     other, install = "Use an image with Python {own}", "Install it in the image"
     given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
@@ -262,17 +230,8 @@ def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
 class Channel:
     """Two files that replace the client's `WSClient`, which only one thread at a time may use.
 
-    Parameters
-    ----------
-    client
-        Client for a command that is being executed.
-
-    Attributes
-    ----------
-    reading, writing
-        The command's output and input.
-    heard
-        Time of the last received data, on the monotonic clock.
+    ``reading`` and ``writing`` are the command's output and input. ``heard`` is the time of the
+    last received data, on the monotonic clock.
     """
 
     def __init__(self, client: Any) -> None:
@@ -285,12 +244,10 @@ class Channel:
         self._pump.start()
 
     def close(self) -> None:
-        """Close the command's input, so that it exits."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
 
     def release(self, seconds: float) -> None:
-        """Wait for the connection to end, and close both files."""
         self._pump.join(seconds)
         for one in (self.reading, self.writing, self._near):
             one.close()
@@ -342,15 +299,8 @@ _DRIVER_SILENT_SECONDS = 600.0
 def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
     """Run this pod's worker, report, and wait until the driver has read everything.
 
-    If the pod ended earlier, so would the process that forwards its messages.
-
-    Parameters
-    ----------
-    folder
-        Folder of the bundle. The worker writes only below it.
-    pipe, channel
-        Pipe from the driver, and descriptor of the pipe to the driver; if ``pipe`` closes, the pod
-        ends.
+    If the pod ended earlier, so would the process that forwards its messages. The worker writes
+    only below ``folder``, that of the bundle. If ``pipe`` from the driver closes, the pod ends.
     """
     # The kernel ignores signals to a pod's first process if it has no handler for them.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
@@ -359,7 +309,6 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
     status = 1
 
     def end() -> NoReturn:
-        """Exit immediately: all processes in the pod end when its first process ends."""
         if status:
             print("tfdist: the driver has ended, or cannot be reached", file=sys.stderr, flush=True)
         os._exit(status)

@@ -61,32 +61,25 @@ _ENDS: dict[str, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True)
 class PodState:
-    """A pod, as the API server describes it.
-
-    ``is_gone`` is True if the pod no longer exists: this is its last known state.
-    """
+    """A pod, as the API server describes it; or, if ``is_gone``, as it last did."""
 
     pod: Mapping[str, Any]
     is_gone: bool = False
 
     @property
     def name(self) -> str:
-        """Name of the pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def rank(self) -> int:
-        """Rank of its worker."""
         return int(self.pod["metadata"]["annotations"][INDEX])
 
     @property
     def node(self) -> str:
-        """Name of its node; "no node" if it has none yet."""
         return self.pod["spec"].get("nodeName") or "no node"
 
     @property
     def runs(self) -> bool:
-        """True if its worker's container is running."""
         return not self.is_gone and "running" in self._container.get("state", {})
 
     @property
@@ -225,20 +218,9 @@ class KubernetesJob:
 class KubernetesWatch:
     """Information from Kubernetes about a Job; `look` is for `run_group`.
 
-    Parameters
-    ----------
-    cluster, name
-        The cluster, and the name of the Job.
-    workers
-        Number of pods of the Job.
-    meeting
-        Server to which the workers connect and report.
-    join
-        Opens the channel to a running pod, given its name and rank.
-    on_event
-        Receives notes about pending pods.
-    patience
-        Seconds within which all pods must be running.
+    ``join`` opens the channel to a running pod, given its name and rank. ``on_event`` receives
+    notes about pending pods. ``patience`` is the time in seconds within which all pods must be
+    running.
     """
 
     cluster: Cluster
@@ -262,10 +244,7 @@ class KubernetesWatch:
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
 
-        Raises
-        ------
-        ClusterError
-            The pods do not start, or cannot run workers.
+        Raises `ClusterError` if the pods do not start, or cannot run workers.
         """
         pause = _RUNNING_SECONDS if self._has_started else _WAITING_SECONDS
         if time.monotonic() > self._asked + pause:
@@ -309,7 +288,6 @@ class KubernetesWatch:
         return found
 
     def _ask(self) -> None:
-        """Query Kubernetes, connect to newly running pods, and show changes."""
         self._asked = now = time.monotonic()
         try:
             listed = [PodState(pod) for pod in self.cluster.list_pods(self.name)]
@@ -328,7 +306,6 @@ class KubernetesWatch:
         self._show()
 
     def _ask_for_all(self) -> None:
-        """Query the Job before its pods, so that the pods are at least as recent."""
         # The other way round, a pod was judged by what was known before its Job failed
         # (test_a_job_that_fails_between_two_questions).
         with suppress(ClusterError):
@@ -336,12 +313,10 @@ class KubernetesWatch:
         self._ask()
 
     def _ask_for_warnings(self) -> None:
-        """Find out why pods are missing: they may exceed a quota."""
         with suppress(ClusterError):
             self._warnings = self.cluster.list_warnings(self.name)
 
     def _show(self) -> None:
-        """Report changes until all workers have started."""
         if self._has_started:
             return
         self._has_started = len(self.channels) == self.workers
@@ -351,7 +326,6 @@ class KubernetesWatch:
             self._shown = shown
 
     def _say(self) -> str:
-        """Return how many pods are running, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
         text = f"Kubernetes job {self.name}: {len(self.channels)} of {self.workers} pods running"
         if running:
@@ -391,7 +365,6 @@ class KubernetesWatch:
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def _check_channels(self, lost: Sequence[int]) -> None:
-        """Raise the error on a channel whose pod is still running."""
         for rank in lost:
             channel, pod = self.channels.get(rank), self._pods[rank]
             if channel is not None and channel.trouble is not None and pod.runs:

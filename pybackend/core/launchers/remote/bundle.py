@@ -36,10 +36,7 @@ class Bundle:
     def send(self, write: Callable[[bytes], object]) -> None:
         """Write everything as `bootstrap` reads it: a line of names and sizes, then contents.
 
-        Raises
-        ------
-        OSError
-            The reader has closed the connection.
+        Raises `OSError` if the reader has closed the connection.
         """
         sizes = [(name, len(content)) for name, content in self.contents.items()]
         sizes += [(name, path.stat().st_size) for name, path in self.files.items()]
@@ -64,15 +61,15 @@ class Bundle:
 
 
 def library() -> dict[str, bytes]:
-    """Return the files of every bundle that make ``import pybackend`` work."""
+    """Return the files that make ``import pybackend`` work; each bundle has them."""
     return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
 
 
 def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> list[str]:
     """Return the command that reads a bundle from standard input.
 
-    ``wanted`` is as in `bootstrap`; ``task`` is the module of `launchers` whose ``run`` it then
-    calls. ``root`` contains this package if the bundle does not.
+    ``wanted`` and ``task`` are as in `bootstrap`. ``root`` contains this package if the bundle does
+    not.
     """
     folder = files("pybackend.core")
     names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
@@ -92,10 +89,7 @@ def as_argument(program: str) -> str:
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """Version, path, missing packages and machine of a Python installation.
-
-    ``machine`` holds the fields of a `Machine`.
-    """
+    """Version, path and missing packages of a Python; ``machine`` has the fields of a `Machine`."""
 
     version: tuple[int, ...]
     python: str
@@ -104,17 +98,9 @@ class HostGreeting:
 
 
 def read_greeting(line: bytes, place: str) -> HostGreeting:
-    """Parse a line that begins with `MARK`.
+    """Parse a line that begins with `MARK`. ``place`` names its host, for messages.
 
-    Parameters
-    ----------
-    place
-        Name of the sender's host, for messages.
-
-    Raises
-    ------
-    ClusterError
-        The line is not a greeting.
+    Raises `ClusterError`.
     """
     try:
         said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
@@ -132,13 +118,9 @@ def find_obstacle(
 ) -> ClusterError | None:
     """Return the error if a Python cannot run workers.
 
-    Parameters
-    ----------
-    place, where
-        Subject of a sentence, and the same with a preposition: "the image", "in the image".
-    other, install
-        Advice, as templates: for another release, of which ``{own}`` is needed; for a missing
-        ``{package}`` of ``{python}``.
+    ``place`` and ``where`` are the subject of a sentence, and the same with a preposition: "the
+    image", "in the image". ``other`` and ``install`` are templates of advice: for another release,
+    of which ``{own}`` is needed; for a missing ``{package}`` of ``{python}``.
     """
     python, version = greeting.python, ".".join(map(str, greeting.version))
     own = ".".join(map(str, sys.version_info[:2]))

@@ -86,7 +86,6 @@ class Post:
 
 
 def read_post(folder: Path) -> Post | None:
-    """Read the `Post` in a folder; None if the worker belongs to a group."""
     path = folder / POST
     return decode(path.read_bytes(), Post) if path.exists() else None
 
@@ -126,25 +125,11 @@ def take_part(
 ) -> bool:
     """Run one worker to completion, and send the driver its report and, from rank 0, the model.
 
-    Parameters
-    ----------
-    rank
-        Rank of the worker; 0 in elastic training, where each worker has its own meeting.
-    batches
-        Rows, in a form that the member's source reads, such as the folder of the bundle.
-    cores, gpus
-        As in `Group`.
-    reached
-        An address at which others can reach this host, if one is known.
-    notice, give_up
-        As in `Child`.
-    post
-        Settings of a worker of elastic training; None: it belongs to a group.
-
-    Returns
-    -------
-    bool
-        True if the others can continue; if not, the reason was sent to the driver.
+    ``rank`` is 0 in elastic training, where each worker has its own meeting and a ``post``.
+    ``batches`` are rows in a form that the member's source reads, such as the folder of the bundle.
+    ``cores`` and ``gpus`` are as in `Group`, ``notice`` and ``give_up`` as in `Child`. ``reached``
+    is an address at which others can reach this host, if one is known. Returns True if the others
+    can continue; if not, the reason was sent to the driver.
     """
     hosts, place = list(task.hosts), rank if post is None else post.place
     member = task.member
@@ -221,29 +206,23 @@ def _store_rows(member: Member, batches: Iterable[Any], folder: Path) -> dict[st
 def send_results(
     meeting: MeetingClient, report: WorkerReport, model: tuple[str, bytes] | None
 ) -> None:
-    """Send the driver a worker's report and, from rank 0, the model and its format."""
     if model is not None:
         meeting.send(MODEL + model[0], model[1])
     meeting.send(REPORT, encode(report).encode())
 
 
 def receive_model(meeting: MeetingServer) -> tuple[str, bytes] | None:
-    """Return the model that rank 0 has sent, and its format."""
+    """Return the format and the content of the model that rank 0 has sent."""
     found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
     return next(((kind, content) for kind, content in found if content is not None), None)
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:
-    """Return the address at which the others can reach this host.
+    """Return the address at which the others can reach this host; else raise `ClusterError`.
 
     This is the address that its name resolves to, unless that is a loopback address: Debian maps a
     machine's own name to 127.0.1.1. In that case it is ``reached``, or else the address on the
     route to the others.
-
-    Raises
-    ------
-    ClusterError
-        There is no such address.
     """
     routes = (own_address(host) for host in hosts if host != hosts[rank])
     for address in [*resolve(hosts[rank]), reached, *routes]:
@@ -275,10 +254,7 @@ _ALL = "all"
 
 
 def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Write all rows into a folder, for the members of the task.
-
-    Returns the contents of every worker's `Bundle`, to which the files of its rows are added.
-    """
+    """Return the contents of every worker's `Bundle`, without its rows, which ``folder`` gets."""
     if datasets:
         counts = write_rows(folder, task.member.job, datasets)
         task = replace(task, member=replace(task.member, source=RowFolder(), counts=counts))

@@ -51,14 +51,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Agent:
     """Process that starts the ranks of a host; their output is forwarded on one thread.
 
-    Parameters
-    ----------
-    task
-        The ranks.
-    meetings
-        Connection to the driver of each rank.
-    variables
-        Environment variables for the ranks, in addition to this process's own.
+    ``meetings`` are the connections to the driver, one for each rank. ``variables`` are for the
+    ranks, in addition to this process's own.
     """
 
     def __init__(
@@ -81,7 +75,6 @@ class Agent:
         self._selector.register(self._wake, selectors.EVENT_READ, self._look_at_processes)
 
     def serve(self) -> NoReturn:
-        """Start the ranks as soon as all hosts are ready, and follow them."""
         task = self.task
         try:
             check_script(task.script, task.folder)
@@ -151,8 +144,6 @@ class Agent:
         self._follow(rank, "err", process.stderr)
 
     def listen(self, rank: int) -> None:
-        """Send a rank the signals that the driver passes on to it, in a thread."""
-
         def obey() -> None:
             while True:
                 order = self.meetings[rank].take_order()
@@ -162,7 +153,6 @@ class Agent:
         threading.Thread(target=obey, daemon=True).start()
 
     def deliver(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a rank."""
         process = self.processes.get(rank)
         # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
         if process is not None and number == signal.SIGINT:
@@ -194,7 +184,6 @@ class Agent:
         return bool(block)
 
     def forward(self, rank: int, stream: Stream, block: bytes) -> None:
-        """Forward a block of output; an empty block marks the end."""
         if block:
             self.meetings[rank](Announced(stream, block.decode("latin-1")))
 
@@ -229,11 +218,9 @@ class Agent:
                     break
 
     def end(self, rank: int, status: int) -> None:
-        """Report that a rank has ended."""
         self.meetings[rank](Announced(STATUS, str(status)))
 
     def kill(self) -> None:
-        """Kill the ranks, and all that they have started."""
         for process in list(self.processes.values()):
             signal_group(process.pid, signal.SIGKILL)
         end_descendants(_END_SECONDS)
@@ -245,16 +232,9 @@ class Agent:
 
 
 def run(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent] = Agent) -> None:
-    """Start the ranks of this host, and stop them when the driver disconnects.
+    """Start the ranks of this host, and stop them when the driver closes ``pipe``.
 
-    Parameters
-    ----------
-    folder
-        Folder of the bundle.
-    pipe, channel
-        Pipe from the driver, and descriptor of the pipe to the driver.
-    kind
-        Class of the agent.
+    ``folder`` is that of the bundle, ``channel`` the descriptor of the pipe to the driver.
     """
     spared = list_children()  # the process that removes the folder
     when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed

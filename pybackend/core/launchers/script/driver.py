@@ -79,10 +79,7 @@ class ScriptGroup:
     def run(self) -> GroupEnd:
         """Start all ranks, and wait until they have ended.
 
-        Raises
-        ------
-        ClusterError
-            A host cannot run the script.
+        Raises `ClusterError` if a host cannot run the script.
         """
         listen = partial(take_all, self._meeting.queue, self._take)
         # The meeting ends first: then what ranks still print is dropped as it arrives.
@@ -108,7 +105,6 @@ class ScriptGroup:
         return self._conclude()
 
     def _reach(self) -> AbstractContextManager[list[SshHost]]:
-        """Start an agent on each host."""
         plan, secret = self._plan, self._plan.choose_secret()
 
         def start() -> Iterator[SshHost]:
@@ -141,7 +137,6 @@ class ScriptGroup:
         self._crew.hear(WorkerReport(rank, host, 0, failure=failure))
 
     def _check(self) -> None:
-        """Pass signals on, and end all ranks after the first failure."""
         for number in self._signals.take():
             self._pass_on(number)
         if self._is_ending or not self._crew.has_failed:
@@ -163,7 +158,6 @@ class ScriptGroup:
 
     @property
     def _has_begun(self) -> bool:
-        """True if all ranks have met, and start."""
         return not self._meeting.missing()[0]
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -234,7 +228,6 @@ class CaughtSignals:
             signal.signal(number, handler)
 
     def take(self) -> list[signal.Signals]:
-        """Return the signals that have arrived since the last call."""
         found = []
         while self._caught:
             found.append(self._caught.pop(0))
@@ -249,12 +242,8 @@ _REDRAW_SECONDS = 1.0
 class ScriptOutput:
     """Destination of the output of all ranks.
 
-    Parameters
-    ----------
-    shown
-        Ranks whose lines are printed; None: all.
-    folder
-        Folder for the unchanged output of each rank, in ``0.out``, ``0.err`` and so on.
+    Only the lines of the ranks in ``shown`` are printed; None: of all. ``folder`` gets the
+    unchanged output of each rank, in ``0.out``, ``0.err`` and so on.
     """
 
     def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
@@ -269,11 +258,9 @@ class ScriptOutput:
                 raise InputError(f"cannot write to --output-dir: {error}") from error
 
     def shows(self, rank: int) -> bool:
-        """Return whether a rank's lines are printed."""
         return self._shown is None or rank in self._shown
 
     def write(self, rank: int, stream: Stream, content: bytes) -> None:
-        """Write output of a rank."""
         if self._folder is not None:
             self._keep(rank, stream, content)
         if self.shows(rank):
@@ -285,7 +272,6 @@ class ScriptOutput:
             self._print(rank, stream, lines.end())
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
 
@@ -345,7 +331,6 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the incomplete line, if there is one."""
         rest, self._rest = _last_state(self._rest), b""
         return [rest] if rest else []
 
@@ -356,7 +341,6 @@ def _last_state(line: bytes) -> bytes:
 
 
 def say(text: str) -> None:
-    """Print a line from the driver itself."""
     print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
@@ -372,12 +356,8 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
     """Start the script on every rank, wait until all have ended, and return the exit status.
 
-    This process becomes the parent of orphaned descendants of the ranks, and kills them.
-
-    Raises
-    ------
-    ClusterError
-        A host cannot run the script.
+    This process becomes the parent of orphaned descendants of the ranks, and kills them. Raises
+    `ClusterError` if a host cannot run the script.
     """
     if is_dry:
         print(describe_plan(plan))

@@ -36,7 +36,6 @@ class ScriptCommand:
     arguments: tuple[str, ...] = ()
 
     def command(self, python: str) -> list[str]:
-        """Return the command line of one rank."""
         if self.kind == "R":
             return ["Rscript", self.name, *self.arguments]
         # Unbuffered: the output of a killed rank must not be lost.
@@ -45,13 +44,7 @@ class ScriptCommand:
 
 
 def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
-    """Parse a script and its arguments.
-
-    Raises
-    ------
-    InputError
-        There is no script, or it is neither a Python nor an R script.
-    """
+    """Parse a script and its arguments. Raises `InputError` if it is neither Python nor R."""
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise InputError("specify a script, as in: tfdist run -w 2 train.py --epochs 3")
@@ -69,13 +62,7 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
 
 
 def check_script(script: ScriptCommand, folder: str) -> None:
-    """Check that the script can be started in a folder on this machine.
-
-    Raises
-    ------
-    ClusterError
-        The folder, the file or Rscript does not exist.
-    """
+    """Raise `ClusterError` if the folder, the file or Rscript does not exist on this machine."""
     if not os.path.isdir(folder):
         raise ClusterError(f"there is no folder {folder}: create it, or choose another with --cwd")
     path = os.path.join(folder, script.name)
@@ -89,13 +76,7 @@ def check_script(script: ScriptCommand, folder: str) -> None:
 
 
 def check_temporary(folder: str | None) -> None:
-    """Check that the folder for temporary files exists: if not, Python and R ignore it silently.
-
-    Raises
-    ------
-    ClusterError
-        It does not exist.
-    """
+    """Raise `ClusterError` if there is no such folder: Python and R would ignore it silently."""
     if folder and not os.path.isdir(folder):
         raise ClusterError(
             f"TMPDIR is {folder}, but {os.uname().nodename} has no such folder: create it, or "
@@ -176,7 +157,6 @@ class ScriptRun:
         return self.secret if self.addresses else new_token()
 
     def task(self, site: HostRanks, secret: str | None, restart: int) -> ScriptTask:
-        """Return what a host needs for one start."""
         common = {"WORLD_SIZE": str(self.world_size), "TFDIST_RESTART": str(restart)}
         if secret is not None:
             common["TFDIST_SECRET"] = secret
@@ -211,12 +191,8 @@ class ScriptTask:
     ) -> list[dict[str, str]]:
         """Return the variables of each of its ranks.
 
-        Parameters
-        ----------
-        addresses
-            Addresses of the ranks on all hosts.
-        environment
-            Variables of the host's processes, for each rank's share of the host; None: unknown.
+        ``addresses`` are those of the ranks on all hosts. ``environment`` has the variables of the
+        host's processes, for each rank's share of the host; None: unknown.
         """
         site = self.site
         shares: list[dict[str, str]] = [{}] * site.size
@@ -252,10 +228,7 @@ _NAMES = frozenset(
 def split_variable(text: str) -> tuple[str, str | None]:
     """Return the name and value in ``NAME=VALUE``; the value of ``NAME`` alone is None.
 
-    Raises
-    ------
-    InputError
-        The name is invalid, or `tfdist run` sets it itself.
+    Raises `InputError` if the name is invalid, or `tfdist run` sets it itself.
     """
     name, equals, value = text.partition("=")
     if name in _NAMES:

@@ -39,7 +39,6 @@ THIS_MACHINE = "this machine"
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tfdist run` to its parser."""
     add = parser.add_argument
     add(
         "-w",
@@ -98,13 +97,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_run_plan(options: argparse.Namespace) -> ScriptRun:
-    """Check the options, and return the `ScriptRun`.
-
-    Raises
-    ------
-    InputError
-        An option is invalid. The message names it.
-    """
+    """Check the options, and return the run. Raises `InputError`, which names the option."""
     script = read_script(options.script, options.is_module)
     folder = os.path.abspath(options.cwd or os.curdir)
     _check_numbers(options)
@@ -187,7 +180,7 @@ def _read_sites(
 
 
 def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the addresses of all ranks if only one of them is started here."""
+    """Return the addresses of all ranks if only one of them is started here; else none."""
     if (options.index is None) != (options.addresses is None):
         raise InputError(
             "use --index and --addresses together: the rank, and the addresses of all ranks"
@@ -236,12 +229,10 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
 
 
 def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRanks, ...]:
-    """Return the ranks by host; all but ``localhost``, which is this machine, are reached by ssh.
+    """Return the ranks by host. All but ``localhost``, which is this machine, are reached by ssh.
 
-    Raises
-    ------
-    InputError
-        There are fewer slots than workers, or this machine has no address for another host.
+    Raises `InputError` if there are fewer slots than workers, or this machine has no address for
+    another host.
     """
     placed = ranks_by_host(hosts, workers)
     others = [host for host, _ in placed if not is_loopback(host.name)]
@@ -255,7 +246,6 @@ def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRa
 
 
 def _address_here(other: HostSlots, ssh: Ssh) -> str:
-    """Return this machine's address for the other hosts."""
     try:
         address = own_address(ssh.address(other))
     except ClusterError as error:
@@ -269,7 +259,7 @@ def _address_here(other: HostSlots, ssh: Ssh) -> str:
 
 
 def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
-    """Return the Python that starts the ranks of a host, and the module that does so."""
+    """Return the Python that starts the ranks of a host, and the function that does so."""
     module = "script.slurm.run" if site.is_step else "script.agent.run"
     if site.host is None:
         return HostPython(None, HostSlots(site.name), sys.executable), module
@@ -301,7 +291,6 @@ def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
 
 
 def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
-    """Return the variables of each rank of a host, with placeholders."""
     hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
     made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))

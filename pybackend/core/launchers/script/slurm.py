@@ -50,15 +50,8 @@ from pybackend.core.words import show
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostRanks | None:
     """Return the ranks as a step; None outside an allocation, or if it is for a single task.
 
-    Parameters
-    ----------
-    workers
-        Number of ranks; None: the number of tasks in the allocation.
-
-    Raises
-    ------
-    InputError
-        srun started several copies of this process.
+    ``workers`` is the number of ranks (None: that of the allocation's tasks). Raises `InputError`
+    if srun started several copies of this process.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
         raise InputError(
@@ -78,12 +71,8 @@ def step_command(
 ) -> list[str]:
     """Return the command that starts all ranks.
 
-    Parameters
-    ----------
-    name
-        Name of the step.
-    environment
-        Environment variables of this process, which may be part of a step.
+    ``name`` is that of the step, and ``environment`` that of this process, which may be part of a
+    step.
     """
     options = {
         "ntasks": ranks,
@@ -101,7 +90,6 @@ def step_command(
 def describe_step(
     plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield lines of text that describe what would be started."""
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
         yield f"  export {name}={shlex.quote(value)}"
@@ -167,7 +155,6 @@ class StepAgent(Agent):
                 super().end(each, status)
 
     def kill(self) -> None:
-        """Kill the step; srun may end before its tasks do."""
         super().kill()
         if len(self._ended) < len(self.task.site.ranks):
             self.deliver(_STEP, signal.SIGKILL)
@@ -263,10 +250,7 @@ _OURS = {
 def describe_batch(options: argparse.Namespace) -> str:
     """Return the script for sbatch; ``options`` are those of `tfdist run`, including ``sbatch``.
 
-    Raises
-    ------
-    InputError
-        The number of ranks is missing, or conflicts with an sbatch option.
+    Raises `InputError` if the number of ranks is missing, or conflicts with an sbatch option.
     """
     script = read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
@@ -300,19 +284,9 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
 
     Slurm requeues a job on its own only if the job runs until Slurm ends it. In both cases Slurm is
     about to end this process, which must not exit earlier: Slurm could mistake that for the end of
-    the next run.
-
-    Parameters
-    ----------
-    environment
-        Environment variables of this process; outside a job, nothing is done.
-    seconds
-        Maximum time that can be left when a job receives SIGTERM because of its time limit.
-
-    Raises
-    ------
-    ClusterError
-        Slurm does not respond, or rejects the request.
+    the next run. Nothing is done outside a job. ``seconds`` is the most time that can be left when
+    a job receives SIGTERM because of its time limit. Raises `ClusterError` if Slurm does not
+    respond, or rejects the request.
     """
     if "SLURM_JOB_ID" not in environment:
         return False

@@ -99,14 +99,9 @@ _SHORTEST_MINUTES = 10
 def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
     """Return sbatch's option ``signal`` for a job; None if its time limit is too short.
 
-    Parameters
-    ----------
-    time
-        Time limit in sbatch's format; None: that of the partition, typically a day.
-    seconds
-        Seconds from the signal to the time limit.
-    target
-        ``"B:"`` to signal the batch script instead of its steps.
+    ``time`` is the limit in sbatch's format (None: that of the partition, typically a day).
+    ``seconds`` is from the signal to the limit. With the target ``"B:"``, the batch script gets the
+    signal instead of its steps.
     """
     minutes = None if time is None else read_minutes(str(time))
     if minutes is not None and minutes < _SHORTEST_MINUTES:
@@ -196,12 +191,10 @@ class SlurmJob:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until its time limit."""
         return self.limit - self.ran
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended, for any reason."""
         return self.state not in (*_WAITING, *_RUNNING)
 
     @property
@@ -215,7 +208,6 @@ class SlurmJob:
         return self.state == "PENDING" and self.reason in _NEVER
 
     def describe(self) -> str:
-        """Return one line for the user."""
         shown = f"Slurm job {self.number} is {self.state.lower().replace('_', ' ')}"
         if self.is_running:
             return f"{shown} on {', '.join(self.nodes)}"
@@ -253,13 +245,7 @@ def _read_time(text: str) -> datetime | None:
 
 
 def submit(script: Path) -> str:
-    """Submit a script with sbatch, and return the job ID.
-
-    Raises
-    ------
-    ClusterError
-        Slurm rejects it.
-    """
+    """Submit a script with sbatch, and return the job ID. Raises `ClusterError` with advice."""
     try:
         printed = ask("sbatch", "--parsable", str(script), environment=own_variables())
     except ClusterError as error:
@@ -270,14 +256,9 @@ def submit(script: Path) -> str:
 
 
 def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return a script that contains sbatch's options.
+    """Return a script that contains sbatch's long options.
 
-    Parameters
-    ----------
-    options
-        sbatch's long options; True for an option without a value, None to omit it.
-    lines
-        Shell commands.
+    The value True means an option without a value, None omits it.
     """
     head = [
         f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quote(value)}"
@@ -295,15 +276,14 @@ def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
 
 
 def _quote(value: Any) -> str:
-    """Quote a value for a line of the script, which sbatch splits as a shell does."""
     return shlex.quote(str(value))
 
 
 def own_variables() -> dict[str, str]:
-    """Return the environment for a new job or step.
+    """Return the environment for a new job or step. This process may be in a job with other limits.
 
-    This process may be in a job with other limits. Slurm stores the variables, and workers do not
-    need the secret of processes that you start yourself.
+    Slurm stores the variables, and workers do not need the secret of processes that you start
+    yourself.
     """
     own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
     own.pop("TFDIST_SECRET", None)
@@ -311,24 +291,12 @@ def own_variables() -> dict[str, str]:
 
 
 def show_job(number: str) -> SlurmJob:
-    """Query the state of a job.
-
-    Raises
-    ------
-    ClusterError
-        Slurm does not respond, or no longer knows the job.
-    """
+    """Return the state of a job. Raises `ClusterError` if Slurm no longer knows it."""
     return read_job(ask("scontrol", "show", "job", "--oneliner", number))
 
 
 def cancel(number: str) -> None:
-    """Cancel a job; do nothing if it has ended.
-
-    Raises
-    ------
-    ClusterError
-        Slurm does not respond.
-    """
+    """Cancel a job; do nothing if it has ended."""
     ask("scancel", number)
 
 
@@ -353,12 +321,9 @@ def node_address(partition: str | None) -> str:
 
 
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run one of Slurm's commands, and return its output.
+    """Return the output of one of Slurm's commands.
 
-    Raises
-    ------
-    ClusterError
-        The command is not installed, fails, or takes too long.
+    Raises `ClusterError` if it is not installed, fails, or takes too long.
     """
     if shutil.which(command[0]) is None:
         raise ClusterError(
@@ -423,7 +388,6 @@ def count_local(environment: Mapping[str, str]) -> int:
 
 
 def first_host(environment: Mapping[str, str]) -> str:
-    """Return the host of rank 0."""
     if environment.get("SLURM_DISTRIBUTION") != "arbitrary":
         # Nodes are in Slurm's order, and all other distributions begin with the first node.
         return expand_nodes(environment["SLURM_STEP_NODELIST"])[0]
@@ -491,17 +455,9 @@ def count_tasks(nodes: int | None, per_node: int | None) -> int | None:
 
 
 def check_tasks(workers: int, nodes: int | None, per_node: int | None) -> None:
-    """Check that workers can be distributed over nodes.
+    """Check that workers can be distributed over nodes. Slurm decides numbers that are None.
 
-    Parameters
-    ----------
-    nodes, per_node
-        Number of nodes in the job, and of workers on each; None: Slurm decides.
-
-    Raises
-    ------
-    InputError
-        A node would have no worker, or the three numbers are inconsistent.
+    Raises `InputError` if a node would have no worker, or the numbers are inconsistent.
     """
     if nodes is None:
         return

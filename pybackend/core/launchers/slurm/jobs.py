@@ -74,7 +74,6 @@ class SlurmSettings:
 
     @property
     def per_node(self) -> int | None:
-        """Workers on each node, if specified."""
         return as_count(self.options.get(PER_NODE))
 
     @property
@@ -85,10 +84,7 @@ class SlurmSettings:
     def count_places(self, workers: int) -> int:
         """Return the number of tasks in a job for at most ``workers`` elastic workers.
 
-        Raises
-        ------
-        InputError
-            There are more workers than tasks.
+        Raises `InputError` if there are more workers than tasks.
         """
         tasks = count_tasks(self.nodes, self.per_node)
         if tasks is not None and self.per_node is not None and tasks < workers:
@@ -176,18 +172,11 @@ class JobWay(Way):
 
 @dataclass(frozen=True)
 class StepWay(JobWay):
-    """A `Way` that starts a step of one task for each elastic worker, in a job with room for all.
+    """A `Way` that starts a step for each elastic worker, in a job with room for all.
 
-    srun runs on this machine, so that any node of the job may fail.
-
-    Attributes
-    ----------
-    number
-        Job ID.
-    options
-        sbatch options of the job.
-    workers
-        Number of workers that must get a node before training can begin.
+    It runs srun on this machine, so that any node of the job may fail. ``options`` are the sbatch
+    options of the job. ``workers`` is the number of workers that must get a node before training
+    can begin.
     """
 
     number: str
@@ -228,15 +217,7 @@ class StepWay(JobWay):
 
 
 class Step:
-    """A step that srun starts from this machine.
-
-    Parameters
-    ----------
-    command
-        The command line of srun.
-    log
-        File for what srun itself prints.
-    """
+    """A step that srun starts from this machine. ``log`` is for what srun itself prints."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._command = command
@@ -260,7 +241,6 @@ class Step:
                 raise ClusterError(f"srun cannot be started on this machine: {error}") from error
 
     def has_ended(self) -> bool:
-        """Return whether it was started, and has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def end(self, seconds: float) -> None:
@@ -332,7 +312,6 @@ def cancelled_at_end(name: str) -> AbstractContextManager[Callable[[], None]]:
 def describe_job(
     settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
 ) -> dict[str, Any]:
-    """Return the sbatch options."""
     return {
         "job-name": name,
         "ntasks": len(files),
@@ -352,13 +331,11 @@ def describe_job(
 def describe_script(
     settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
-    """Return the batch script that starts all workers."""
     command = srun(step_options(settings, files), worker_command(settings, folder, files))
     return batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
 
 
 def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
-    """Return options of srun, which no longer reads them from sbatch's variables."""
     return {
         "cpus-per-task": settings.cpus,
         "gpus-per-task": settings.gpus or None,
@@ -367,12 +344,10 @@ def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
 
 
 def setup_lines(settings: SlurmSettings) -> list[str]:
-    """Return shell commands to run first. A failure of `module load` must end the script."""
     return ["set -e", settings.setup, "set +e"] if settings.setup else []
 
 
 def worker_command(settings: SlurmSettings, folder: Path, files: JobFiles) -> list[str]:
-    """Return the command of one task."""
     found = settings.interpreter
     start = [settings.python] if found is None else [*found.start(), found.python]
     return [*start, "-u", "-c", _START, str(folder), str(files.folder)]
@@ -386,17 +361,10 @@ _LOST_DRIVER = signal.SIGHUP
 
 
 def main(folder: Path, own: Path) -> int:
-    """Run one worker, and return the exit status of its task.
+    """Run one worker on a node, where srun started it, and return the exit status of its task.
 
-    Parameters
-    ----------
-    folder, own
-        Folder with the files for all workers, and folder with those for this job.
-
-    Raises
-    ------
-    ClusterError
-        The driver cannot be reached.
+    ``folder`` has the files for all workers, ``own`` those for this job; the nodes and the driver
+    share both. Raises `ClusterError` if the driver cannot be reached.
     """
     for number in (signal.SIGTERM, _LOST_DRIVER):
         signal.signal(number, _end)
@@ -432,7 +400,6 @@ def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | N
 
 
 def _end(*_: object) -> NoReturn:
-    """End this task, by an exit that ends the worker and removes its folder."""
     sys.exit("Slurm or the driver ended the job")
 
 

@@ -151,7 +151,6 @@ class SlurmLauncher(QueuedLauncher):
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def check(self, job: Job) -> None:
-        """Reject workers that do not fit the requested nodes."""
         reject_fork_server(job)
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
@@ -159,7 +158,6 @@ class SlurmLauncher(QueuedLauncher):
             check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
 
     def describe(self, job: Job) -> Submission:
-        """Describe the job; elastic training has one job per worker, or a step in a common job."""
         self.check(job)
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
@@ -265,13 +263,7 @@ def check_settings(
     address: str | None,
     patience: float | None,
 ) -> SlurmSettings:
-    """Check the arguments of `slurm`, and fill in defaults.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    """
+    """Check the arguments of `slurm`, and fill in defaults. Raises `InputError`."""
     where = Path(folder or "~/.tfdist").expanduser().absolute()
     for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
         if value is not None and (not isinstance(value, str) or not value.isprintable()):
@@ -296,10 +288,7 @@ def check_settings(
 def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettings:
     """Return the settings of a job whose workers get these resources.
 
-    Raises
-    ------
-    InputError
-        The settings specify different resources.
+    Raises `InputError` if the settings specify other ones.
     """
     found: dict[str, Any] = {}
     for name in ("cpus", "gpus"):

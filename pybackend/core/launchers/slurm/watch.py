@@ -47,26 +47,11 @@ _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MUL
 class SlurmWatch:
     """Slurm's information about a job; `look` is for `run_group`.
 
-    Parameters
-    ----------
-    number
-        Job ID.
-    files
-        Files of the job.
-    meeting
-        Server to which the workers connect and report.
-    on_event
-        Receives the state of the job in the queue.
-    patience
-        Maximum seconds that the job may wait in the queue.
-    notice_seconds
-        Maximum seconds before the time limit at which Slurm can send SIGTERM.
-    start
-        Called when the job is running, to start the workers if its script does not.
-    has_ended
-        Returns whether the workers have ended, even if the job continues.
-    busy_seconds
-        Maximum seconds that a step may wait for a free node of the job.
+    ``on_event`` receives the state of the job in the queue, where it may wait ``patience`` seconds.
+    ``notice_seconds`` is the longest time before the time limit at which Slurm can send SIGTERM.
+    ``start`` is called when the job is running, to start workers that its script does not start.
+    ``has_ended`` returns whether the workers have ended, even if the job continues.
+    ``busy_seconds`` is the longest time that a step may wait for a free node of the job.
     """
 
     number: str
@@ -92,10 +77,7 @@ class SlurmWatch:
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
 
-        Raises
-        ------
-        ClusterError
-            The job does not start, or its workers do not connect.
+        Raises `ClusterError` if the job does not start, or its workers do not connect.
         """
         if time.monotonic() > self._asked + self._pause():
             self._ask()
@@ -124,7 +106,6 @@ class SlurmWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
-        """Return the seconds between two queries. Workers connect on their own when they start."""
         if not self._is_empty():
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
@@ -145,7 +126,6 @@ class SlurmWatch:
         return [rank for rank in self._silent() if self.meeting.has_left(rank)]
 
     def _ask(self) -> None:
-        """Query Slurm, and show the state if it has changed."""
         self._asked = now = time.monotonic()
         try:
             self._state = show_job(self.number)
@@ -164,7 +144,6 @@ class SlurmWatch:
             self._shown = shown
 
     def _look_for_node(self, now: float) -> None:
-        """Find out whether srun waits for a free node of the job; report it once."""
         reason = self.files.why_step_waits() if self._is_empty() else None
         if reason is None:
             self._busy, self._busy_since = None, math.inf
@@ -273,7 +252,6 @@ class JobFiles(Sequence[str]):
         return found[0] if found else "no host yet"
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of the logs of a task and of the batch script."""
         paths = [*self._logs(rank), self.batch_log]
         texts = [path.read_text(errors="replace") for path in paths if path.exists()]
         return tuple("\n".join(texts).splitlines()[-LOG_LINES:])
@@ -320,14 +298,7 @@ _CAUSES: dict[str, tuple[Kind, str, str]] = {
 def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
     """Return the type, message and advice for the failure of a worker that did not report.
 
-    Parameters
-    ----------
-    state
-        State of the job.
-    host
-        Host of the worker.
-    said
-        srun's message about its task, if that failed first.
+    ``said`` is srun's message about its task, if that failed first.
     """
     if state.is_preempted:
         return _CAUSES["PREEMPTED"]
@@ -342,10 +313,7 @@ def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, st
 def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
     """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
 
-    Parameters
-    ----------
-    notice_seconds
-        Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    ``notice_seconds`` is as in `SlurmWatch`.
     """
     is_late = state.seconds_left < notice_seconds
     cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
