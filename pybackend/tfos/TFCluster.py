@@ -18,33 +18,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pybackend.core import launchers
 from pybackend.core.api.progress import printer
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import check_seconds, check_whole_number
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.messages import Announced, Event, Note
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import (
-    SparkLauncher,
-    driver_python,
-    is_spark_frame,
-    quiet_log,
-    run_watched,
-    small_batches,
-)
 from pybackend.core.net.rendezvous import new_token
+from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
 from pybackend.tfos.feed.launcher import DetachedLauncher
-from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
-from pybackend.tfos.TFSparkNode import (
-    LEFT,
-    NODE,
-    TERMINATED,
-    NodeSettings,
-    count_roles,
-    place_nodes,
-    run_node,
-)
+from pybackend.tfos.feed.wire import FEED, FEED_TOKEN
 from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
@@ -81,7 +66,11 @@ class TFCluster:
     """
 
     def __init__(
-        self, session: Any, launched: _LaunchedCluster, settings: NodeSettings, input_mode: int
+        self,
+        session: Any,
+        launched: _LaunchedCluster,
+        settings: TFSparkNode.NodeSettings,
+        input_mode: int,
     ) -> None:
         self._session = session
         self.sc = sc = session.sparkContext
@@ -100,7 +89,7 @@ class TFCluster:
         self._lock = threading.Lock()
         # Also for the lazy RDD that `inference` returns.
         self._python = ExitStack()
-        self._python.enter_context(driver_python(session))
+        self._python.enter_context(launchers.driver_python(session))
         self._is_over = False
 
     def train(
@@ -181,7 +170,7 @@ class TFCluster:
         """
         self._check_fed("inference", qname)
         _check_rows(dataRDD, ("mapPartitions",))
-        rows = dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD
+        rows = dataRDD.rdd if launchers.is_spark_frame(dataRDD) else dataRDD
         feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
 
@@ -245,19 +234,19 @@ class TFCluster:
     ) -> int | None:
         """Feed rows; return their number, or None if not all of them were wanted."""
         name = new_token()[:16]
-        if is_spark_frame(rows) and not all(
+        if launchers.is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
         ):
             rows = rows.rdd  # slower, but each value equals that of Spark's Python rows
         with self._lock:
             self._feeds += 1
         try:
-            if is_spark_frame(rows):
+            if launchers.is_spark_frame(rows):
                 feed = partial(_feed_frame, rows, epochs, FeedFrame(feeder, name, gives_arrays))
             else:
                 feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
-            with quiet_log(self._session):
-                fed = run_watched(self._session, feed, self._launched.watch, math.inf)
+            with launchers.quiet_log(self._session):
+                fed = launchers.run_watched(self._session, feed, self._launched.watch, math.inf)
         except _NobodyTakesRows:
             fed = None
         finally:
@@ -275,7 +264,7 @@ class TFCluster:
 
 
 def _check_rows(rows: Any, methods: Sequence[str]) -> None:
-    if not is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
+    if not launchers.is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
         raise InputError(
             f"`dataRDD` must be an RDD or a DataFrame, not {type(rows).__name__}: "
             "sc.parallelize(rows) makes an RDD from a list"
@@ -391,11 +380,11 @@ class _LaunchedCluster:
             self._show(event)
         elif event.name == FEED:
             self._fed[event.rank] = event.text
-        elif event.name == NODE:
+        elif event.name == TFSparkNode.NODE:
             self._known[event.rank] = json.loads(event.text)
-        elif event.name == TERMINATED:
+        elif event.name == TFSparkNode.TERMINATED:
             self._satisfied.add(event.rank)
-            if event.text == LEFT:
+            if event.text == TFSparkNode.LEFT:
                 self._left.add(event.rank)
 
     def tell_left(self) -> None:
@@ -486,13 +475,13 @@ def run(
         )
     if eval_node and is_fed:
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
-    roles = count_roles(num_executors, num_ps, master_node, eval_node)
-    places = place_nodes(roles, master_node)
+    roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
+    places = TFSparkNode.place_nodes(roles, master_node)
     shows = next(
         (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
     )
     launched = _LaunchedCluster(num_executors)
-    settings = NodeSettings(
+    settings = TFSparkNode.NodeSettings(
         places,
         default_fs(session.sparkContext),
         os.getcwd(),
@@ -502,12 +491,12 @@ def run(
         launched.token if is_fed else None,
     )
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
-    call = (run_node, (map_fun, tf_args, settings))
+    call = (TFSparkNode.run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
         launched.fed = DetachedLauncher(session, launched.look)
-    launcher = launched.fed or SparkLauncher(session, launched.look)
+    launcher = launched.fed or launchers.SparkLauncher(session, launched.look)
     launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, launched, settings, input_mode)
@@ -528,7 +517,7 @@ def _feed_rdd(rows: Any, epochs: int, task: FeedItems) -> list[tuple[int, str | 
 
 def _feed_frame(rows: Any, epochs: int, task: FeedFrame) -> list[tuple[int, str | None]]:
     found: list[tuple[int, str | None]] = []
-    with small_batches(rows.sparkSession):
+    with launchers.small_batches(rows.sparkSession):
         for epoch in range(epochs):
             fed = rows.mapInArrow(replace(task, name=f"{task.name}-{epoch}"), FED_SCHEMA)
             found += [(row["rows"], row["failure"]) for row in fed.collect()]

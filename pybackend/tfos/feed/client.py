@@ -15,30 +15,13 @@ from pybackend.core.job.codec import encode_line
 from pybackend.core.net.greeting import RejectedError
 from pybackend.core.net.rendezvous import connect, split_address
 from pybackend.core.net.stream import Stream, wait_any
+from pybackend.tfos.feed import wire
 from pybackend.tfos.feed.items import (
     decode_items,
     encode_items,
     frame_items,
     read_batch,
     write_batch,
-)
-from pybackend.tfos.feed.protocol import (
-    PURPOSE,
-    Asks,
-    Begins,
-    Closes,
-    Done,
-    Ends,
-    Fails,
-    Greets,
-    Known,
-    Quits,
-    RowsAhead,
-    Skips,
-    Starts,
-    Taken,
-    read,
-    read_rows,
 )
 
 # With more rows, their Python objects no longer fit into a processor's cache.
@@ -79,13 +62,15 @@ class Feeder:
         known = self._ask(name, partition, attempt)
         try:
             return self._feed(
-                _chain(first, batches), Begins(name, partition, attempt, False, 0), known
+                _chain(first, batches), wire.Begins(name, partition, attempt, False, 0), known
             )
         except FeedTimeoutError as error:
             self.quit(name, str(error))
             raise
 
-    def _feed(self, batches: Iterator[Any], begins: Begins, known: Sequence[Known]) -> int:
+    def _feed(
+        self, batches: Iterator[Any], begins: wire.Begins, known: Sequence[wire.Known]
+    ) -> int:
         skipped = sum(answer.rows for answer in known)
         marks = {answer.place: answer.digest for answer in known if answer.rows}
         conversation = self._begin(begins)
@@ -108,7 +93,7 @@ class Feeder:
         if first is None:
             return
         # The function sees rows of an earlier attempt again; each still gets one result.
-        conversation = self._begin(Begins(name, partition, attempt, True, 0))
+        conversation = self._begin(wire.Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
                 conversation.send(batch.num_rows, write_batch(batch))
@@ -117,11 +102,11 @@ class Feeder:
 
     def close(self) -> bool:
         """Notify the workers that no more feeds follow; return whether all of them received it."""
-        return self._tell_all(Closes())
+        return self._tell_all(wire.Closes())
 
     def quit(self, name: str, reason: str) -> None:
         """Notify the workers why a feed failed, so that no further task starts to feed for it."""
-        self._tell_all(Quits(name, reason))
+        self._tell_all(wire.Quits(name, reason))
 
     def _tell_all(self, message: Any) -> bool:
         count = 0
@@ -131,24 +116,26 @@ class Feeder:
                 contextlib.closing(self._connect(rank)[0]) as stream,
             ):
                 stream.send_all(encode_line(message), _ANSWER_SECONDS)
-                read(stream, Done, seconds=_ANSWER_SECONDS)
+                wire.read(stream, wire.Done, seconds=_ANSWER_SECONDS)
                 count += 1
         return count == len(self.addresses)
 
-    def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
+    def _ask(self, name: str, partition: int, attempt: int) -> list[wire.Known]:
         """Return what the workers know about earlier attempts of this task, and end those."""
-        known: list[Known] = []
+        known: list[wire.Known] = []
         lost: list[str] = []
         for rank, address in self.addresses.items():
             try:
                 stream = self._connect(rank)[0]
                 with contextlib.closing(stream):
-                    stream.send_all(encode_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
-                    answer = read(stream, Known, Fails, seconds=_ANSWER_SECONDS)
+                    stream.send_all(
+                        encode_line(wire.Asks(name, partition, attempt)), _ANSWER_SECONDS
+                    )
+                    answer = wire.read(stream, wire.Known, wire.Fails, seconds=_ANSWER_SECONDS)
             except (OSError, ValueError) as error:
                 lost.append(f"worker {rank} at {address} ({error})")
                 continue
-            if isinstance(answer, Fails):
+            if isinstance(answer, wire.Fails):
                 raise ClusterError(answer.reason)
             known.append(answer)
         # Each attempt asks all running workers, so every worker that runs now would know of it.
@@ -160,7 +147,7 @@ class Feeder:
             )
         return known
 
-    def _begin(self, begins: Begins) -> _Conversation:
+    def _begin(self, begins: wire.Begins) -> _Conversation:
         """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
@@ -207,9 +194,9 @@ class Feeder:
             time.sleep(_RETRY_SECONDS)
 
     def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
-        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, seconds)
+        stream = connect(self.addresses[rank], self.token, 0, wire.PURPOSE, seconds)
         try:
-            return stream, read(stream, Greets, seconds=seconds).feeds
+            return stream, wire.read(stream, wire.Greets, seconds=seconds).feeds
         except BaseException:
             stream.close()
             raise
@@ -237,7 +224,9 @@ class _Conversation:
         """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
         self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
-        return self._send(encode_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
+        return self._send(encode_line(wire.RowsAhead(rows, len(content), *mark))) and self._send(
+            content
+        )
 
     def take_results(self) -> list[Any]:
         while not self._has_ended and self._stream.wait_readable(0):
@@ -248,7 +237,7 @@ class _Conversation:
     def finish(self) -> Iterator[Any]:
         """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
-        self._send(encode_line(Ends()))
+        self._send(encode_line(wire.Ends()))
         while not self._has_ended:
             yield from self._results
             self._results = []
@@ -277,11 +266,17 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = read(
-                self._stream, RowsAhead, Taken, Done, Skips, Fails, seconds=self._timeout
+            message = wire.read(
+                self._stream,
+                wire.RowsAhead,
+                wire.Taken,
+                wire.Done,
+                wire.Skips,
+                wire.Fails,
+                seconds=self._timeout,
             )
-            if isinstance(message, RowsAhead):
-                found = decode_items(read_rows(self._stream, message, read_batch))
+            if isinstance(message, wire.RowsAhead):
+                found = decode_items(wire.read_rows(self._stream, message, read_batch))
                 self._received += len(found)
                 self._results += found
         except (OSError, ValueError) as error:
@@ -290,11 +285,11 @@ class _Conversation:
                 "host failed; TFCluster.shutdown() shows the reason"
             ) from error
         self._moved = time.monotonic()
-        if isinstance(message, Taken):
+        if isinstance(message, wire.Taken):
             self.taken = message.rows
-        elif isinstance(message, Fails):
+        elif isinstance(message, wire.Fails):
             raise ClusterError(f"{self._worker} failed: {message.reason}")
-        elif isinstance(message, (Done, Skips)):
+        elif isinstance(message, (wire.Done, wire.Skips)):
             self._has_ended = True
 
     def _remaining(self) -> float:
@@ -322,16 +317,16 @@ _OTHER_ROWS = (
 )
 
 
-def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
+def _agree(begins: wire.Begins, found: dict[int, tuple[Stream, int]]) -> int:
     """Start with one of several workers, while other tasks may do the same; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
         stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
-        answer = read(stream, Greets, Starts, Fails, seconds=_ANSWER_SECONDS)
-        if isinstance(answer, Fails):
+        answer = wire.read(stream, wire.Greets, wire.Starts, wire.Fails, seconds=_ANSWER_SECONDS)
+        if isinstance(answer, wire.Fails):
             raise ClusterError(answer.reason)
-        if isinstance(answer, Starts):
+        if isinstance(answer, wire.Starts):
             return rank
         found[rank] = stream, answer.feeds
 

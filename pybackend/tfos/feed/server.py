@@ -13,32 +13,13 @@ from typing import Any
 from pybackend.core.errors import InputError
 from pybackend.core.net.rendezvous import Acceptor, address_of, listen
 from pybackend.core.net.stream import Stream
+from pybackend.tfos.feed import wire
 from pybackend.tfos.feed.items import (
     decode_items,
     encode_items,
     read_batch,
     stack_columns,
     write_batch,
-)
-from pybackend.tfos.feed.protocol import (
-    FEED,
-    PURPOSE,
-    Asks,
-    Begins,
-    Closes,
-    Done,
-    Ends,
-    Fails,
-    Greets,
-    Known,
-    Quits,
-    RowsAhead,
-    Skips,
-    Starts,
-    Taken,
-    read,
-    read_rows,
-    write,
 )
 
 # Limit for waiting rows, as Arrow data; feeders wait while it is exceeded.
@@ -325,7 +306,7 @@ class FeedServer:
         self.queue = RowQueue()
         self._lock = threading.Lock()
         # By feed and partition: what was taken from earlier attempts, and the current attempt.
-        self._known: dict[tuple[str, int], Known] = {}
+        self._known: dict[tuple[str, int], wire.Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, int], tuple[Stream, PartitionFeed]] = {}
         # Reasons of failed feeds, by name.
@@ -333,7 +314,7 @@ class FeedServer:
         server = listen(host)
         self.address = address_of(server)
         """``host:port`` for feeders."""
-        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, wire.PURPOSE, self._welcome)
 
     def finish(self) -> None:
         """Notify all feeders that the function returned, and wait for them.
@@ -356,36 +337,36 @@ class FeedServer:
     def _serve(self, stream: Stream) -> None:
         # The other end is a task, which Spark may end at any time.
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
-            write(stream, Greets(self.queue.feeds))
-            message = read(stream, Begins, Asks, Quits, Closes)
-            while isinstance(message, Begins):
+            wire.write(stream, wire.Greets(self.queue.feeds))
+            message = wire.read(stream, wire.Begins, wire.Asks, wire.Quits, wire.Closes)
+            while isinstance(message, wire.Begins):
                 if message.attempt < self._latest.get((message.feed, message.partition), 0):
-                    write(stream, Fails(_LATER))
+                    wire.write(stream, wire.Fails(_LATER))
                     return
                 feed = self.queue.open(message.wants_results, message.feeds)
                 if feed is not None:
                     self._take_in(stream, message, feed)
                     return
-                write(stream, Greets(self.queue.feeds))
-                message = read(stream, Begins)
-            if isinstance(message, Closes):
+                wire.write(stream, wire.Greets(self.queue.feeds))
+                message = wire.read(stream, wire.Begins)
+            if isinstance(message, wire.Closes):
                 self.queue.close()
-                write(stream, Done())
-            elif isinstance(message, Quits):
+                wire.write(stream, wire.Done())
+            elif isinstance(message, wire.Quits):
                 self._failed.setdefault(message.feed, message.reason)
-                write(stream, Done())
+                wire.write(stream, wire.Done())
             elif message.feed in self._failed:
-                write(stream, Fails(self._failed[message.feed]))
+                wire.write(stream, wire.Fails(self._failed[message.feed]))
             else:
-                write(stream, self._end_earlier(message))
+                wire.write(stream, self._end_earlier(message))
 
-    def _end_earlier(self, asks: Asks) -> Known | Fails:
+    def _end_earlier(self, asks: wire.Asks) -> wire.Known | wire.Fails:
         """End the feed of this partition, and return what is known about it."""
         key = asks.feed, asks.partition
         with self._lock:
             was_asked = key in self._latest
             if asks.attempt < self._latest.get(key, 0):
-                return Fails(_LATER)
+                return wire.Fails(_LATER)
             self._latest[key] = asks.attempt
             found = self._open.get(key)
         if found is not None:
@@ -403,7 +384,7 @@ class FeedServer:
             del self._open[key]
             if feed.taken and not feed.wants_results:
                 known = self._known.get(key, _NOTHING)
-                self._known[key] = Known(known.rows + feed.taken, True, *feed.mark)
+                self._known[key] = wire.Known(known.rows + feed.taken, True, *feed.mark)
         with self.queue.changed:
             self.queue.changed.notify_all()
 
@@ -411,7 +392,7 @@ class FeedServer:
         with self._lock:
             return list(self._open.values())
 
-    def _take_in(self, stream: Stream, begins: Begins, feed: PartitionFeed) -> None:
+    def _take_in(self, stream: Stream, begins: wire.Begins, feed: PartitionFeed) -> None:
         key = begins.feed, begins.partition
         with self._lock:
             earlier = self._open.get(key)
@@ -422,7 +403,7 @@ class FeedServer:
             self._open[key] = stream, feed
         sender = threading.Thread(target=self._send, args=(stream, feed), daemon=True)
         try:
-            write(stream, Starts())
+            wire.write(stream, wire.Starts())
             sender.start()
             self._receive(stream, feed)
             sender.join()
@@ -432,8 +413,8 @@ class FeedServer:
                 sender.join()
 
     def _receive(self, stream: Stream, feed: PartitionFeed) -> None:
-        while isinstance(message := read(stream, RowsAhead, Ends), RowsAhead):
-            batch = read_rows(stream, message, read_batch)
+        while isinstance(message := wire.read(stream, wire.RowsAhead, wire.Ends), wire.RowsAhead):
+            batch = wire.read_rows(stream, message, read_batch)
             if not self.queue.put(feed, batch, (message.place, message.digest)):
                 return
         self.queue.end(feed)
@@ -459,13 +440,13 @@ class FeedServer:
                 feed.results.clear()
                 taken, last = feed.taken, self._last_word(feed)
             for rows, content in results:
-                write(stream, RowsAhead(rows, len(content)), content)
+                wire.write(stream, wire.RowsAhead(rows, len(content)), content)
             if taken > said:
-                write(stream, Taken(taken))
+                wire.write(stream, wire.Taken(taken))
                 said = taken
             if last is not None and not feed.results:
                 if not feed.is_lost:
-                    write(stream, last)
+                    wire.write(stream, last)
                 return
 
     def _has_news(self, feed: PartitionFeed, said: int) -> bool:
@@ -475,22 +456,22 @@ class FeedServer:
         """Return the final message in the conversation; None if it is not over yet."""
         queue = self.queue
         if queue.failure is not None:
-            return Fails(queue.failure)
+            return wire.Fails(queue.failure)
         if feed.is_done and not feed.results:
-            return Done()
+            return wire.Done()
         if queue.has_stopped and feed.wants_results:
-            return Fails(
+            return wire.Fails(
                 f"the function ended the feed after {feed.given} results for at least {feed.rows} "
                 "rows of a partition: inference needs one result per row"
             )
-        return Skips() if queue.has_stopped else None
+        return wire.Skips() if queue.has_stopped else None
 
 
 @contextlib.contextmanager
 def open_feed(host: str, token: str, announce: Callable[[str, str], object]) -> Iterator[RowQueue]:
     """Receive rows while a function runs. Notify the feeders of its end, and if it failed."""
     server = FeedServer(host, token)
-    announce(FEED, server.address)
+    announce(wire.FEED, server.address)
     try:
         yield server.queue
     except BaseException as error:
@@ -503,4 +484,4 @@ def open_feed(host: str, token: str, announce: Callable[[str, str], object]) -> 
 
 _FINISH_SECONDS = 10.0
 _LATER = "a later attempt of this task has started"
-_NOTHING = Known(0, False, 0, "")
+_NOTHING = wire.Known(0, False, 0, "")

@@ -23,13 +23,8 @@ from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.installing import (
-    Installation,
-    Interpreter,
-    install_command,
-    read_blocks,
-)
 from pybackend.core.launchers.hosts.ssh import (
     CONNECTION_LOST,
     HostPython,
@@ -131,7 +126,7 @@ class _Slots(Way):
     task: RemoteTask
     datasets: DataSets
     folder: Path
-    interpreters: Mapping[str, Interpreter]  # of the environment of the job, by host
+    interpreters: Mapping[str, installing.Interpreter]  # of the environment of the job, by host
     _contents: dict[str, bytes] = field(default_factory=dict)
     _packing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -215,7 +210,7 @@ def _check_workers(host: str, resources: Resources, workers: int, greeting: Host
 
 def install_on_hosts(
     ssh: Ssh, hosts: Sequence[HostSlots], job: Job, on_event: Emit
-) -> dict[str, Interpreter]:
+) -> dict[str, installing.Interpreter]:
     """Return the Python of a job's environment by host; empty if the job has none.
 
     Raises `ClusterError` if a host cannot be reached, or cannot run the environment.
@@ -226,19 +221,19 @@ def install_on_hosts(
     # On an error, the shells end first: threads may wait for a host that does not respond.
     with ThreadPoolExecutor(len(hosts)) as threads, ExitStack() as stack:
         started = [stack.enter_context(_Installation(ssh, host, packed)) for host in hosts]
-        answers = list(threads.map(Installation.ask, started))
+        answers = list(threads.map(installing.Installation.ask, started))
         missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
         if missing:
             size = show_bytes(packed.size)
             names = ", ".join(missing)
             on_event(Note(f"sending the Python environment ({size}) to {names}"))
-        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
+        found = threads.map(lambda one: one.finish(installing.read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
 
-class _Installation(Installation):
+class _Installation(installing.Installation):
     def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
-        command = ssh.command(host, install_command(packed.name))
+        command = ssh.command(host, installing.install_command(packed.name))
         super().__init__(packed, command, host.name, environment())
         self._ssh = ssh
         self._slots = host

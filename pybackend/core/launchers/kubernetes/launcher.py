@@ -24,14 +24,7 @@ from pybackend.core.job.arguments import (
 )
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.launchers.base import (
-    DataSets,
-    Files,
-    Outcome,
-    QueuedLauncher,
-    Submission,
-    reject_fork_server,
-)
+from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.kubernetes.cluster import (
     Cluster,
@@ -163,7 +156,7 @@ def kubernetes(
     return KubernetesLauncher(settings)
 
 
-class KubernetesLauncher(QueuedLauncher):
+class KubernetesLauncher(base.QueuedLauncher):
     """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
@@ -177,10 +170,10 @@ class KubernetesLauncher(QueuedLauncher):
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
-        reject_fork_server(job)
+        base.reject_fork_server(job)
         check_client()
 
-    def describe(self, job: Job) -> Submission:
+    def describe(self, job: Job) -> base.Submission:
         workers = 1 if job.is_elastic else job.workers
         made, service = self._plan(workers, job.resources.environment is not None)
         documents = {"job.json": made, "service.json": service}
@@ -188,7 +181,7 @@ class KubernetesLauncher(QueuedLauncher):
             "the last letters of the names, which are random",
             "the nodes that run the pods",
         )
-        return Submission(
+        return base.Submission(
             ("its own pod",) * job.workers,
             {name: json.dumps(document, indent=2) for name, document in documents.items()},
             later,
@@ -210,7 +203,9 @@ class KubernetesLauncher(QueuedLauncher):
             describe_service(self.settings, name, None),
         ]
 
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
+    def launch(
+        self, job: Job, files: base.Files, datasets: base.DataSets, on_event: Emit
+    ) -> base.Outcome:
         self.check(job)
         packed = pack_for(job, lambda text: on_event(Note(text)))
         name, places = _new_name(), job.most_workers

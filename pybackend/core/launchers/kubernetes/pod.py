@@ -22,13 +22,8 @@ import cloudpickle
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.messages import Event, Failed, PrintedLine
 from pybackend.core.job.notice import Notice
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
-from pybackend.core.launchers.environment.installing import (
-    check_host,
-    explain_unpacking,
-    read_answer,
-    read_blocks,
-)
 from pybackend.core.launchers.kubernetes.boot import FAILED
 from pybackend.core.launchers.kubernetes.cluster import Cluster
 from pybackend.core.launchers.remote.bootstrap import MARK
@@ -192,11 +187,11 @@ class PodChannel:
         ``line`` is the answer of the shell that unpacks it. Raises `ClusterError` if the pod cannot
         run it, or has too little disk.
         """
-        answer, host = read_answer([line]), f"pod {self._pod}"
+        answer, host = installing.read_answer([line]), f"pod {self._pod}"
         assert answer is not None
-        check_host(packed, answer.machine, answer.libc, host)
+        installing.check_host(packed, answer.machine, answer.libc, host)
         lines.write(b"%d\n" % packed.size)
-        for block in read_blocks(packed.path):
+        for block in installing.read_blocks(packed.path):
             lines.write(block)
             self._moved = time.monotonic()
         greeting = self._read_line(channel)
@@ -205,7 +200,7 @@ class PodChannel:
             raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):
             status, printed = json.loads(greeting[len(FAILED) :])
-            raise explain_unpacking(host, answer.place, status, printed)
+            raise installing.explain_unpacking(host, answer.place, status, printed)
         return greeting
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:

@@ -22,13 +22,7 @@ from typing import IO, Literal, NoReturn
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode
 from pybackend.core.job.messages import Announced, Deliver, Failed
-from pybackend.core.launchers.processes import (
-    adopt_orphans,
-    end_descendants,
-    reap,
-    signal_group,
-    when_orphaned,
-)
+from pybackend.core.launchers import processes
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.script.ranks import TASK, ScriptTask, check_script, check_temporary
 from pybackend.core.machine.identity import is_loopback, reached_address
@@ -130,7 +124,7 @@ class Agent:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=when_orphaned(orphaned),
+                preexec_fn=processes.when_orphaned(orphaned),
             )
         except OSError as error:
             text = f"cannot start {self.task.script.name}: {error}\n"
@@ -156,7 +150,7 @@ class Agent:
         process = self.processes.get(rank)
         # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
         if process is not None and number == signal.SIGINT:
-            signal_group(process.pid, number)
+            processes.signal_group(process.pid, number)
         elif process is not None:
             process.send_signal(number)
 
@@ -198,7 +192,7 @@ class Agent:
             else:
                 self._look_whether_stopped(rank, process.pid)
         ranks = {process.pid for process in self.processes.values()}
-        reap([pid for pid in list_children() if pid not in ranks])
+        processes.reap([pid for pid in list_children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
         """Report a rank stopped by a signal, because the others might wait for it forever."""
@@ -222,8 +216,8 @@ class Agent:
 
     def kill(self) -> None:
         for process in list(self.processes.values()):
-            signal_group(process.pid, signal.SIGKILL)
-        end_descendants(_END_SECONDS)
+            processes.signal_group(process.pid, signal.SIGKILL)
+        processes.end_descendants(_END_SECONDS)
 
     def leave(self, *_: object) -> NoReturn:
         """Kill the ranks, and end this process; callable on any thread."""
@@ -237,16 +231,18 @@ def run(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent] = Agent) -
     ``folder`` is that of the bundle, ``channel`` the descriptor of the pipe to the driver.
     """
     spared = list_children()  # the process that removes the folder
-    when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed
-    guard = when_orphaned(signal.SIGTERM)
+    processes.when_orphaned(
+        signal.SIGCONT
+    )()  # a stopped process would not notice that its input has closed
+    guard = processes.when_orphaned(signal.SIGTERM)
     agent = os.fork()
     if agent == 0:
         guard()
         _serve(folder, pipe, channel, kind)
     # Two processes: if one of them is killed, the other ends the descendants of the ranks.
-    adopt_orphans()
+    processes.adopt_orphans()
     _, status = os.waitpid(agent, 0)
-    end_descendants(_END_SECONDS, spared)
+    processes.end_descendants(_END_SECONDS, spared)
     if os.WIFSIGNALED(status):
         os.write(2, b"the process that starts the ranks there was killed\n")
     os._exit(1)
@@ -270,6 +266,6 @@ def _serve(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent]) -> NoR
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks
             signal.signal(number, agent.leave)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    adopt_orphans()
+    processes.adopt_orphans()
     follow_driver(lines, agent.leave)
     agent.serve()

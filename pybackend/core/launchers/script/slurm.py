@@ -25,21 +25,7 @@ from pybackend.core.launchers.script.ranks import (
     split_variable,
 )
 from pybackend.core.launchers.shares import limit_threads
-from pybackend.core.launchers.slurm.commands import (
-    PER_NODE,
-    as_count,
-    ask,
-    batch_script,
-    check_tasks,
-    count_cores,
-    count_local,
-    expand_nodes,
-    hosts_by_rank,
-    read_job,
-    signal_option,
-    srun,
-    step_port,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.tf_config import make_tf_config
 from pybackend.core.words import show
@@ -84,7 +70,7 @@ def step_command(
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
     words = script.command(sys.executable)
-    return srun(options, [*flags, *run_here("core.launchers.script.slurm", *words)])
+    return commands.srun(options, [*flags, *run_here("core.launchers.script.slurm", *words)])
 
 
 def describe_step(
@@ -144,7 +130,7 @@ class StepAgent(Agent):
         ended = _TASKS_ENDED.match(line)
         if ended:
             status = _status_of(ended[2].decode(errors="replace"))
-            for task in expand_nodes(f"[{ended[1].decode()}]"):
+            for task in commands.expand_nodes(f"[{ended[1].decode()}]"):
                 self.end(int(task), status)
 
     def end(self, rank: int, status: int) -> None:
@@ -165,7 +151,7 @@ class StepAgent(Agent):
             steps = self._find_steps()
             for step in steps:
                 with contextlib.suppress(ClusterError):  # it is just ending
-                    ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
+                    commands.ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         except ClusterError as error:
             self._note(f"tfdist: {number.name} was not forwarded: {error}")
             steps = []
@@ -175,7 +161,7 @@ class StepAgent(Agent):
 
     def _find_steps(self) -> list[str]:
         job = os.environ["SLURM_JOB_ID"]
-        shown = ask("squeue", "--steps", "--noheader", f"--job={job}", "--format=%i %j")
+        shown = commands.ask("squeue", "--steps", "--noheader", f"--job={job}", "--format=%i %j")
         steps = [line.split() for line in shown.splitlines()]
         return [number for number, name in steps if name == self._name]
 
@@ -214,11 +200,11 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
     GPUs are not included, because Slurm restricts each task to its own GPUs.
     """
     rank = int(environment["SLURM_PROCID"])
-    hosts = hosts_by_rank(environment)
-    port = step_port(environment)
+    hosts = commands.hosts_by_rank(environment)
+    port = commands.step_port(environment)
     # Ranks of one host are consecutive, and have different ports.
     addresses = [f"{host}:{port + r - hosts.index(host)}" for r, host in enumerate(hosts)]
-    limits = limit_threads(count_cores(environment))
+    limits = limit_threads(commands.count_cores(environment))
     # A job that Slurm requeued counts as a restart, too.
     restarts = (environment.get(name) or 0 for name in ("TFDIST_RESTART", "SLURM_RESTART_COUNT"))
     return {
@@ -226,7 +212,7 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "RANK": str(rank),
         "WORLD_SIZE": str(len(hosts)),
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(count_local(environment)),
+        "LOCAL_WORLD_SIZE": str(commands.count_local(environment)),
         "TFDIST_RESTART": str(sum(map(int, restarts))),
         **{name: environment.get(name, cores) for name, cores in limits.items()},
     }
@@ -262,9 +248,13 @@ def describe_batch(options: argparse.Namespace) -> str:
         "job-name": "tfdist",
         "ntasks": options.workers,
         # The signal reaches all ranks, which end within the grace period; then the job ends.
-        "signal": signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
+        "signal": commands.signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
     }
-    check_tasks(options.workers, as_count(given.get("nodes")), as_count(given.get(PER_NODE)))
+    commands.check_tasks(
+        options.workers,
+        commands.as_count(given.get("nodes")),
+        commands.as_count(given.get(commands.PER_NODE)),
+    )
     words = ["--workers", str(options.workers), "--cwd", os.path.abspath(options.cwd or os.curdir)]
     for name in _PASSED_ON:
         value = getattr(options, name)
@@ -276,7 +266,7 @@ def describe_batch(options: argparse.Namespace) -> str:
     command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
     # With `exec`, signals to the batch script reach `tfdist run`.
     wanted = [f"export {_WANTED}=1"] if given.get("requeue") else []
-    return batch_script({**head, **given}, [*wanted, f"exec {command}"])
+    return commands.batch_script({**head, **given}, [*wanted, f"exec {command}"])
 
 
 def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
@@ -299,14 +289,14 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
     number = environment["SLURM_JOB_ID"]
-    shown = ask("scontrol", "show", "job", "--oneliner", number)
-    state = read_job(shown)
+    shown = commands.ask("scontrol", "show", "job", "--oneliner", number)
+    state = commands.read_job(shown)
     if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
         return True
     is_late = state.seconds_left < seconds and _WANTED in environment
     if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
         return False
-    ask("scontrol", "requeue", number)
+    commands.ask("scontrol", "requeue", number)
     return True
 
 

@@ -30,20 +30,7 @@ from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group
 from pybackend.core.launchers.remote.task import REPORT, TASK, RemoteTask, read_post, take_part
-from pybackend.core.launchers.slurm.commands import (
-    PER_NODE,
-    as_count,
-    batch_script,
-    check_tasks,
-    count_cores,
-    count_tasks,
-    hosts_by_rank,
-    notice_seconds,
-    own_variables,
-    signal_option,
-    srun,
-    submit,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.launchers.slurm.watch import JobFiles, SlurmWatch
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.janitor import guarded
@@ -74,7 +61,7 @@ class SlurmSettings:
 
     @property
     def per_node(self) -> int | None:
-        return as_count(self.options.get(PER_NODE))
+        return commands.as_count(self.options.get(commands.PER_NODE))
 
     @property
     def is_shared(self) -> bool:
@@ -86,9 +73,9 @@ class SlurmSettings:
 
         Raises `InputError` if there are more workers than tasks.
         """
-        tasks = count_tasks(self.nodes, self.per_node)
+        tasks = commands.count_tasks(self.nodes, self.per_node)
         if tasks is not None and self.per_node is not None and tasks < workers:
-            check_tasks(workers, self.nodes, self.per_node)
+            commands.check_tasks(workers, self.nodes, self.per_node)
         return max(workers, tasks or 0)
 
 
@@ -144,7 +131,7 @@ class JobWay(Way):
         path = own.folder / SCRIPT
         path.write_text(describe_script(self.settings, self.folder, own, options))
         with cancelled_at_end(name) as let_go:
-            number, seconds = submit(path), notice_seconds(options["signal"])
+            number, seconds = commands.submit(path), commands.notice_seconds(options["signal"])
             watch = SlurmWatch(
                 number, own, start.meeting, start.note, self.settings.patience, seconds
             )
@@ -194,7 +181,7 @@ class StepWay(JobWay):
             meeting,
             start.note,
             self.settings.patience,
-            notice_seconds(self.options["signal"]),
+            commands.notice_seconds(self.options["signal"]),
             step.start,
             step.has_ended,
             _BUSY_SECONDS if start.number < self.workers else math.inf,
@@ -213,7 +200,7 @@ class StepWay(JobWay):
         command = shlex.join(worker_command(self.settings, self.folder, own))
         script = "\n".join([*setup_lines(self.settings), f"exec {command}"])
         options = {**one, **step_options(self.settings, own), **memory}
-        return srun(options, ["--exact", "/bin/bash", "-c", script])
+        return commands.srun(options, ["--exact", "/bin/bash", "-c", script])
 
 
 class Step:
@@ -234,7 +221,7 @@ class Step:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        env=own_variables(),
+                        env=commands.own_variables(),
                         start_new_session=True,  # Ctrl-C is for this process
                     )
             except OSError as error:
@@ -265,7 +252,7 @@ def with_steps(way: JobWay, job: TrainingJob) -> Iterator[StepWay]:
     path.write_text(script)
     common = (way.settings, way.address, way.token, way.name, way.folder)
     with cancelled_at_end(way.name), _kept_alive(way.folder / _ALIVE):
-        yield StepWay(*common, submit(path), options, job.workers)
+        yield StepWay(*common, commands.submit(path), options, job.workers)
 
 
 def describe_shared(
@@ -280,7 +267,7 @@ def describe_shared(
     alive = shlex.quote(str(folder / _ALIVE))
     is_alive = f'[ -n "$(find {alive} -mmin -{_SILENT_MINUTES} 2>/dev/null)" ]'
     waiting = f"while {is_alive}; do sleep 20; done"
-    return options, batch_script(options, [waiting])
+    return options, commands.batch_script(options, [waiting])
 
 
 @contextmanager
@@ -323,7 +310,7 @@ def describe_job(
         "output": files.batch_log,
         # The driver reports the failure, and may start again.
         "no-requeue": True,
-        "signal": signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
+        "signal": commands.signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
         **settings.options,
     }
 
@@ -331,8 +318,8 @@ def describe_job(
 def describe_script(
     settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
-    command = srun(step_options(settings, files), worker_command(settings, folder, files))
-    return batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
+    command = commands.srun(step_options(settings, files), worker_command(settings, folder, files))
+    return commands.batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
 
 
 def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
@@ -372,7 +359,7 @@ def main(folder: Path, own: Path) -> int:
         del os.environ["TMPDIR"]
     # Pickled by the driver, in a folder that only its user can access.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
-    task = replace(task, hosts=hosts_by_rank(os.environ))
+    task = replace(task, hosts=commands.hosts_by_rank(os.environ))
     notice = Notice()
     if task.member.job.can_go_on:  # the worker saves its state, and ends by itself
         signal.signal(signal.SIGTERM, notice.take)
@@ -385,7 +372,7 @@ def main(folder: Path, own: Path) -> int:
                 f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Pass slurm() "
                 "an `address` of the driver's machine that the nodes can reach"
             )
-        cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
+        cores, gpus = commands.count_cores(os.environ), _own_gpus(task, os.environ)
         # Hosts of the other workers are in other steps or jobs.
         reached = own_address(split_address(driver)[0]) if post else None
         arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)

@@ -21,30 +21,15 @@ from pybackend.core.job.arguments import (
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.resources import Resources
-from pybackend.core.launchers.base import (
-    DataSets,
-    Files,
-    Outcome,
-    QueuedLauncher,
-    Submission,
-    reject_fork_server,
-)
+from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle
 from pybackend.core.launchers.remote.group import run_on_hosts
 from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
+from pybackend.core.launchers.slurm import jobs
 from pybackend.core.launchers.slurm.commands import check_tasks, count_tasks, node_address
-from pybackend.core.launchers.slurm.jobs import (
-    SCRIPT,
-    JobWay,
-    SlurmSettings,
-    describe_job,
-    describe_script,
-    describe_shared,
-    with_steps,
-)
 from pybackend.core.launchers.slurm.watch import JobFiles
 from pybackend.core.machine.identity import own_address
 from pybackend.core.machine.janitor import swept_folder
@@ -136,10 +121,10 @@ def slurm(
     )
 
 
-class SlurmLauncher(QueuedLauncher):
+class SlurmLauncher(base.QueuedLauncher):
     """One task per worker; events arrive on the calling thread. Returned by `slurm`."""
 
-    def __init__(self, settings: SlurmSettings) -> None:
+    def __init__(self, settings: jobs.SlurmSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -151,36 +136,38 @@ class SlurmLauncher(QueuedLauncher):
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def check(self, job: Job) -> None:
-        reject_fork_server(job)
+        base.reject_fork_server(job)
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
         else:
             check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
 
-    def describe(self, job: Job) -> Submission:
+    def describe(self, job: Job) -> base.Submission:
         self.check(job)
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
         if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
-            script = describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
+            script = jobs.describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
             place = "a step of the job"
         else:
             own = JobFiles(folder, 1 if job.is_elastic else job.workers)
-            options = describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
-            script = describe_script(settings, folder, own, options)
+            options = jobs.describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
+            script = jobs.describe_script(settings, folder, own, options)
             place = "its own job" if job.is_elastic else "a task of the job"
         later = (
             "the letters that replace XXXXXXXX",
             "when the job begins, and on which nodes",
         )
-        return Submission((place,) * job.workers, {SCRIPT: script}, later)
+        return base.Submission((place,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
         if wanted is None:
             return count_tasks(self.settings.nodes, self.settings.per_node)
         return wanted
 
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
+    def launch(
+        self, job: Job, files: base.Files, datasets: base.DataSets, on_event: Emit
+    ) -> base.Outcome:
         self.check(job)
         settings = with_resources(self.settings, job.resources)
         token, name = new_token(), f"tfdist-{new_token()[:8]}"
@@ -199,9 +186,9 @@ class SlurmLauncher(QueuedLauncher):
             # The tasks get the names of their hosts from Slurm.
             Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
             (folder / TASK).chmod(0o600)
-            way = JobWay(settings, address, token, name, folder)
+            way = jobs.JobWay(settings, address, token, name, folder)
             if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
-                way = stack.enter_context(with_steps(way, job))
+                way = stack.enter_context(jobs.with_steps(way, job))
             return run_on_hosts(way, job, datasets, on_event, places, remedy)
 
 
@@ -262,7 +249,7 @@ def check_settings(
     python: str | None,
     address: str | None,
     patience: float | None,
-) -> SlurmSettings:
+) -> jobs.SlurmSettings:
     """Check the arguments of `slurm`, and fill in defaults. Raises `InputError`."""
     where = Path(folder or "~/.tfdist").expanduser().absolute()
     for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
@@ -270,7 +257,7 @@ def check_settings(
             raise InputError(f"`{name}` must be printable text, not {show(value)}")
     if not isinstance(setup or "", str):
         raise InputError(f"`setup` must be shell commands as text, not {show(setup)}")
-    return SlurmSettings(
+    return jobs.SlurmSettings(
         partition=partition,
         time=_check_time(time),
         nodes=None if nodes is None else check_whole_number("nodes", nodes, least=1),
@@ -285,7 +272,7 @@ def check_settings(
     )
 
 
-def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettings:
+def with_resources(settings: jobs.SlurmSettings, resources: Resources) -> jobs.SlurmSettings:
     """Return the settings of a job whose workers get these resources.
 
     Raises `InputError` if the settings specify other ones.

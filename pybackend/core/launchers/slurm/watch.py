@@ -14,14 +14,7 @@ from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.notice import RESTARTS
 from pybackend.core.launchers.child import LOG_LINES
 from pybackend.core.launchers.remote.task import REPORT
-from pybackend.core.launchers.slurm.commands import (
-    SlurmJob,
-    expand_nodes,
-    explain_log,
-    explain_refusal,
-    lost_nodes,
-    show_job,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.net.meeting import MeetingServer
 
 # Slurm's controller serves many users.
@@ -65,7 +58,7 @@ class SlurmWatch:
     busy_seconds: float = math.inf
 
     def __post_init__(self) -> None:
-        self._state = SlurmJob(self.number, "PENDING")
+        self._state = commands.SlurmJob(self.number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
@@ -128,7 +121,7 @@ class SlurmWatch:
     def _ask(self) -> None:
         self._asked = now = time.monotonic()
         try:
-            self._state = show_job(self.number)
+            self._state = commands.show_job(self.number)
         except ClusterError:  # the workers do not need Slurm
             if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
                 raise
@@ -169,7 +162,7 @@ class SlurmWatch:
             if self._state.is_hopeless:
                 raise ClusterError(
                     f"{self._state.describe()}. For this reason it would never start, so it was "
-                    f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
+                    f"cancelled. {commands.explain_refusal(self._state.reason)}".rstrip()
                 )
             if now > self._submitted + self.patience:
                 raise ClusterError(
@@ -195,7 +188,7 @@ class SlurmWatch:
         if self._state.is_over or self.has_ended():
             return True
         try:
-            return bool(lost_nodes(self._state.nodes))
+            return bool(commands.lost_nodes(self._state.nodes))
         except ClusterError:
             return False
 
@@ -207,7 +200,7 @@ class SlurmWatch:
             kind, message = "Stopped", "ended by srun because another worker failed"
         log = self.files.last_lines(rank)
         if kind == "ProcessDied" and log:
-            advice = explain_log(log) or advice
+            advice = commands.explain_log(log) or advice
         elif kind == "ProcessDied":
             advice = (
                 "a command of slurm()'s `setup` seems to have failed: try it on a node"
@@ -261,7 +254,7 @@ class JobFiles(Sequence[str]):
         found = _TASKS_FAILED.search(self._read_log())
         if found is None:
             return {}
-        return {int(rank): found[2] for rank in expand_nodes(f"[{found[1]}]")}
+        return {int(rank): found[2] for rank in commands.expand_nodes(f"[{found[1]}]")}
 
     def why_step_waits(self) -> str | None:
         """Return srun's reason if a step is waiting for a node of its job, else None."""
@@ -295,7 +288,7 @@ _CAUSES: dict[str, tuple[Kind, str, str]] = {
 }
 
 
-def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
+def describe_end(state: commands.SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
     """Return the type, message and advice for the failure of a worker that did not report.
 
     ``said`` is srun's message about its task, if that failed first.
@@ -310,7 +303,9 @@ def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, st
     return "ProcessDied", message, "see the last lines of its log"
 
 
-def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
+def describe_notice(
+    state: commands.SlurmJob, notice_seconds: float
+) -> tuple[Kind, str, str] | None:
     """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
 
     ``notice_seconds`` is as in `SlurmWatch`.
@@ -325,6 +320,6 @@ def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, 
 
 def _is_lost(host: str) -> bool:
     try:  # a job that continues no longer has the node
-        return bool(lost_nodes((host,)))
+        return bool(commands.lost_nodes((host,)))
     except ClusterError:  # Slurm's controller is unreachable as well
         return False
