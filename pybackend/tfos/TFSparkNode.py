@@ -314,10 +314,7 @@ class NodeSettings:
 
 
 def run_node(
-    context: WorkerContext,
-    map_fun: Callable[[Any, Any], Any],
-    tf_args: Any,
-    settings: NodeSettings,
+    context: WorkerContext, map_fun: Callable[[Any, Any], Any], tf_args: Any, settings: NodeSettings
 ) -> None:
     """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, inside a worker."""
     host, _ = split_address(context.addresses[context.rank])

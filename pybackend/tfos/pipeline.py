@@ -18,6 +18,8 @@ from pybackend.ml.params import param
 from pybackend.tfos import TFCluster
 
 _SIGNATURE = "serving_default"
+_INT, _TEXT = TypeConverters.toInt, TypeConverters.toString
+_FLAG = TypeConverters.toBoolean
 
 
 class TFTypeConverters:
@@ -30,26 +32,22 @@ class TFTypeConverters:
 
 
 class HasBatchSize(Params):
-    batch_size, setBatchSize, getBatchSize = param(
-        "batch_size", "number of rows per batch", TypeConverters.toInt
-    )
+    batch_size, setBatchSize, getBatchSize = param("batch_size", "number of rows per batch", _INT)
 
 
 class HasClusterSize(Params):
     cluster_size, setClusterSize, getClusterSize = param(
-        "cluster_size", "number of nodes of the cluster", TypeConverters.toInt
+        "cluster_size", "number of nodes of the cluster", _INT
     )
 
 
 class HasEpochs(Params):
-    epochs, setEpochs, getEpochs = param(
-        "epochs", "number of times that the rows are fed", TypeConverters.toInt
-    )
+    epochs, setEpochs, getEpochs = param("epochs", "number of times that the rows are fed", _INT)
 
 
 class HasGraceSecs(Params):
     grace_secs, setGraceSecs, getGraceSecs = param(
-        "grace_secs", "ignored: shutdown waits for the functions", TypeConverters.toInt
+        "grace_secs", "ignored: shutdown waits for the functions", _INT
     )
 
 
@@ -60,9 +58,7 @@ class HasInputMapping(Params):
 
 
 class HasInputMode(Params):
-    input_mode, getInputMode = param(
-        "input_mode", "reader of the rows: 1 (Spark)", TypeConverters.toInt
-    )[::2]
+    input_mode, getInputMode = param("input_mode", "reader of the rows: 1 (Spark)", _INT)[::2]
 
     def setInputMode(self, value: int) -> Any:
         """Set the Param; `InputError` for ``InputMode.TENSORFLOW``."""
@@ -73,22 +69,18 @@ class HasInputMode(Params):
 
 class HasMasterNode(Params):
     master_node, setMasterNode, getMasterNode = param(
-        "master_node", "role of the chief node", TypeConverters.toString
+        "master_node", "role of the chief node", _TEXT
     )
 
 
 class HasModelDir(Params):
-    model_dir, setModelDir, getModelDir = param(
-        "model_dir", "folder of checkpoints", TypeConverters.toString
-    )
+    model_dir, setModelDir, getModelDir = param("model_dir", "folder of checkpoints", _TEXT)
 
 
 class HasNumPS(Params):
-    num_ps, setNumPS, getNumPS = param(
-        "num_ps", "number of parameter servers", TypeConverters.toInt
-    )
+    num_ps, setNumPS, getNumPS = param("num_ps", "number of parameter servers", _INT)
     driver_ps_nodes, setDriverPSNodes, getDriverPSNodes = param(
-        "driver_ps_nodes", "must be False", TypeConverters.toBoolean
+        "driver_ps_nodes", "must be False", _FLAG
     )
 
 
@@ -99,50 +91,44 @@ class HasOutputMapping(Params):
 
 
 class HasProtocol(Params):
-    protocol, setProtocol, getProtocol = param(
-        "protocol", "ignored: TensorFlow chooses it", TypeConverters.toString
-    )
+    protocol, setProtocol, getProtocol = param("protocol", "ignored: TensorFlow chooses it", _TEXT)
 
 
 class HasReaders(Params):
     readers, setReaders, getReaders = param(
-        "readers", "number of reader threads, for the function", TypeConverters.toInt
+        "readers", "number of reader threads, for the function", _INT
     )
 
 
 class HasSteps(Params):
-    steps, setSteps, getSteps = param(
-        "steps", "largest number of steps, for the function", TypeConverters.toInt
-    )
+    steps, setSteps, getSteps = param("steps", "largest number of steps, for the function", _INT)
 
 
 class HasTensorboard(Params):
     tensorboard, setTensorboard, getTensorboard = param(
-        "tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean
+        "tensorboard", "whether to start TensorBoard", _FLAG
     )
 
 
 class HasTFRecordDir(Params):
     tfrecord_dir, setTFRecordDir, getTFRecordDir = param(
-        "tfrecord_dir", "folder of TFRecord files, for the function", TypeConverters.toString
+        "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT
     )
 
 
 class HasExportDir(Params):
-    export_dir, setExportDir, getExportDir = param(
-        "export_dir", "folder of the SavedModel", TypeConverters.toString
-    )
+    export_dir, setExportDir, getExportDir = param("export_dir", "folder of the SavedModel", _TEXT)
 
 
 class HasSignatureDefKey(Params):
     signature_def_key, setSignatureDefKey, getSignatureDefKey = param(
-        "signature_def_key", "signature of the SavedModel", TypeConverters.toString
+        "signature_def_key", "signature of the SavedModel", _TEXT
     )
 
 
 class HasTagSet(Params):
     tag_set, setTagSet, getTagSet = param(
-        "tag_set", "tags of the SavedModel, separated by commas", TypeConverters.toString
+        "tag_set", "tags of the SavedModel, separated by commas", _TEXT
     )
 
 

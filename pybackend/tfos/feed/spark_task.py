@@ -70,12 +70,7 @@ class StartMember:
         context = BarrierTaskContext.get()
         # Only used for the rank, hosts, cores and GPUs, not to meet other workers.
         group = BarrierGroup(context, None, self.cores)  # type: ignore[arg-type]
-        place = {
-            "rank": group.rank,
-            "hosts": group.hosts,
-            "cores": group.cores,
-            "gpus": group.gpus,
-        }
+        place = {"rank": group.rank, "hosts": group.hosts, "cores": group.cores, "gpus": group.gpus}
         member, failure = self.member, None
         try:
             if self.environment is not None:

@@ -104,11 +104,9 @@ class Hosts:
         slots = [host for host in used for _ in range(host.slots)]
         interpreters = install_on_hosts(self.ssh, used, job, on_event)
         asked = {host: self.ssh.address(host) for host in used}
-        addresses = [asked[host] for host in slots]
-        loopback, remedy = len(used) == 1, _choose_python()
-        member = Member(job, files, None, new_token(), None, loopback, remedy=remedy)
-        hosts = tuple(addresses if job.is_elastic else addresses[: job.workers])
-        task = RemoteTask(member, hosts, self.environment)
+        remedy, hosts = _choose_python(), slots if job.is_elastic else slots[: job.workers]
+        member = Member(job, files, None, new_token(), None, len(used) == 1, remedy=remedy)
+        task = RemoteTask(member, tuple(asked[host] for host in hosts), self.environment)
         with swept_folder() as folder:
             way = _Slots(self, slots, task, datasets, folder, interpreters)
             return run_on_hosts(way, job, datasets, on_event, len(slots), remedy)
@@ -135,15 +133,16 @@ class _Slots(Way):
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
-        job, placed = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
-        names = [host.name for host, ranks in placed for _ in ranks]
-        with reached(self._start(placed, start)) as there:
+        job, hosts = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
+        names = [host.name for host, ranks in hosts for _ in ranks]
+        with reached(self._start(hosts, start)) as there:
             contents = self._pack()
             keepers = find_keepers(job, [host.python for host in there], contents)
-            for (host, ranks), process, keeper in zip(placed, there, keepers, strict=True):
-                place = {RANKS: _describe_ranks(host, ranks), **start.post(start.place)}
-                own = {**contents, **place, **keeper}
-                process.send(Bundle(own, files_of_ranks(self.folder, ranks)))
+            for (host, ranks), process, keeper in zip(hosts, there, keepers, strict=True):
+                neighbours = _count_neighbours(host, ranks)
+                placed = {"ranks": [*ranks], "first": host.first, "neighbours": neighbours}
+                own = {RANKS: json.dumps(placed).encode(), **start.post(start.place), **keeper}
+                process.send(Bundle({**contents, **own}, files_of_ranks(self.folder, ranks)))
 
             def look() -> list[Failure]:
                 return [failure for host in there for failure in host.look()]
@@ -160,16 +159,8 @@ class _Slots(Way):
             interpreter = self.interpreters.get(host.name)
             python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
             check = partial(_check_workers, host.name, resources, _count_neighbours(host, ranks))
-            given = (
-                python,
-                ranks,
-                start.meeting,
-                "hosts.ssh_task.run_workers",
-                _option(),
-                wanted,
-                check,
-            )
-            yield SshHost(*given)
+            task, option = "hosts.ssh_task.run_workers", _option()
+            yield SshHost(python, ranks, start.meeting, task, option, wanted, check)
 
     def _slots_of(self, start: Start) -> Sequence[HostSlots]:
         """Return the hosts of a group, or the slot of an elastic worker."""
@@ -184,12 +175,6 @@ class _Slots(Way):
             if not self._contents:
                 self._contents.update(pack_task(self.task, self.folder, self.datasets))
         return self._contents
-
-
-def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
-    neighbours = _count_neighbours(host, ranks)
-    place = {"ranks": list(ranks), "first": host.first, "neighbours": neighbours}
-    return json.dumps(place).encode()
 
 
 def _count_neighbours(host: HostSlots, ranks: range) -> int:
@@ -224,9 +209,8 @@ def install_on_hosts(
         answers = list(threads.map(installing.Installation.ask, started))
         missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
         if missing:
-            size = show_bytes(packed.size)
-            names = ", ".join(missing)
-            on_event(Note(f"sending the Python environment ({size}) to {names}"))
+            text = f"sending the Python environment ({show_bytes(packed.size)}) to "
+            on_event(Note(text + ", ".join(missing)))
         found = threads.map(lambda one: one.finish(installing.read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
@@ -302,12 +286,8 @@ def hosts(
     for name, value in (("python", python), ("hostfile", hostfile)):
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise InputError(f"`{name}` must be a path, not {show(value)}")
-    return Hosts(
-        listed,
-        python or sys.executable,
-        Ssh(_check_words(ssh_options)),
-        _check_variables(environment),
-    )
+    ssh = Ssh(_check_words(ssh_options))
+    return Hosts(listed, python or sys.executable, ssh, _check_variables(environment))
 
 
 def _check_words(options: Any) -> tuple[str, ...]:

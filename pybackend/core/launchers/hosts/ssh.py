@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -189,44 +190,32 @@ _NAME_SECONDS = 10.0
 # message only in the first case.
 CONNECTION_LOST = 255
 # Messages of ssh, with advice.
-_ADVICE = (
-    (
-        r"Could not resolve hostname",
+_ADVICE = {
+    r"Could not resolve hostname": (
         "Check the spelling of the name, and that this machine can resolve it (/etc/hosts, or a "
-        "`HostName` in ~/.ssh/config)",
+        "`HostName` in ~/.ssh/config)"
     ),
-    (
-        r"Connection refused",
-        "Start its ssh server, or specify its port: {port}",
+    r"Connection refused": "Start its ssh server, or specify its port: {port}",
+    r"timed out|No route to host|Network is unreachable": (
+        "Check that the host is running, and that no firewall blocks it"
     ),
-    (
-        r"timed out|No route to host|Network is unreachable",
-        "Check that the host is running, and that no firewall blocks it",
-    ),
-    (
-        r"IDENTIFICATION HAS CHANGED",
+    r"IDENTIFICATION HAS CHANGED": (
         "The host's key differs from that in ~/.ssh/known_hosts: if you know why, remove that "
-        "line with `ssh-keygen -R`, and log in once manually",
+        "line with `ssh-keygen -R`, and log in once manually"
     ),
-    (
-        r"Host key verification failed",
+    r"Host key verification failed": (
         "This machine does not know the host's key: log in once manually and accept it, or add it "
-        "to ~/.ssh/known_hosts",
+        "to ~/.ssh/known_hosts"
     ),
-    (
-        r"Too many authentication failures",
-        "Specify the key: {key}",
-    ),
-    (
-        r"Permission denied",
+    r"Too many authentication failures": "Specify the key: {key}",
+    r"Permission denied": (
         "A password cannot be entered here: copy a key there with `ssh-copy-id`, or start "
-        "ssh-agent if the key has a passphrase",
+        "ssh-agent if the key has a passphrase"
     ),
-    (
-        r"Connection (closed|reset) by",
-        "See the log of its ssh server: it may allow other users or addresses only",
+    r"Connection (closed|reset) by": (
+        "See the log of its ssh server: it may allow other users or addresses only"
     ),
-)
+}
 
 
 @dataclass(frozen=True)
@@ -259,17 +248,17 @@ class Ssh:
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
         """Return the error for ssh's exit status 255, based on the last lines that ssh printed."""
         text = "\n".join(printed)
-        advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
-        advice = advice.format(
+        found = (advice for pattern, advice in _ADVICE.items() if re.search(pattern, text))
+        advice = next(found, "").format(
             port=setting(ssh_options=["-p", "2222"]),
             key=setting(ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]),
         )
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
         return ClusterError(
-            f"cannot reach {host.name} over ssh, which "
-            f"reports: {said}. {advice + '. ' if advice else ''}Once `{by_hand}` works without a "
-            "prompt, this will work too"
+            f"cannot reach {host.name} over ssh, which reports: {said}. "
+            f"{advice + '. ' if advice else ''}Once `{by_hand}` works without a prompt, this will "
+            "work too"
         )
 
 
@@ -325,11 +314,18 @@ class HostProcess:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        assert process.stdin is not None
+        self._input = process.stdin
 
     def let_go(self) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._input.close()
+
+    @contextlib.contextmanager
+    def _reading(self, pipe: Any) -> Iterator[IO[bytes]]:
+        """Read a pipe in this block. If the process ends, so does the block, without an error."""
+        with contextlib.suppress(OSError, ValueError), io.BufferedReader(pipe) as reading:
+            yield reading
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, and kill it if its host does not respond."""

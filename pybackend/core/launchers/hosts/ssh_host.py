@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import os
 import queue
 import re
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO, cast
+from typing import IO
 
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.job import LOGGER, Job
@@ -43,6 +42,7 @@ _FINISH_SECONDS = 5.0
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
+_LOST_ADVICE = "check whether that host is still running, and whether it ran out of memory or disk"
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
@@ -138,10 +138,7 @@ class SshHost(HostProcess):
         self._follower.join(timeout=5)
 
     def _follow(self) -> None:
-        with (
-            contextlib.suppress(OSError, ValueError),
-            io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
-        ):
+        with self._reading(self._process.stdout) as reading:
             self._talk(reading)
         status = self._process.wait()
         self._printer.join(timeout=1)
@@ -163,8 +160,7 @@ class SshHost(HostProcess):
         if bundle is None:
             self.let_go()
             return
-        assert self._process.stdin is not None
-        lines = self._lines = SharedLines(reading, self._process.stdin)
+        lines = self._lines = SharedLines(reading, self._input)
         for rank in self.ranks:
             self._meeting.adopt(lines.connect(rank), rank)
 
@@ -179,10 +175,7 @@ class SshHost(HostProcess):
             lines.read()
 
     def _keep_log(self) -> None:
-        with (
-            contextlib.suppress(OSError, ValueError),
-            io.BufferedReader(cast(io.RawIOBase, self._process.stderr)) as printed,
-        ):
+        with self._reading(self._process.stderr) as printed:
             for line in printed:
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
@@ -204,15 +197,13 @@ class SshHost(HostProcess):
     def _describe_loss(self, rank: int) -> Failure:
         printed = [line for line in self._log if line]
         last = printed[-1] if printed else ""
+        message = "the process that runs the workers on its host "
         if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
             message = f"the ssh connection to its host ended: {last}"
         elif self._status in (CONNECTION_LOST, -signal.SIGKILL):
-            message = "the process that runs the workers on its host was killed"
+            message += "was killed"
         else:
-            message = (
-                "the process that runs the workers on its host exited with "
-                f"status {self._status}: {last}"
-            )
+            message += f"exited with status {self._status}: {last}"
         return Failure(
             rank,
             self._host.name,
@@ -220,8 +211,7 @@ class SshHost(HostProcess):
             message=message,
             log=tuple(printed),
             time=time.time(),
-            advice="check whether that host is still running, and whether it ran out of memory or "
-            "disk",
+            advice=_LOST_ADVICE,
         )
 
 
@@ -252,19 +242,17 @@ def find_keepers(
 
     The keepers get this package from ``contents``, the bundle's files.
     """
+    found: list[_Keeper] = []
     if is_off():
         _KEEPERS.close()
-    # Functions are not forked: see `Child`.
-    if is_off() or not job.resources.fork_server or job.kind == "run":
-        return [{} for _ in places]
-    library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
-    # All start before the first one is waited for.
-    try:
-        found = [_KEEPERS.find(place, library) for place in places]
-    except OSError as error:  # no more processes, for example
-        LOGGER.debug("no fork servers: %s", error)
-        return [{} for _ in places]
-    names = [keeper.name() for keeper in found]
+    elif job.resources.fork_server and job.kind != "run":  # functions are not forked: see `Child`
+        library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
+        try:
+            # All start before the first one is waited for.
+            found = [_KEEPERS.find(place, library) for place in places]
+        except OSError as error:  # no more processes, for example
+            LOGGER.debug("no fork servers: %s", error)
+    names = [keeper.name() for keeper in found] or [b""] * len(places)
     return [{KEEPER: name} if name else {} for name in names]
 
 
@@ -304,12 +292,8 @@ class _Keeper(HostProcess):
         self._process.returncode = 0  # not a child of this process
 
     def _follow(self) -> None:
-        assert self._process.stdin is not None
-        with (
-            contextlib.suppress(OSError, ValueError),
-            io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
-        ):
-            lines = SharedLines(reading, self._process.stdin)
+        with self._reading(self._process.stdout) as reading:
+            lines = SharedLines(reading, self._input)
             if find_greeting(reading) is not None:
                 Bundle(self._library).send(lines.write)
                 self._name = reading.readline()

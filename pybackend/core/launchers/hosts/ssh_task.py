@@ -18,27 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-import cloudpickle
-
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.job import LOGGER
-from pybackend.core.job.messages import Failed
 from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.forking import IDLE_SECONDS
 from pybackend.core.launchers.hosts.ssh import KEEPER
 from pybackend.core.launchers.remote.bundle import LIBRARY
-from pybackend.core.launchers.remote.task import (
-    TASK,
-    RemoteTask,
-    describe_failure,
-    read_post,
-    take_part,
-)
+from pybackend.core.launchers.remote.task import RemoteTask, read_post, read_task, take_part
 from pybackend.core.launchers.shares import share_of_machine
 from pybackend.core.machine.identity import reached_address
 from pybackend.core.machine.processes import name_process
@@ -59,21 +49,16 @@ def run_workers(folder: str, pipe: IO[bytes], channel: int) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     placed = json.loads(Path(folder, RANKS).read_text())
-    ranks = placed["ranks"]
     # No token: ssh has authenticated both ends of the shared connection.
     meetings = {
-        rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank)) for rank in ranks
+        rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank))
+        for rank in placed["ranks"]
     }
     follow_driver(lines, _end)
-    try:
-        # Pickled by the driver, and sent by ssh.
-        task: RemoteTask = cloudpickle.loads(Path(folder, TASK).read_bytes())
-    except Exception as error:  # such as a missing package
-        for rank, meeting in meetings.items():
-            meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
-        return
-    with using_keeper(Path(folder)):
-        _work(task, Path(folder), meetings, placed)
+    task = read_task(Path(folder), meetings)
+    if task is not None:
+        with using_keeper(Path(folder)):
+            _work(task, Path(folder), meetings, placed)
 
 
 def _work(
@@ -83,18 +68,14 @@ def _work(
     reached = reached_address()
     job, notice, post = task.member.job, Notice(), read_post(folder)
     shares = share_of_machine(placed["neighbours"], resources=job.resources)[placed["first"] :]
-    with (
-        notice.expected(job.can_go_on),
-        ThreadPoolExecutor(len(meetings)) as threads,
-    ):
+    with notice.expected(job.can_go_on), ThreadPoolExecutor(len(meetings)) as threads:
         for (rank, meeting), share in zip(meetings.items(), shares, strict=False):
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []
             arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
-            run = partial(take_part, *arguments)
-            # With the fork server of this context.
-            threads.submit(copy_context().run, run)
+            # A thread has no context of its own: the fork server of this one would be forgotten.
+            threads.submit(copy_context().run, take_part, *arguments)
 
 
 def _end() -> NoReturn:

@@ -65,9 +65,13 @@ class Cluster:
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
+        from kubernetes.client import BatchV1Api, CoreV1Api
+
         self._configuration, own = _load_configuration(context)
         self.namespace = namespace or own
         self._client = self._connect()
+        self._core = CoreV1Api(self._client)
+        self._batch = BatchV1Api(self._client)
 
     def __enter__(self) -> Cluster:
         return self
@@ -77,17 +81,17 @@ class Cluster:
 
     def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         with _explained("create the Job"):
-            made = self._batch().create_namespaced_job(self.namespace, manifest, **_LIMIT)
+            made = self._batch.create_namespaced_job(self.namespace, manifest, **_LIMIT)
         return self._plain(made)
 
     def create_service(self, manifest: Mapping[str, Any]) -> None:
         with _explained("create the Service"):
-            self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
+            self._core.create_namespaced_service(self.namespace, manifest, **_LIMIT)
 
     def read_job(self, name: str) -> dict[str, Any] | None:
         """Return a Job; None if it does not exist."""
         with _explained("read the Job"):
-            found = _unless(404, self._batch().read_namespaced_job, name, self.namespace)
+            found = _unless(404, self._batch.read_namespaced_job, name, self.namespace)
         return found and self._plain(found)
 
     def delete_job(self, name: str) -> None:
@@ -96,12 +100,12 @@ class Cluster:
 
         options = V1DeleteOptions(propagation_policy="Foreground")
         with _explained("delete the Job"):
-            delete = self._batch().delete_namespaced_job
+            delete = self._batch.delete_namespaced_job
             _unless(404, delete, name, self.namespace, body=options)
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
         with _explained("list the Job's pods"):
-            found = self._core().list_namespaced_pod(
+            found = self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
             )
         return [self._plain(pod) for pod in found.items]
@@ -110,7 +114,7 @@ class Cluster:
         """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
         selector = f"involvedObject.name={name},type=Warning"
         with _explained("list events"):
-            listing = self._core().list_namespaced_event
+            listing = self._core.list_namespaced_event
             found = _unless(403, listing, self.namespace, field_selector=selector)
         return [f"{one.reason}: {one.message}" for one in found.items] if found else []
 
@@ -120,7 +124,7 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         with contextlib.suppress(ApiException, HTTPError):
-            response = self._core().read_namespaced_pod_log(
+            response = self._core.read_namespaced_pod_log(
                 pod,
                 self.namespace,
                 container=CONTAINER,
@@ -157,16 +161,6 @@ class Cluster:
         from kubernetes.client import ApiClient
 
         return ApiClient(self._configuration)
-
-    def _core(self) -> Any:
-        from kubernetes.client import CoreV1Api
-
-        return CoreV1Api(self._client)
-
-    def _batch(self) -> Any:
-        from kubernetes.client import BatchV1Api
-
-        return BatchV1Api(self._client)
 
     def _plain(self, found: Any) -> dict[str, Any]:
         plain: dict[str, Any] = self._client.sanitize_for_serialization(found)
@@ -286,9 +280,7 @@ def describe_job(
             "completions": workers,
             "parallelism": workers,
             "backoffLimit": 0,
-            "podFailurePolicy": {
-                "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
-            },
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
             "activeDeadlineSeconds": settings.time_limit,
             "ttlSecondsAfterFinished": settings.ttl,
             "template": {"metadata": {"labels": labels}, "spec": _without_empty(pod)},

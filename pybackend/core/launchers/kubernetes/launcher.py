@@ -7,7 +7,7 @@ import re
 import secrets as random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -135,25 +135,8 @@ def kubernetes(
     >>> cluster = pybackend.kubernetes(image="registry/tf:1", cpus=4, memory="8Gi", gpus=1)
     >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
     """
-    settings = check_settings(
-        image=image,
-        namespace=namespace,
-        context=context,
-        cpus=cpus,
-        memory=memory,
-        gpus=gpus,
-        node_selector=node_selector,
-        tolerations=tolerations,
-        secrets=secrets,
-        service_account=service_account,
-        image_pull_secrets=image_pull_secrets,
-        time_limit=time_limit,
-        ttl=ttl,
-        python=python,
-        labels=labels,
-        patience=patience,
-    )
-    return KubernetesLauncher(settings)
+    # All arguments by name: no other variable exists here yet.
+    return KubernetesLauncher(check_settings(**locals()))
 
 
 class KubernetesLauncher(base.QueuedLauncher):
@@ -177,10 +160,7 @@ class KubernetesLauncher(base.QueuedLauncher):
         workers = 1 if job.is_elastic else job.workers
         made, service = self._plan(workers, job.resources.environment is not None)
         documents = {"job.json": made, "service.json": service}
-        later = (
-            "the last letters of the names, which are random",
-            "the nodes that run the pods",
-        )
+        later = ("the last letters of the names, which are random", "the nodes that run the pods")
         return base.Submission(
             ("its own pod",) * job.workers,
             {name: json.dumps(document, indent=2) for name, document in documents.items()},
@@ -331,27 +311,19 @@ def check_settings(**given: Any) -> KubernetesSettings:
     return KubernetesSettings(**checked)
 
 
-def _check_text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not value.strip() or " " in value:
-        raise InputError(f"`{name}` must be text without spaces, not {show(value)}")
-    return value
+def _text_check(is_valid: Callable[[str], Any], wanted: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not is_valid(value):
+            raise InputError(f"`{name}` must be {wanted}, not {show(value)}")
+        return value
+
+    return check
 
 
-def _check_namespace(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
-        raise InputError(
-            f"`{name}` must be the name of a namespace (a-z, 0-9 and '-'), not {show(value)}"
-        )
-    return value
-
-
-def _check_name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InputError(
-            f"`{name}` must be a name that Kubernetes allows (a-z, 0-9, '-' and '.'), not "
-            f"{show(value)}"
-        )
-    return value
+_check_text = _text_check(
+    lambda text: text.strip() and text.isprintable() and " " not in text, "text without spaces"
+)
+_check_name = _text_check(_NAME.fullmatch, "a name that Kubernetes allows (a-z, 0-9, '-' and '.')")
 
 
 def _check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -407,28 +379,20 @@ def _check_tolerations(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(one) for one in listed)
 
 
-def _check_count(name: str, value: Any) -> int:
-    return check_whole_number(name, value, least=0)
-
-
-def _check_limit(name: str, value: Any) -> int:
-    return check_whole_number(name, value, least=1)
-
-
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "image": _check_text,
-    "namespace": _check_namespace,
+    "namespace": _text_check(_NAMESPACE.fullmatch, "the name of a namespace (a-z, 0-9 and '-')"),
     "context": _check_text,
     "cpus": _check_quantity,
     "memory": _check_quantity,
-    "gpus": _check_count,
+    "gpus": partial(check_whole_number, least=0),
     "node_selector": _check_labels,
     "tolerations": _check_tolerations,
     "secrets": _check_names,
     "service_account": _check_name,
     "image_pull_secrets": _check_names,
-    "time_limit": _check_limit,
-    "ttl": _check_count,
+    "time_limit": partial(check_whole_number, least=1),
+    "ttl": partial(check_whole_number, least=0),
     "python": _check_text,
     "labels": _check_labels,
     "patience": check_positive,

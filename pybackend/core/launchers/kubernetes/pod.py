@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-import cloudpickle
-
 from pybackend.core.errors import ClusterError
-from pybackend.core.job.messages import Event, Failed, PrintedLine
+from pybackend.core.job.messages import Event, PrintedLine
 from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
@@ -33,13 +31,7 @@ from pybackend.core.launchers.remote.bundle import (
     find_obstacle,
     read_greeting,
 )
-from pybackend.core.launchers.remote.task import (
-    TASK,
-    RemoteTask,
-    describe_failure,
-    read_post,
-    take_part,
-)
+from pybackend.core.launchers.remote.task import read_post, read_task, take_part
 from pybackend.core.machine.capacity import count_cores, list_gpus
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
@@ -319,11 +311,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
 
 def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     """Run the worker, and return whether it succeeded; failures are reported to the driver."""
-    try:
-        # Pickled by the driver, and sent through the channel.
-        task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
-    except Exception as error:  # such as a missing package
-        meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
+    task = read_task(folder, {rank: meeting})
+    if task is None:
         return False
     notice, job = Notice(), task.member.job
     if job.can_go_on:

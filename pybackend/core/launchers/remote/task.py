@@ -85,6 +85,18 @@ class Post:
     compares_rows: bool = False
 
 
+def read_task(folder: Path, meetings: Mapping[int, MeetingClient]) -> RemoteTask | None:
+    """Load the task of a bundle's folder; None if it fails, which each rank then reports."""
+    try:
+        # Pickled by the driver, and sent over a connection with which only it reaches this host.
+        task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
+    except Exception as error:  # such as a missing package
+        for rank, meeting in meetings.items():
+            meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
+        return None
+    return task
+
+
 def read_post(folder: Path) -> Post | None:
     path = folder / POST
     return decode(path.read_bytes(), Post) if path.exists() else None

@@ -212,17 +212,15 @@ class ScriptTask:
 
 
 # Variables that `tfdist run` itself sets.
-_NAMES = frozenset(
-    (
-        "TF_CONFIG",
-        "TFDIST_SECRET",
-        "TFDIST_RESTART",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-    )
-)
+_NAMES = [
+    "TF_CONFIG",
+    "TFDIST_SECRET",
+    "TFDIST_RESTART",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+]
 
 
 def split_variable(text: str) -> tuple[str, str | None]:

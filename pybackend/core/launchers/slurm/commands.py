@@ -23,61 +23,46 @@ _LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
 # Messages of Slurm about a missing program, and of Python about a missing package.
 _NO_PYTHON = re.compile(r"error: execve\(\): |^ModuleNotFoundError: No module named")
 # Messages of sbatch and reasons of pending jobs; the first match is the most specific.
-_ADVICE = (
-    (
-        r"gres|GRES|TRES",
-        "Change `gpus` of slurm(), or `gres` in its `options`, or choose another `partition`"
-        + _LIST,
+_ADVICE = {
+    r"gres|GRES|TRES": (
+        "Change `gpus` of slurm(), or `gres` in its `options`, or choose another "
+        "`partition`" + _LIST
     ),
-    (
-        r"PartitionTimeLimit|[Tt]ime limit|Invalid --time",
-        "Change `time` of slurm(): the limits of the partition are in `sinfo -o '%P %l'`",
+    r"PartitionTimeLimit|[Tt]ime limit|Invalid --time": (
+        "Change `time` of slurm(): the limits of the partition are in `sinfo -o '%P %l'`"
     ),
-    (
-        r"AccountNotAllowed|InvalidAccount|[Aa]ccount/partition",
+    r"AccountNotAllowed|InvalidAccount|[Aa]ccount/partition": (
         "Set `account` in `options` of slurm() to one of your accounts, or choose another "
-        "`partition`; `sacctmgr show associations user=$USER` lists your accounts",
+        "`partition`; `sacctmgr show associations user=$USER` lists your accounts"
     ),
-    (
-        r"InvalidQOS|QOSNotAllowed|Invalid qos",
-        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists all",
+    r"InvalidQOS|QOSNotAllowed|Invalid qos": (
+        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists all"
     ),
-    (
-        r"accounting/QOS policy",
-        "Request less: fewer workers, or less `time` in slurm()",
+    r"accounting/QOS policy": "Request less: fewer workers, or less `time` in slurm()",
+    r"invalid partition|Invalid partition|not permitted to use this partition": (
+        "Choose another `partition` of slurm(); `sinfo` lists them"
     ),
-    (
-        r"invalid partition|Invalid partition|not permitted to use this partition",
-        "Choose another `partition` of slurm(); `sinfo` lists them",
+    r"PartitionNodeLimit|Node count specification": (
+        "Change `nodes` of slurm(), or choose another `partition`" + _LIST
     ),
-    (
-        r"PartitionNodeLimit|Node count specification",
-        "Change `nodes` of slurm(), or choose another `partition`" + _LIST,
+    r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
+    r"|more tasks than": (
+        "No node of the partition is large enough. Request less with `nodes`, `cpus` or "
+        "`gpus` of slurm() or with `resources`, or choose another `partition`" + _LIST
     ),
-    (
-        r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
-        r"|more tasks than",
-        "No node of the partition is large enough. Request less with `nodes`, `cpus` or `gpus` of "
-        "slurm() or with `resources`, or choose another `partition`" + _LIST,
+    r"Invalid feature": (
+        "Change `constraint` in `options` of slurm(); `sinfo -o '%P %f'` lists the features"
     ),
-    (
-        r"Invalid feature",
-        "Change `constraint` in `options` of slurm(); `sinfo -o '%P %f'` lists the features",
+    r"DependencyNeverSatisfied|[Dd]ependency": "Change `dependency` in `options` of slurm()",
+    r"unrecognized option|ambiguous|Invalid --|Invalid time specification|Invalid .* spec": (
+        "Correct that option in `options` of slurm(); `sbatch --help` lists all options"
     ),
-    (
-        r"DependencyNeverSatisfied|[Dd]ependency",
-        "Change `dependency` in `options` of slurm()",
-    ),
-    (
-        r"unrecognized option|ambiguous|Invalid --|Invalid time specification|Invalid .* spec",
-        "Correct that option in `options` of slurm(); `sbatch --help` lists all options",
-    ),
-)
+}
 
 
 def explain_refusal(said: str) -> str:
     """Return advice on which argument of `slurm` to change; empty if the message is unknown."""
-    return next((advice for pattern, advice in _ADVICE if re.search(pattern, said)), "")
+    return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), "")
 
 
 def explain_log(lines: Iterable[str]) -> str:
@@ -131,7 +116,7 @@ def read_minutes(time: str) -> float:
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
-_READ = (
+_READ = [
     "JobId",
     "JobState",
     "Reason",
@@ -141,9 +126,9 @@ _READ = (
     "NodeList",
     "PreemptTime",
     "Restarts",
-)
+]
 # Reasons for which a pending job will never start.
-_NEVER = (
+_NEVER = [
     "AccountNotAllowed",
     "BadConstraints",
     "DependencyNeverSatisfied",
@@ -154,7 +139,7 @@ _NEVER = (
     "PartitionNodeLimit",
     "PartitionTimeLimit",
     "QOSNotAllowed",
-)
+]
 
 
 @dataclass(frozen=True)
@@ -261,7 +246,8 @@ def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
     The value True means an option without a value, None omits it.
     """
     head = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quote(value)}"
+        # sbatch splits the line as a shell does.
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
         for name, value in options.items()
         if value is not None
     ]
@@ -273,10 +259,6 @@ def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
     given = {"kill-on-bad-exit": 1, "distribution": "block", "mpi": "none", **options}
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return ["srun", *flags, *command]
-
-
-def _quote(value: Any) -> str:
-    return shlex.quote(str(value))
 
 
 def own_variables() -> dict[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +105,8 @@ def slurm(
     >>> cluster = pybackend.slurm(partition="gpu", time="2:00:00", nodes=2, gpus=1)
     >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
     """
-    return SlurmLauncher(
-        check_settings(
-            partition=partition,
-            time=time,
-            nodes=nodes,
-            gpus=gpus,
-            cpus=cpus,
-            options=options,
-            setup=setup,
-            folder=folder,
-            python=python,
-            address=address,
-            patience=patience,
-        )
-    )
+    # All arguments by name: no other variable exists here yet.
+    return SlurmLauncher(check_settings(**locals()))
 
 
 class SlurmLauncher(base.QueuedLauncher):
@@ -154,10 +142,7 @@ class SlurmLauncher(base.QueuedLauncher):
             options = jobs.describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
             script = jobs.describe_script(settings, folder, own, options)
             place = "its own job" if job.is_elastic else "a task of the job"
-        later = (
-            "the letters that replace XXXXXXXX",
-            "when the job begins, and on which nodes",
-        )
+        later = ("the letters that replace XXXXXXXX", "when the job begins, and on which nodes")
         return base.Submission((place,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
@@ -237,39 +222,13 @@ _WHOLE = {"gpus"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 
 
-def check_settings(
-    partition: str | None,
-    time: str | int | None,
-    nodes: int | None,
-    gpus: int | None,
-    cpus: int | None,
-    options: Mapping[str, Any] | None,
-    setup: str | None,
-    folder: str | os.PathLike[str] | None,
-    python: str | None,
-    address: str | None,
-    patience: float | None,
-) -> jobs.SlurmSettings:
+def check_settings(**given: Any) -> jobs.SlurmSettings:
     """Check the arguments of `slurm`, and fill in defaults. Raises `InputError`."""
-    where = Path(folder or "~/.tfdist").expanduser().absolute()
-    for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
-        if value is not None and (not isinstance(value, str) or not value.isprintable()):
-            raise InputError(f"`{name}` must be printable text, not {show(value)}")
-    if not isinstance(setup or "", str):
-        raise InputError(f"`setup` must be shell commands as text, not {show(setup)}")
-    return jobs.SlurmSettings(
-        partition=partition,
-        time=_check_time(time),
-        nodes=None if nodes is None else check_whole_number("nodes", nodes, least=1),
-        gpus=None if gpus is None else check_whole_number("gpus", gpus, least=0),
-        cpus=None if cpus is None else check_whole_number("cpus", cpus, least=1),
-        options=_check_options(options or {}),
-        setup=setup or "",
-        folder=where,
-        python=python or sys.executable,
-        address=address,
-        patience=float("inf") if patience is None else check_positive("patience", patience),
-    )
+    given["folder"] = given.get("folder") or "~/.tfdist"
+    checked = {
+        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
+    }
+    return jobs.SlurmSettings(**checked)
 
 
 def with_resources(settings: jobs.SlurmSettings, resources: Resources) -> jobs.SlurmSettings:
@@ -298,19 +257,34 @@ def with_resources(settings: jobs.SlurmSettings, resources: Resources) -> jobs.S
     return replace(settings, **found)
 
 
-def _check_time(time: Any) -> str | None:
-    if time is None:
-        return None
+def _check_folder(name: str, value: Any) -> Path:
+    return Path(_check_printable(name, str(Path(value).expanduser().absolute())))
+
+
+def _check_printable(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise InputError(f"`{name}` must be printable text, not {show(value)}")
+    return value
+
+
+def _check_setup(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"`{name}` must be shell commands as text, not {show(value)}")
+    return value
+
+
+def _check_time(name: str, time: Any) -> str:
     text = str(_as_text(time))
     if not _TIME.fullmatch(text):
         raise InputError(
-            "`time` must be a whole number of minutes, or text in Slurm's format, e.g. "
+            f"`{name}` must be a whole number of minutes, or text in Slurm's format, e.g. "
             f"{show('1:30:00')} or {show('2-12:00')}, not {show(time)}"
         )
     return text
 
 
-def _check_options(options: Any) -> Mapping[str, Any]:
+def _check_options(_: str, options: Any) -> Mapping[str, Any]:
+    options = options or {}  # an empty list of R arrives as []
     if not isinstance(options, Mapping):
         raise InputError(f"`options` must map sbatch's long options to values, not {show(options)}")
     checked = {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
@@ -336,6 +310,21 @@ def _check_option(name: str, value: Any) -> str | bool:
             "for an option without a value"
         )
     return text
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "partition": _check_printable,
+    "time": _check_time,
+    "nodes": partial(check_whole_number, least=1),
+    "gpus": partial(check_whole_number, least=0),
+    "cpus": partial(check_whole_number, least=1),
+    "options": _check_options,
+    "setup": _check_setup,
+    "folder": _check_folder,
+    "python": lambda name, value: _check_printable(name, value) or sys.executable,
+    "address": lambda _, value: value,
+    "patience": check_positive,
+}
 
 
 def _as_text(value: Any) -> Any:
