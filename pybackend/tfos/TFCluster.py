@@ -7,7 +7,6 @@ the workers hold no Spark slots.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -19,17 +18,15 @@ from functools import partial
 from typing import Any
 
 from pybackend.core import launchers
-from pybackend.core.api.progress import printer
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import check_seconds, check_whole_number
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.core.job.messages import Announced, Event, Note
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.net.rendezvous import new_token
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
-from pybackend.tfos.feed.launcher import DetachedLauncher
-from pybackend.tfos.feed.wire import FEED, FEED_TOKEN
+from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
+from pybackend.tfos.feed.wire import FEED_TOKEN
 from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
@@ -37,8 +34,6 @@ _EPOCHS = 10
 # Default of the longest time without a taken row.
 _FEED_SECONDS = 600
 _LOOK_SECONDS = 0.05
-# Longest time for workers to end.
-_END_SECONDS = 60.0
 _PLAIN = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
 # Feeders and the driver receive the same failure by different ways; the driver's may be later.
 _CAUSE_SECONDS = 10.0
@@ -68,7 +63,7 @@ class TFCluster:
     def __init__(
         self,
         session: Any,
-        launched: _LaunchedCluster,
+        launched: LaunchedCluster,
         settings: TFSparkNode.NodeSettings,
         input_mode: int,
     ) -> None:
@@ -247,7 +242,7 @@ class TFCluster:
                 feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
             with launchers.quiet_log(self._session):
                 fed = launchers.run_watched(self._session, feed, self._launched.watch, math.inf)
-        except _NobodyTakesRows:
+        except NobodyTakesRows:
             fed = None
         finally:
             with self._lock:
@@ -269,144 +264,6 @@ def _check_rows(rows: Any, methods: Sequence[str]) -> None:
             f"`dataRDD` must be an RDD or a DataFrame, not {type(rows).__name__}: "
             "sc.parallelize(rows) makes an RDD from a list"
         )
-
-
-class _NobodyTakesRows(Exception):
-    """All functions have returned or want no more rows, so that the feeding tasks can stop."""
-
-
-class _LaunchedCluster:
-    """Workers of a cluster, launched by a separate thread.
-
-    The thread calls ``launch``. ``nodes`` are the descriptions of the nodes, by executor id.
-    ``fed`` is the launcher to notify when there are no more rows.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.token = new_token()
-        self.fed: DetachedLauncher | None = None
-        self.launch: Callable[[], object] = lambda: None
-        self.nodes: list[dict[str, Any]] = []
-        self._satisfied: set[int] = set()
-        self._left: set[int] = set()
-        self._reason: str | None = None
-        self._workers = workers
-        self._show = printer(2)
-        self._error: BaseException | None = None
-        self._fed: dict[int, str] = {}
-        self._known: dict[int, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    @property
-    def done(self) -> bool:
-        """True if a function does not want any more rows."""
-        return bool(self._satisfied)
-
-    @property
-    def has_ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def start(self, is_fed: bool, seconds: float) -> None:
-        """Start the workers, and wait until all functions are about to start."""
-        self._thread.start()
-        try:
-            self._wait_for_all(is_fed, seconds)
-        except BaseException as error:
-            self.give_up(f"the start was interrupted by {type(error).__name__}")
-            raise
-
-    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
-            self._thread.join(_LOOK_SECONDS)
-            if self.has_ended:
-                self.raise_failure(0)
-                break
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._workers) if rank not in self._known]
-                self._end(
-                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
-                    " s (reservation_timeout): see the logs of the executors"
-                )
-        self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
-
-    def feeder(self, timeout: float) -> Feeder:
-        return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
-
-    def watch(self) -> None:
-        """Raise the workers' failure, or `_NobodyTakesRows`, to stop the feeding tasks."""
-        self.raise_failure(_LOOK_SECONDS)
-        if self.has_ended or self._satisfied.issuperset(self._takers()):
-            raise _NobodyTakesRows
-
-    def _takers(self) -> list[int]:
-        """Return the ranks that take rows."""
-        return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
-
-    def raise_failure(self, seconds: float) -> None:
-        """Raise the workers' failure if it occurs within some seconds."""
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-        if self._error is not None:
-            raise self._error
-
-    def finish(self, deadline: float, timeout: float) -> None:
-        if self.fed is not None:
-            self.fed.close_feeds()
-        while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
-            self._thread.join(_LOOK_SECONDS)
-            if time.monotonic() > deadline:
-                self._end(
-                    f"the workers were stopped because they were still running after {timeout:g} "
-                    "s (timeout): their functions did not return, although there were no more rows"
-                )
-        self.raise_failure(0)
-
-    def stop(self) -> None:
-        """Do nothing: the workers end with their functions, or with this process."""
-
-    def look(self) -> None:
-        if self._reason is not None:
-            raise ClusterError(self._reason)
-
-    def _run(self) -> None:
-        try:
-            self.launch()
-        except BaseException as error:
-            self._error = error
-
-    def hear(self, event: Event) -> None:
-        if not isinstance(event, Announced):
-            self._show(event)
-        elif event.name == FEED:
-            self._fed[event.rank] = event.text
-        elif event.name == TFSparkNode.NODE:
-            self._known[event.rank] = json.loads(event.text)
-        elif event.name == TFSparkNode.TERMINATED:
-            self._satisfied.add(event.rank)
-            if event.text == TFSparkNode.LEFT:
-                self._left.add(event.rank)
-
-    def tell_left(self) -> None:
-        """Show the user, once, which functions returned while rows were fed."""
-        left, self._left = sorted(self._left.intersection(self._takers())), set()
-        if left:
-            self._show(
-                Note(
-                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
-                    "may not have been used. If that is intended, call DataFeed.terminate() in "
-                    "the function"
-                )
-            )
-
-    def _end(self, reason: str) -> None:
-        self.give_up(reason)
-        raise self._error or ClusterError(reason)
-
-    def give_up(self, reason: str) -> None:
-        """Stop the workers that are still running, and wait some time for them to exit."""
-        self._reason = self._reason or reason
-        self._thread.join(_END_SECONDS)
 
 
 def run(
@@ -480,7 +337,7 @@ def run(
     shows = next(
         (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
     )
-    launched = _LaunchedCluster(num_executors)
+    launched = LaunchedCluster(num_executors)
     settings = TFSparkNode.NodeSettings(
         places,
         default_fs(session.sparkContext),
@@ -495,7 +352,7 @@ def run(
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
-        launched.fed = DetachedLauncher(session, launched.look)
+        launched.fed = FedLauncher(session, launched.look)
     launcher = launched.fed or launchers.SparkLauncher(session, launched.look)
     launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
