@@ -70,7 +70,7 @@ class TFCluster:
         self._session = session
         self.sc = sc = session.sparkContext
         self.input_mode = input_mode
-        self.num_executors = len(settings.places)
+        self.num_executors = len(settings.nodes)
         self.defaultFS = settings.default_fs
         self.working_dir = settings.working_dir
         self.queues = ["input", "output", "error"]
@@ -333,13 +333,14 @@ def run(
     if eval_node and is_fed:
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
     roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
-    places = TFSparkNode.place_nodes(roles, master_node)
+    nodes = TFSparkNode.place_nodes(roles, master_node)
     shows = next(
-        (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
+        (node for name in ("worker", "chief", "master") for node in nodes if node.job_name == name),
+        None,
     )
     launched = LaunchedCluster(num_executors)
     settings = TFSparkNode.NodeSettings(
-        places,
+        nodes,
         default_fs(session.sparkContext),
         os.getcwd(),
         bool(release_port),

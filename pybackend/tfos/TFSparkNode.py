@@ -288,7 +288,7 @@ LEFT = "left"
 
 
 @dataclass(frozen=True)
-class NodePlace:
+class Node:
     """Number of a node, its role, and its index in that role."""
 
     executor_id: int
@@ -298,13 +298,13 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Settings of all nodes of a cluster; ``places`` are by rank.
+    """Settings of all nodes of a cluster; ``nodes`` are by rank.
 
     ``tensorboard`` is the executor id of the node that starts TensorBoard; None: no node.
     ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
     """
 
-    places: tuple[NodePlace, ...]
+    nodes: tuple[Node, ...]
     default_fs: str
     working_dir: str
     release_port: bool = True
@@ -330,38 +330,38 @@ def _call_node(
     settings: NodeSettings,
     queue: RowQueue | None,
 ) -> None:
-    place = settings.places[context.rank]
+    node = settings.nodes[context.rank]
     address = context.addresses[context.rank]
     host, port = split_address(address)
-    spec = describe_cluster(settings.places, context.addresses)
+    spec = describe_cluster(settings.nodes, context.addresses)
     if not spec.keys() & {"chief", "master"}:  # then the nodes are independent
         os.environ.pop("TF_CONFIG", None)
     shown = 0
-    if settings.tensorboard == place.executor_id:
-        shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{place.executor_id}")
+    if settings.tensorboard == node.executor_id:
+        shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{node.executor_id}")
     ctx = TFNodeContext(
-        place.executor_id,
-        place.job_name,
-        place.task_index,
+        node.executor_id,
+        node.job_name,
+        node.task_index,
         spec,
         settings.default_fs,
         settings.working_dir,
         _manager(queue, context.announce),
         None if settings.release_port else _hold(host, port),
     )
-    node = {**vars(place), "host": host, "port": port, "addr": address, "tb_port": shown}
-    context.announce(NODE, json.dumps({**node, "tb_pid": 0, "pid": os.getpid()}))
+    described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
+    context.announce(NODE, json.dumps({**described, "tb_pid": 0, "pid": os.getpid()}))
     if isinstance(tf_args, list):
         sys.argv = list(tf_args)
     map_fun(tf_args, ctx)
 
 
-def describe_cluster(places: Sequence[NodePlace], addresses: Sequence[str]) -> dict[str, list[str]]:
+def describe_cluster(nodes: Sequence[Node], addresses: Sequence[str]) -> dict[str, list[str]]:
     """Return the addresses of all nodes, by role and in the order of their indices."""
     spec: dict[str, list[str]] = {}
-    ordered = sorted(range(len(places)), key=lambda rank: places[rank].task_index)
+    ordered = sorted(range(len(nodes)), key=lambda rank: nodes[rank].task_index)
     for rank in ordered:
-        spec.setdefault(places[rank].job_name, []).append(addresses[rank])
+        spec.setdefault(nodes[rank].job_name, []).append(addresses[rank])
     return spec
 
 
@@ -409,14 +409,14 @@ def count_roles(
     return {role: number for role, number in roles.items() if number}
 
 
-def place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
+def place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Node, ...]:
     """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
     starts, count = {}, 0
     for role in ("ps", "chief", "evaluator", "worker"):
         starts[role] = count
         count += roles.get(role, 0)
     return tuple(
-        NodePlace(starts[role] + index, str(master_node) if role == "chief" else role, index)
+        Node(starts[role] + index, str(master_node) if role == "chief" else role, index)
         for role, number in roles.items()
         for index in range(number)
     )

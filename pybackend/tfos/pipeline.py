@@ -344,8 +344,8 @@ def yield_batch(
     for row in iterable:
         if row is None:
             break
-        for place, values in enumerate(tensors):
-            values.append(row[place])
+        for index, values in enumerate(tensors):
+            values.append(row[index])
         if len(tensors[0]) >= batch_size:
             yield tensors
             tensors = [[] for _ in range(num_tensors)]

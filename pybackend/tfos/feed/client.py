@@ -72,7 +72,7 @@ class Feeder:
         self, batches: Iterator[Any], begins: wire.Begins, known: Sequence[wire.Known]
     ) -> int:
         skipped = sum(answer.rows for answer in known)
-        marks = {answer.place: answer.digest for answer in known if answer.rows}
+        marks = {answer.position: answer.digest for answer in known if answer.rows}
         conversation = self._begin(begins)
         with contextlib.closing(conversation):
             for rows, content, mark in _drop_rows(batches, skipped, marks):
@@ -343,21 +343,21 @@ def _drop_rows(
 
     Raises `ClusterError` if the rows up to a mark differ from those that the mark describes.
     """
-    digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
+    digest, position, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
         content = write_batch(batch)
         digest.update(content)
-        place += batch.num_rows
-        mark = place, digest.hexdigest()
-        if rest.pop(place, mark[1]) != mark[1] or (place >= count and rest):
+        position += batch.num_rows
+        mark = position, digest.hexdigest()
+        if rest.pop(position, mark[1]) != mark[1] or (position >= count and rest):
             raise ClusterError(_OTHER_ROWS)
-        dropped = min(count - (place - batch.num_rows), batch.num_rows)
+        dropped = min(count - (position - batch.num_rows), batch.num_rows)
         if 0 < dropped < batch.num_rows:
             batch = batch.slice(dropped)
             content, dropped = write_batch(batch), 0
         if dropped <= 0:
             yield batch.num_rows, content, mark
-    if rest or place < count:
+    if rest or position < count:
         raise ClusterError(_OTHER_ROWS)
 
 
@@ -433,19 +433,19 @@ class InferItems:
     name: str
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        partition, attempt = _place()
+        partition, attempt = _partition_and_attempt()
         batches = map(encode_items, split_items(iter(items)))
         return self.feeder.infer(batches, self.name, partition, attempt)
 
 
 def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:
     try:
-        return feeder.feed(batches, name, *_place()), None
+        return feeder.feed(batches, name, *_partition_and_attempt()), None
     except (ClusterError, SerializationError) as error:
         return 0, f"{type(error).__name__}: {error}"
 
 
-def _place() -> tuple[int, int]:
+def _partition_and_attempt() -> tuple[int, int]:
     """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
     from pyspark import TaskContext
 

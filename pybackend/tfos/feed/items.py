@@ -131,7 +131,7 @@ def _encode_mixed(types: list[type], values: list[Any]) -> tuple[list[Any], Any]
             child, array = _encode([value for value in values if type(value) is kind])
             children.append(child)
             columns.append(_ragged((type(value) is kind for value in values), array))
-    names = [str(place) for place in range(len(columns))]
+    names = [str(index) for index in range(len(columns))]
     return ["mixed", children], pa.StructArray.from_arrays(columns, names)
 
 
@@ -180,7 +180,7 @@ def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any
     if not columns:
         return None
     encoded = [_encode(column) for column in columns]
-    names = [str(place) for place in range(len(encoded))]
+    names = [str(index) for index in range(len(encoded))]
     array = pa.StructArray.from_arrays([array for _, array in encoded], names)
     return [*kind, [child for child, _ in encoded]], array
 
@@ -225,9 +225,9 @@ def _decode(kind: list[Any], array: Any) -> list[Any]:
     if name == "mixed":
         values: list[Any] = [None] * len(array)
         for child, column in zip(kind[1], array.flatten(), strict=True):
-            places = np.flatnonzero(np.diff(column.offsets.to_numpy()))
-            for place, value in zip(places, _decode(child, column.flatten()), strict=True):
-                values[place] = value
+            rows = np.flatnonzero(np.diff(column.offsets.to_numpy()))
+            for row, value in zip(rows, _decode(child, column.flatten()), strict=True):
+                values[row] = value
         return values
     if name == "ragged":
         flat = _stacked(["array", kind[1], []], array.flatten())

@@ -35,7 +35,7 @@ class PartitionFeed:
     ``taken`` and ``given`` are the numbers of rows that the function has taken, and of results that
     it has returned for them. ``results`` are encoded and have not been sent yet; each has its
     number of rows. ``is_notified`` is True when all messages to the task have been sent. ``mark``
-    is ``place`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
+    is ``position`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
     """
 
     def __init__(self, wants_results: bool) -> None:
@@ -415,7 +415,7 @@ class FeedServer:
     def _receive(self, stream: Stream, feed: PartitionFeed) -> None:
         while isinstance(message := wire.read(stream, wire.RowsAhead, wire.Ends), wire.RowsAhead):
             batch = wire.read_rows(stream, message, read_batch)
-            if not self.queue.put(feed, batch, (message.place, message.digest)):
+            if not self.queue.put(feed, batch, (message.position, message.digest)):
                 return
         self.queue.end(feed)
 

@@ -70,18 +70,18 @@ class StartMember:
         context = BarrierTaskContext.get()
         # Only used for the rank, hosts, cores and GPUs, not to meet other workers.
         group = BarrierGroup(context, None, self.cores)  # type: ignore[arg-type]
-        place = {"rank": group.rank, "hosts": group.hosts, "cores": group.cores, "gpus": group.gpus}
+        slot = {"rank": group.rank, "hosts": group.hosts, "cores": group.cores, "gpus": group.gpus}
         member, failure = self.member, None
         try:
             if self.environment is not None:
                 member = replace(member, interpreter=self.environment.install())
         except ClusterError as error:
             failure = str(error)
-        failure = failure or _start(member, json.dumps(place))
+        failure = failure or _start(member, json.dumps(slot))
         yield group.rank, group.hosts[group.rank], failure
 
 
-def _start(member: Member, place: str) -> str | None:
+def _start(member: Member, slot: str) -> str | None:
     """Start a member and wait until it has reached the driver; return its log if it exited."""
     # Not in a folder of Spark, which removes it with the executor.
     folder = tempfile.mkdtemp(prefix="tfdist-")
@@ -91,7 +91,7 @@ def _start(member: Member, place: str) -> str | None:
         Path(folder, TASK).write_bytes(cloudpickle.dumps(member))
         with Path(folder, _LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _START, folder, place],
+                [sys.executable, "-u", "-c", _START, folder, slot],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -130,14 +130,14 @@ class _Meeting(MeetingClient):
         return super().__call__(event)
 
 
-def main(folder: str, place: str) -> None:
+def main(folder: str, slot: str) -> None:
     """Run the member until its worker ends or its driver disconnects.
 
-    ``folder`` has the pickled `Member`, and all files are written below it. ``place`` is JSON with
+    ``folder`` has the pickled `Member`, and all files are written below it. ``slot`` is JSON with
     ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
     load_own_libraries()
-    given = json.loads(place)
+    given = json.loads(slot)
     # The driver pickled its own objects, and Spark delivered them like its tasks.
     member: Member = cloudpickle.loads(Path(folder, TASK).read_bytes())
     Path(folder, TASK).unlink()

@@ -73,14 +73,14 @@ class RowsAhead:
     ----------
     rows, size
         Number of rows and bytes that follow.
-    place, digest
+    position, digest
         Number of rows in the partition up to and including the last of these rows, and a digest of
         those rows.
     """
 
     rows: int
     size: int
-    place: int = 0
+    position: int = 0
     digest: str = ""
 
 
@@ -111,13 +111,13 @@ class Known:
         Number of rows that its function has taken.
     was_asked
         Whether an earlier attempt asked.
-    place, digest
+    position, digest
         Values from the last `RowsAhead` from which rows were taken.
     """
 
     rows: int
     was_asked: bool
-    place: int
+    position: int
     digest: str
 
 

@@ -131,30 +131,30 @@ def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSl
     return placed
 
 
-def _parse_line(words: Sequence[str], place: str) -> HostSlots:
-    host = _parse_entry(words[0], place)
+def _parse_line(words: Sequence[str], where: str) -> HostSlots:
+    host = _parse_entry(words[0], where)
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key == "slots":
-            host = replace(host, slots=_count(value, word, place))
+            host = replace(host, slots=_count(value, word, where))
     return host
 
 
-def _parse_entry(entry: str, place: str) -> HostSlots:
+def _parse_entry(entry: str, where: str) -> HostSlots:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         hint = "" if entry.count(":") < 2 else "; an IPv6 address must be in brackets"
-        raise InputError(f"{place}: {show(entry)} is not a host: {_FORM}{hint}")
-    slots = _count(found["slots"] or "1", entry, place)
+        raise InputError(f"{where}: {show(entry)} is not a host: {_FORM}{hint}")
+    slots = _count(found["slots"] or "1", entry, where)
     return HostSlots(found["address"] or found["name"], slots, found["user"])
 
 
-def _count(text: str, entry: str, place: str) -> int:
+def _count(text: str, entry: str, where: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{place}: {show(entry)} must have a whole number of slots, 1 or more")
+        raise InputError(f"{where}: {show(entry)} must have a whole number of slots, 1 or more")
     if int(text) > _MOST_SLOTS:
         raise InputError(
-            f"{place}: {show(entry)} asks for {text} workers on one host. If this is a port: ssh's "
+            f"{where}: {show(entry)} asks for {text} workers on one host. If this is a port: ssh's "
             "port goes into ssh_options, and all other ports are chosen automatically"
         )
     return int(text)
@@ -287,11 +287,11 @@ class HostPython:
 
     def command(self, wanted: str, task: str) -> list[str]:
         start = [] if self.interpreter is None else self.interpreter.start()
-        place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
+        prefix = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
         if self.ssh is None:  # the bundle need not contain this package
-            return [*place, *start, *bootstrap_command(self.path, wanted, task, package_root())]
+            return [*prefix, *start, *bootstrap_command(self.path, wanted, task, package_root())]
         program = bootstrap_command(self.path, wanted, task)
-        return self.ssh.command(self.host, [*place, *start, *program])
+        return self.ssh.command(self.host, [*prefix, *start, *program])
 
     def start(
         self, wanted: str, task: str, errors: int = subprocess.PIPE

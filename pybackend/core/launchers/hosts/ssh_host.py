@@ -236,7 +236,7 @@ _KEEPER_END_SECONDS = 5.0
 
 
 def find_keepers(
-    job: Job, places: Sequence[HostPython], contents: Mapping[str, bytes]
+    job: Job, pythons: Sequence[HostPython], contents: Mapping[str, bytes]
 ) -> list[dict[str, bytes]]:
     """Return the file of each host's bundle that names its keeper; empty if it has none.
 
@@ -249,35 +249,35 @@ def find_keepers(
         library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
         try:
             # All start before the first one is waited for.
-            found = [_KEEPERS.find(place, library) for place in places]
+            found = [_KEEPERS.find(python, library) for python in pythons]
         except OSError as error:  # no more processes, for example
             LOGGER.debug("no fork servers: %s", error)
-    names = [keeper.name() for keeper in found] or [b""] * len(places)
+    names = [keeper.name() for keeper in found] or [b""] * len(pythons)
     return [{KEEPER: name} if name else {} for name in names]
 
 
 class _Keeper(HostProcess):
     """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
 
-    def __init__(self, place: HostPython, library: Mapping[str, bytes]) -> None:
-        self._place = place
+    def __init__(self, python: HostPython, library: Mapping[str, bytes]) -> None:
+        self._python = python
         self._library = library
         self._name = b""
         self._has_answered = threading.Event()
         self._deadline = time.monotonic() + _KEEPER_SECONDS
-        super().__init__(place.start("", "hosts.ssh_task.run_keeper", subprocess.DEVNULL))
+        super().__init__(python.start("", "hosts.ssh_task.run_keeper", subprocess.DEVNULL))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def has(self, place: HostPython, library: Mapping[str, bytes]) -> bool:
+    def has(self, python: HostPython, library: Mapping[str, bytes]) -> bool:
         # Compiled code of equal sources may differ.
         ours, theirs = (
             {name: text for name, text in files.items() if not name.endswith(".pyc")}
             for files in (self._library, library)
         )
-        return self.is_running() and self._place == place and ours == theirs
+        return self.is_running() and self._python == python and ours == theirs
 
     def name(self) -> bytes:
         """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""
@@ -318,17 +318,17 @@ class _Keepers:
         self._lock = threading.Lock()
         self._running: dict[str, _Keeper] = {}
 
-    def find(self, place: HostPython, library: Mapping[str, bytes]) -> _Keeper:
-        host = place.host
+    def find(self, python: HostPython, library: Mapping[str, bytes]) -> _Keeper:
+        host = python.host
         # Jobs that share the host have different parts of it.
-        place = replace(place, host=replace(host, slots=1, first=0, neighbours=None))
+        python = replace(python, host=replace(host, slots=1, first=0, neighbours=None))
         with self._lock:
             known = self._running.get(host.login)
             if known is not None:
-                if known.has(place, library):
+                if known.has(python, library):
                     return known
                 known.let_go()
-            found = self._running[host.login] = _Keeper(place, library)
+            found = self._running[host.login] = _Keeper(python, library)
             return found
 
     def close(self) -> None:

@@ -97,8 +97,8 @@ class HostGreeting:
     machine: dict[str, Any]
 
 
-def read_greeting(line: bytes, place: str) -> HostGreeting:
-    """Parse a line that begins with `MARK`. ``place`` names its host, for messages.
+def read_greeting(line: bytes, host: str) -> HostGreeting:
+    """Parse a line that begins with `MARK`. ``host`` is its host's name, for messages.
 
     Raises `ClusterError`.
     """
@@ -107,18 +107,18 @@ def read_greeting(line: bytes, place: str) -> HostGreeting:
         read_fields(Machine, said.machine)
     except (ValueError, RecursionError) as error:
         raise ClusterError(
-            f"{place} sent an invalid greeting ({error}): check whether a login shell there prints "
+            f"{host} sent an invalid greeting ({error}): check whether a login shell there prints "
             "a line that begins with the word tfdist"
         ) from error
     return said
 
 
 def find_obstacle(
-    greeting: HostGreeting, place: str, where: str, other: str, install: str
+    greeting: HostGreeting, subject: str, where: str, other: str, install: str
 ) -> ClusterError | None:
     """Return the error if a Python cannot run workers.
 
-    ``place`` and ``where`` are the subject of a sentence, and the same with a preposition: "the
+    ``subject`` and ``where`` are the subject of a sentence, and the same with a preposition: "the
     image", "in the image". ``other`` and ``install`` are templates of advice: for another release,
     of which ``{own}`` is needed; for a missing ``{package}`` of ``{python}``.
     """
@@ -133,6 +133,6 @@ def find_obstacle(
         return None
     package = greeting.missing[0]
     return ClusterError(
-        f"{place} has no {TITLES.get(package, package)} for {python}. "
+        f"{subject} has no {TITLES.get(package, package)} for {python}. "
         f"{install.format(python=python, package=package)}"
     )

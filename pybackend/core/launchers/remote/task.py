@@ -306,10 +306,10 @@ class RowFolder:
         for given in batches:
             for data_set in sorted(Path(given, _FOLDER).iterdir()):
                 own = data_set / str(rank)
-                _place(own if own.is_dir() else data_set / _ALL, folder / data_set.name)
+                _link(own if own.is_dir() else data_set / _ALL, folder / data_set.name)
 
 
-def _place(source: Path, folder: Path) -> None:
+def _link(source: Path, folder: Path) -> None:
     """Create a folder with the same rows, without copying them if possible."""
     folder.mkdir()
     for file in source.iterdir():

@@ -407,7 +407,7 @@ def expand_counts(text: str) -> list[int]:
 
 def _expand(node: str) -> list[str]:
     parts = re.split(r"\[([^\]]*)\]", node)
-    choices = [_numbers(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 

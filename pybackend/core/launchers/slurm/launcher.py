@@ -136,14 +136,14 @@ class SlurmLauncher(base.QueuedLauncher):
         folder = settings.folder / "tfdist-XXXXXXXX"
         if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
             script = jobs.describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
-            place = "a step of the job"
+            where = "a step of the job"
         else:
             own = JobFiles(folder, 1 if job.is_elastic else job.workers)
             options = jobs.describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
             script = jobs.describe_script(settings, folder, own, options)
-            place = "its own job" if job.is_elastic else "a task of the job"
+            where = "its own job" if job.is_elastic else "a task of the job"
         later = ("the letters that replace XXXXXXXX", "when the job begins, and on which nodes")
-        return base.Submission((place,) * job.workers, {jobs.SCRIPT: script}, later)
+        return base.Submission((where,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
         if wanted is None:
