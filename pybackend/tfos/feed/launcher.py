@@ -1,6 +1,7 @@
 """Workers of a cluster, for the driver: their launch in a thread, and `FedLauncher`.
 
-A fed worker holds no Spark slot: the task that starts it returns immediately."""
+A fed worker holds no Spark slot: the task that starts it returns immediately.
+"""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ class Start:
         """Return a name that begins with that of the whole call."""
         return common if self.number is None else f"{common}-{self.number}"
 
-    def post(self, place: int = 0) -> dict[str, bytes]:
+    def post(self, host_index: int = 0) -> dict[str, bytes]:
         """Return the file of the bundle that only this worker gets; a group has none."""
         if self.number is None:
             return {}
-        return {POST: encode(Post(self.number, place)).encode()}
+        return {POST: encode(Post(self.number, host_index)).encode()}
 
 
 class Way(ABC):

@@ -74,14 +74,14 @@ class Post:
     ----------
     number
         Number of the worker.
-    place
+    host_index
         Index of its host in the task's ``hosts``.
     compares_rows
         True if workers compute their rows separately, and might get different ones.
     """
 
     number: int
-    place: int = 0
+    host_index: int = 0
     compares_rows: bool = False
 
 
@@ -143,11 +143,11 @@ def take_part(
     is an address at which others can reach this host, if one is known. Returns True if the others
     can continue; if not, the reason was sent to the driver.
     """
-    hosts, place = list(task.hosts), rank if post is None else post.place
+    hosts, index = list(task.hosts), rank if post is None else post.host_index
     member = task.member
     try:
         if not member.loopback:
-            hosts[place] = find_own_address(task.hosts, place, reached)
+            hosts[index] = find_own_address(task.hosts, index, reached)
         if post is None:
             group = RemoteGroup(rank, hosts, cores, gpus, meeting)
             report, model = member.work(
@@ -159,7 +159,7 @@ def take_part(
         send_results(meeting, report, model)
         meeting(Reported())
     except Exception as error:
-        meeting(Failed(describe_failure(rank, hosts[place], error)))
+        meeting(Failed(describe_failure(rank, hosts[index], error)))
         return False
     return not find_fatal(member.job, [report])
 
@@ -187,7 +187,7 @@ def _follow_orders(
     with Child(
         member.job,
         post.number,
-        "127.0.0.1" if member.loopback else group.hosts[post.place],
+        "127.0.0.1" if member.loopback else group.hosts[post.host_index],
         meeting,
         variables,
         give_up=give_up,

@@ -1,6 +1,7 @@
 """Driver of `tfdist run`: start the ranks, follow and show them, and restart them after failures.
 
-It begins with one start of the worker group (`ScriptGroup`); `run_script` is the whole run."""
+It begins with one start of the worker group (`ScriptGroup`); `run_script` is the whole run.
+"""
 
 from __future__ import annotations
 
