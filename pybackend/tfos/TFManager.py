@@ -36,7 +36,6 @@ class ItemQueue(queue.Queue[Any]):
     def take_columns(
         self, count: int, width: int, *, keeps_apart: bool = False
     ) -> tuple[list[Any], bool]:
-        """Return the next items as columns, as `RowQueue.take_columns` does."""
         items, has_ended = self.take(count, keeps_apart=keeps_apart)
         return [[item[n] for item in items] for n in range(width)], has_ended
 

@@ -167,7 +167,6 @@ def _first_role(template: Mapping[str, Any]) -> str | None:
 
 
 def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
-    """Register a node, and wait for the others; return all nodes, by number."""
     client = reservation.Client(address)
     try:
         client.register(dict(node))
@@ -392,7 +391,6 @@ def _hold(host: str, port: int) -> socket.socket:
 def count_roles(
     num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
 ) -> dict[str, int]:
-    """Return the number of nodes with each role, in the order of ranks."""
     count = check_whole_number("num_executors", num_executors, least=1)
     servers = check_whole_number("num_ps", num_ps, least=0)
     if master_node not in (None, "", "chief", "master"):

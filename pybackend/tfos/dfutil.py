@@ -38,7 +38,6 @@ _WHOLE = ("boolean", "tinyint", "smallint", "int", "bigint")
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Return whether this DataFrame object was returned by `loadTFRecords`."""
     return df in loadedDF
 
 

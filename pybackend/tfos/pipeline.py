@@ -25,7 +25,6 @@ _FLAG = TypeConverters.toBoolean
 class TFTypeConverters:
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
-        """Return a dict unchanged; `TypeError` for other types."""
         if not isinstance(value, dict):
             raise TypeError(f"expected a dict, not {value!r}")
         return value
@@ -165,8 +164,6 @@ class Namespace:
 
 
 class TFParams(Params):
-    """Mixin with arguments of a function in addition to its Params."""
-
     args: Any = None
 
     def merge_args_params(self) -> Any:
@@ -264,7 +261,6 @@ class TFEstimator(
         return self._copyValues(TFModel(self.args))
 
     def _select(self, dataset: Any) -> Any:
-        """Return the columns to feed, with ML vectors as arrays."""
         names = sorted(self.getInputMapping())
         if not names:
             raise InputError(

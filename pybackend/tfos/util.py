@@ -64,7 +64,6 @@ def read_executor_id() -> int:
 
 
 def session_of(sc: Any) -> Any:
-    """Return the session of a SparkContext, or a session itself; else raise `InputError`."""
     if is_session(sc):
         return sc
     if not hasattr(sc, "parallelize"):

@@ -97,7 +97,6 @@ class FedLauncher:
                     self._meeting = None
 
     def close_feeds(self) -> None:
-        """Notify all workers that there are no more rows."""
         with self._lock:
             self._has_closed = True
             if self._meeting is not None:

@@ -126,7 +126,6 @@ class RowQueue:
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Record that the function does not want any more rows, and drop waiting rows."""
         with self.changed:
             self.has_stopped = True
             for feed in self._feeds:

@@ -220,8 +220,6 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Ssh:
-    """ssh with the options that the user passed for its command line."""
-
     options: tuple[str, ...] = ()
 
     def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
@@ -350,7 +348,7 @@ KEEPER = "keeper.json"
 
 
 def find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
+    """Return `bootstrap`'s line, after a login shell's output; None if missing."""
     return next((line for line in reading if line.startswith(MARK)), None)
 
 

@@ -87,7 +87,6 @@ class SshHost(HostProcess):
         self._follower.start()
 
     def send(self, bundle: Bundle) -> None:
-        """Send the bundle as soon as Python has started on the host."""
         self._moved = self._looked = time.monotonic()
         self._has_keeper = KEEPER in bundle.contents
         self._bundles.put(bundle)

@@ -22,8 +22,6 @@ _WEEK = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class KubernetesSettings:
-    """Arguments of `kubernetes`, checked and with defaults filled in."""
-
     image: str
     namespace: str | None = None
     context: str | None = None
@@ -136,7 +134,7 @@ class Cluster:
         return ()
 
     def execute(self, pod: str, command: Sequence[str]) -> Any:
-        """Execute a command in a pod, and return the client's `WSClient` for binary data."""
+        """Return the client's `WSClient`, for binary data, of a command in a pod."""
         from kubernetes.client import CoreV1Api
         from kubernetes.stream import stream
 

@@ -16,12 +16,7 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.figures import show_bytes
-from pybackend.core.job.arguments import (
-    as_number,
-    check_positive,
-    check_whole_number,
-    name_arguments,
-)
+from pybackend.core.job import arguments
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers import base
@@ -61,7 +56,7 @@ if not sys.stdin.readline():
 """
 
 
-@name_arguments
+@arguments.name_arguments
 def kubernetes(
     image: str,
     *,
@@ -173,7 +168,7 @@ class KubernetesLauncher(base.QueuedLauncher):
         The Service's owner reference is left out, because the Job's UID is not known yet. The
         manifests do not contain the model or the rows.
         """
-        check_whole_number("workers", workers, least=1)
+        arguments.check_whole_number("workers", workers, least=1)
         return self._plan(workers, has_environment=False)
 
     def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
@@ -334,7 +329,7 @@ def _check_names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _check_quantity(name: str, value: Any) -> str:
-    number = as_number(value)
+    number = arguments.as_number(value)
     text = f"{number:g}" if number is not None else value
     if not isinstance(text, str) or not _QUANTITY.fullmatch(text) or not re.search("[1-9]", text):
         example = {
@@ -385,15 +380,15 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "context": _check_text,
     "cpus": _check_quantity,
     "memory": _check_quantity,
-    "gpus": partial(check_whole_number, least=0),
+    "gpus": partial(arguments.check_whole_number, least=0),
     "node_selector": _check_labels,
     "tolerations": _check_tolerations,
     "secrets": _check_names,
     "service_account": _check_name,
     "image_pull_secrets": _check_names,
-    "time_limit": partial(check_whole_number, least=1),
-    "ttl": partial(check_whole_number, least=0),
+    "time_limit": partial(arguments.check_whole_number, least=1),
+    "ttl": partial(arguments.check_whole_number, least=0),
     "python": _check_text,
     "labels": _check_labels,
-    "patience": check_positive,
+    "patience": arguments.check_positive,
 }

@@ -101,7 +101,7 @@ class PodState:
 
     @property
     def waits_for(self) -> str:
-        """Reason why the pod is not running yet; empty if it is running or has ended."""
+        """Reason why it is not running yet; empty if it is running or has ended."""
         if self.runs or self.is_over:
             return ""
         waiting = self._container.get("state", {}).get("waiting", {})
@@ -203,7 +203,6 @@ class KubernetesJob:
         return "", ""
 
     def explain(self, pod: PodState) -> tuple[Kind, str, str]:
-        """Return the same as `PodState.describe_end`, for a pod that was deleted."""
         reason, message = self.failure
         if reason == "DeadlineExceeded":
             return "TimeLimit", "the Job reached its time limit", "increase `time_limit`"

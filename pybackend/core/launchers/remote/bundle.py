@@ -49,7 +49,6 @@ class Bundle:
                     write(block)
 
     def write(self, folder: Path) -> None:
-        """Write all files into a folder that the hosts share."""
         for name, content in self.contents.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,6 @@ class Start:
     place: int = 0
 
     def name(self, common: str) -> str:
-        """Return a name that begins with that of the whole call."""
         return common if self.number is None else f"{common}-{self.number}"
 
     def post(self, host_index: int = 0) -> dict[str, bytes]:

@@ -268,7 +268,6 @@ class ScriptOutput:
             self._print(rank, stream, self._of(rank, stream).add(content))
 
     def end_lines(self) -> None:
-        """Print incomplete lines, because no more output follows."""
         for (rank, stream), lines in self._lines.items():
             self._print(rank, stream, lines.end())
 
@@ -314,7 +313,7 @@ class LineSplitter:
         self._was_shown = False
 
     def add(self, content: bytes) -> list[bytes]:
-        """Add a piece, and return the lines that it completes."""
+        """Return the lines that a piece completes."""
         *whole, self._rest = (self._rest + content).split(b"\n")
         lines = [_last_state(line) for line in whole]
         if lines and self._was_shown:  # a state of this line, which may have been its last
@@ -409,7 +408,6 @@ def _is_well(outcome: GroupEnd) -> bool:
 
 
 def _is_settled(outcome: GroupEnd) -> bool:
-    """Return whether the ranks succeeded, or the user ended them."""
     return outcome.failure is None or outcome.caught is not None
 
 
@@ -432,7 +430,6 @@ def exit_status(outcome: GroupEnd) -> int:
 
 
 def describe(outcome: GroupEnd, plan: ScriptRun) -> str:
-    """Return what happened, and advice; empty if all ranks succeeded."""
     failure, caught = outcome.failure, outcome.caught
     if caught is not None and not outcome.has_begun:
         return f"ended by {caught.name} before a rank was started"

@@ -204,7 +204,7 @@ class SlurmJob:
 
 
 def read_job(text: str) -> SlurmJob:
-    """Parse a line printed by ``scontrol show job --oneliner``."""
+    """Parse a line of ``scontrol show job --oneliner``."""
     found = {
         name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
@@ -283,7 +283,6 @@ def cancel(number: str) -> None:
 
 
 def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
-    """Return the nodes that Slurm can no longer reach."""
     if not nodes:
         return []
     shown = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
@@ -364,7 +363,6 @@ def tasks_by_node(environment: Mapping[str, str]) -> tuple[list[str], list[int]]
 
 
 def count_local(environment: Mapping[str, str]) -> int:
-    """Return the number of the step's tasks on this node."""
     _, counts = tasks_by_node(environment)
     return counts[int(environment.get("SLURM_NODEID") or 0)]
 

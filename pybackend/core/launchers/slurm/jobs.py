@@ -145,7 +145,6 @@ class JobWay(Way):
             yield follow
 
     def prepare(self, start: Start) -> JobFiles:
-        """Create the folder of the workers, with the files that they need."""
         own = self._files(start.number, start.job.workers)
         own.folder.mkdir(exist_ok=True)
         for name, content in {DRIVER: start.meeting.address.encode(), **start.post()}.items():
@@ -212,7 +211,6 @@ class Step:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; a second call does nothing."""
         if self._process is None:
             try:
                 with self._log.open("ab") as log:

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.arguments import (
-    as_number,
-    check_positive,
-    check_whole_number,
-    name_arguments,
-)
+from pybackend.core.job import arguments
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.resources import Resources
@@ -40,7 +35,7 @@ from pybackend.core.words import call_of, setting, show
 _ENVIRONMENTS = "environments"
 
 
-@name_arguments
+@arguments.name_arguments
 def slurm(
     partition: str | None = None,
     *,
@@ -315,21 +310,21 @@ def _check_option(name: str, value: Any) -> str | bool:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "partition": _check_printable,
     "time": _check_time,
-    "nodes": partial(check_whole_number, least=1),
-    "gpus": partial(check_whole_number, least=0),
-    "cpus": partial(check_whole_number, least=1),
+    "nodes": partial(arguments.check_whole_number, least=1),
+    "gpus": partial(arguments.check_whole_number, least=0),
+    "cpus": partial(arguments.check_whole_number, least=1),
     "options": _check_options,
     "setup": _check_setup,
     "folder": _check_folder,
     "python": lambda name, value: _check_printable(name, value) or sys.executable,
     "address": lambda _, value: value,
-    "patience": check_positive,
+    "patience": arguments.check_positive,
 }
 
 
 def _as_text(value: Any) -> Any:
     """Format a number for Slurm; whole numbers from R arrive as 2.0."""
-    number = as_number(value)
+    number = arguments.as_number(value)
     if number is None:
         return value
     return str(int(number)) if number.is_integer() else str(number)
