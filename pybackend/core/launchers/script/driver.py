@@ -69,6 +69,7 @@ class ScriptGroup:
         self._output = output
         self._signals = signals
         names = {rank: site.name for site in plan.sites for rank in site.ranks}
+        # Ranks that other drivers start have no name.
         self._hosts = [names.get(rank, "") for rank in range(plan.world_size)]
         self._crew = Crew(None, _show_note, hosts=self._hosts, grace=plan.grace)
         self._meeting = MeetingServer(None, "", plan.world_size, most=_MOST_WAITING)
@@ -251,21 +252,19 @@ class ScriptOutput:
         self._shown = shown
         self._folder = folder
         self._lines: dict[tuple[int, Stream], LineSplitter] = {}
-        self._files: dict[tuple[int, Stream], IO[bytes]] = {}
+        self._files: dict[Path, IO[bytes]] = {}
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise InputError(f"cannot write to --output-dir: {error}") from error
 
-    def shows(self, rank: int) -> bool:
-        return self._shown is None or rank in self._shown
-
     def write(self, rank: int, stream: Stream, content: bytes) -> None:
         if self._folder is not None:
-            self._keep(rank, stream, content)
-        if self.shows(rank):
-            self._print(rank, stream, self._of(rank, stream).add(content))
+            self._store(self._folder / f"{rank}.{stream}", content)
+        if self._shown is None or rank in self._shown:
+            lines = self._lines.setdefault((rank, stream), LineSplitter())
+            self._print(rank, stream, lines.add(content))
 
     def end_lines(self) -> None:
         for (rank, stream), lines in self._lines.items():
@@ -275,23 +274,15 @@ class ScriptOutput:
         for file in self._files.values():
             file.close()
 
-    def _of(self, rank: int, stream: Stream) -> LineSplitter:
-        return self._lines.setdefault((rank, stream), LineSplitter())
-
-    def _keep(self, rank: int, stream: Stream, content: bytes) -> None:
+    def _store(self, path: Path, content: bytes) -> None:
         try:
-            self._file(rank, stream).write(content)
+            if path not in self._files:
+                # Unbuffered: the files can be followed, and are complete if the driver is killed.
+                self._files[path] = open(path, "wb", buffering=0)  # noqa: SIM115 (see `close`)
+            self._files[path].write(content)
         except OSError as error:  # such as a full disk, which must not end a training run
             say(f"nothing more is written to {self._folder}: {error}")
             self._folder = None
-
-    def _file(self, rank: int, stream: Stream) -> IO[bytes]:
-        if (rank, stream) not in self._files:
-            assert self._folder is not None
-            # Unbuffered: the files can be followed, and are complete if the driver is killed.
-            file = open(self._folder / f"{rank}.{stream}", "wb", buffering=0)  # noqa: SIM115
-            self._files[rank, stream] = file
-        return self._files[rank, stream]
 
     def _print(self, rank: int, stream: Stream, lines: list[bytes]) -> None:
         if lines:
@@ -382,7 +373,8 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
         outcome = ScriptGroup(plan, restart, output, signals).run()
         output.end_lines()
         requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
-        if _is_settled(outcome) or restart == plan.restarts or requeued:
+        is_settled = outcome.failure is None or outcome.caught is not None
+        if is_settled or restart == plan.restarts or requeued:
             break
         say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
     if message := describe(outcome, plan):
@@ -405,13 +397,6 @@ def _requeue(late_seconds: float) -> bool:
 
 def _is_well(outcome: GroupEnd) -> bool:
     return outcome.failure is None and outcome.has_begun
-
-
-def _is_settled(outcome: GroupEnd) -> bool:
-    return outcome.failure is None or outcome.caught is not None
-
-
-# Plan of `tfdist run`, as text.
 
 
 # Exit status and last message of a run.

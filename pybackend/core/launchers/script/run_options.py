@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.hosts.ssh import (
@@ -38,62 +39,42 @@ from pybackend.core.tf_config import make_tf_config
 THIS_MACHINE = "this machine"
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "-w",
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of ranks (default: all slots of the hosts)",
-    )
-    add("--hosts", metavar="HOST:SLOTS,...", help="hosts for ssh: a:2,user@b:2,[fd00::1]:2")
-    add(
-        "--hostfile",
-        metavar="FILE",
-        help='file instead of --hosts, with lines like "a slots=2" or "a:2"',
-    )
-    add("--ssh-options", default="", metavar="TEXT", help='options for ssh: "-p 2222 -i key"')
-    add("--python", metavar="PATH", help="Python on the hosts (default: the path of this Python)")
-    add("--index", type=int, metavar="R", help="start only rank R; you start the others yourself")
-    add("--addresses", metavar="HOST:PORT,...", help="addresses of all ranks, with --index")
-    add("--sbatch", metavar="OPTIONS", help="print a Slurm batch script, e.g. --sbatch=--time=60")
-    add(
+# Names, metavar, help, and what else argparse is told.
+_OPTIONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("-w --workers", "N", "number of ranks (default: all slots of the hosts)", {"type": int}),
+    ("--hosts", "HOST:SLOTS,...", "hosts for ssh: a:2,user@b:2,[fd00::1]:2", {}),
+    ("--hostfile", "FILE", 'file instead of --hosts, with lines like "a slots=2" or "a:2"', {}),
+    ("--ssh-options", "TEXT", 'options for ssh: "-p 2222 -i key"', {"default": ""}),
+    ("--python", "PATH", "Python on the hosts (default: the path of this Python)", {}),
+    ("--index", "R", "start only rank R; you start the others yourself", {"type": int}),
+    ("--addresses", "HOST:PORT,...", "addresses of all ranks, with --index", {}),
+    ("--sbatch", "OPTIONS", "print a Slurm batch script, e.g. --sbatch=--time=60", {}),
+    (
         "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable, or copy it from this environment; may be repeated",
-    )
-    add("--cwd", metavar="DIR", help="working folder of the script (default: this folder)")
-    add("--show", metavar="R,...", help="print only the output of these ranks")
-    add(
-        "--output-dir",
-        metavar="DIR",
-        help="write the output of each rank R to R.out and R.err in DIR",
-    )
-    add(
+        "NAME[=VALUE]",
+        "set a variable, or copy it from this environment; may be repeated",
+        {"action": "append", "default": []},
+    ),
+    ("--cwd", "DIR", "working folder of the script (default: this folder)", {}),
+    ("--show", "R,...", "print only the output of these ranks", {}),
+    ("--output-dir", "DIR", "write the output of each rank R to R.out and R.err in DIR", {}),
+    (
         "--grace",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="time from SIGTERM to SIGKILL (default: 10)",
-    )
-    add(
-        "--max-restarts",
-        type=int,
-        default=0,
-        metavar="K",
-        help="restarts after a failure (default: 0)",
-    )
+        "SECONDS",
+        "time from SIGTERM to SIGKILL (default: 10)",
+        {"type": float, "default": 10.0},
+    ),
+    ("--max-restarts", "K", "restarts after a failure (default: 0)", {"type": int, "default": 0}),
+)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    for names, metavar, text, more in _OPTIONS:
+        parser.add_argument(*names.split(), metavar=metavar, help=text, **more)
+    add, words = parser.add_argument, "SCRIPT [ARGUMENT ...]"
     add("--dry-run", action="store_true", help="print what would start, and start nothing")
     add("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
-    add(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT [ARGUMENT ...]",
-        help="a Python or R file (*.R)",
-    )
+    add("script", nargs=argparse.REMAINDER, metavar=words, help="a Python or R file (*.R)")
 
 
 def read_run_plan(options: argparse.Namespace) -> ScriptRun:
