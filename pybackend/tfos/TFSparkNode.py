@@ -23,7 +23,6 @@ from pybackend.core.job.context import WorkerContext
 from pybackend.core.net.rendezvous import reserve, split_address
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
 from pybackend.tfos.feed.server import RowQueue, open_feed
-from pybackend.tfos.TFManager import fed_manager
 
 _TRAINING = ("chief", "master", "worker")
 _SERVES = re.compile(r"http://\S+?:(\d+)/")
@@ -130,16 +129,9 @@ def run(
             shown = 0
             if tensorboard and (job_name, task_index) == (_first_role(template), 0):
                 shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
-            node = {
-                "executor_id": executor_id,
-                "host": host,
-                "job_name": job_name,
-                "task_index": task_index,
-                "port": held.getsockname()[1],
-                "tb_pid": 0,
-                "tb_port": shown,
-                "addr": manager.address,
-            }
+            known = {"addr": manager.address, "tb_pid": 0, "tb_port": shown}
+            address = {"host": host, "port": held.getsockname()[1], **known}
+            node = {**vars(Node(executor_id, job_name, task_index)), **address}
             spec = _get_cluster_spec(_register(node, cluster_meta["server_addr"]))
             if spec.keys() & {"chief", "master"}:
                 task = {"type": job_name, "index": task_index}
@@ -246,16 +238,10 @@ def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index:
 
 def start_tensorboard(host: str, log_dir: str) -> int:
     """Start TensorBoard, which ends with this worker; return its port, or 0 if it did not start."""
+    port = os.environ.get("TENSORBOARD_PORT", "0")
+    options = [f"--logdir={log_dir}", f"--host={host}", f"--port={port}", "--reload_multifile=true"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tensorboard.main",
-            f"--logdir={log_dir}",
-            f"--host={host}",
-            f"--port={os.environ.get('TENSORBOARD_PORT', '0')}",
-            "--reload_multifile=true",
-        ],
+        [sys.executable, "-m", "tensorboard.main", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -333,6 +319,8 @@ def _call_node(
     address = context.addresses[context.rank]
     host, port = split_address(address)
     spec = describe_cluster(settings.nodes, context.addresses)
+    if queue is not None:
+        threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
     if not spec.keys() & {"chief", "master"}:  # then the nodes are independent
         os.environ.pop("TF_CONFIG", None)
     shown = 0
@@ -345,7 +333,7 @@ def _call_node(
         spec,
         settings.default_fs,
         settings.working_dir,
-        _manager(queue, context.announce),
+        TFManager.fed_manager(queue),
         None if settings.release_port else _hold(host, port),
     )
     described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
@@ -362,13 +350,6 @@ def describe_cluster(nodes: Sequence[Node], addresses: Sequence[str]) -> dict[st
     for rank in ordered:
         spec.setdefault(nodes[rank].job_name, []).append(addresses[rank])
     return spec
-
-
-def _manager(queue: RowQueue | None, announce: Callable[[str, str], object]) -> Any:
-    manager = fed_manager(queue)
-    if queue is not None:
-        threading.Thread(target=_tell_end, args=(queue, announce), daemon=True).start()
-    return manager
 
 
 def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -75,7 +76,7 @@ def _work(
             gpus = None if gpu is None else gpu.split(",") if gpu else []
             arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
             # A thread has no context of its own: the fork server of this one would be forgotten.
-            threads.submit(copy_context().run, take_part, *arguments)
+            threads.submit(copy_context().run, partial(take_part, *arguments))
 
 
 def _end() -> NoReturn:
