@@ -30,30 +30,35 @@ class TFTypeConverters:
         return value
 
 
-class HasBatchSize(Params):
-    batch_size, setBatchSize, getBatchSize = param("batch_size", "number of rows per batch", _INT)
+def _mixin(name: str, doc: str, convert: Any, title: str = "") -> Any:
+    """Return the class ``HasTitle``: one Param, with ``setTitle`` and ``getTitle``."""
+    title = title or "".join(map(str.capitalize, name.split("_")))
+    members = zip((name, f"set{title}", f"get{title}"), param(name, doc, convert), strict=True)
+    return type(f"Has{title}", (Params,), {"__module__": __name__, **dict(members)})
 
 
-class HasClusterSize(Params):
-    cluster_size, setClusterSize, getClusterSize = param(
-        "cluster_size", "number of nodes of the cluster", _INT
-    )
-
-
-class HasEpochs(Params):
-    epochs, setEpochs, getEpochs = param("epochs", "number of times that the rows are fed", _INT)
-
-
-class HasGraceSecs(Params):
-    grace_secs, setGraceSecs, getGraceSecs = param(
-        "grace_secs", "ignored: shutdown waits for the functions", _INT
-    )
-
-
-class HasInputMapping(Params):
-    input_mapping, setInputMapping, getInputMapping = param(
-        "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
-    )
+HasBatchSize: Any = _mixin("batch_size", "number of rows per batch", _INT)
+HasClusterSize: Any = _mixin("cluster_size", "number of nodes of the cluster", _INT)
+HasEpochs: Any = _mixin("epochs", "number of times that the rows are fed", _INT)
+HasGraceSecs: Any = _mixin("grace_secs", "ignored: shutdown waits for the functions", _INT)
+HasInputMapping: Any = _mixin(
+    "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
+)
+HasMasterNode: Any = _mixin("master_node", "role of the chief node", _TEXT)
+HasModelDir: Any = _mixin("model_dir", "folder of checkpoints", _TEXT)
+HasOutputMapping: Any = _mixin(
+    "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
+)
+HasProtocol: Any = _mixin("protocol", "ignored: TensorFlow chooses it", _TEXT)
+HasReaders: Any = _mixin("readers", "number of reader threads, for the function", _INT)
+HasSteps: Any = _mixin("steps", "largest number of steps, for the function", _INT)
+HasTensorboard: Any = _mixin("tensorboard", "whether to start TensorBoard", _FLAG)
+HasTFRecordDir: Any = _mixin(
+    "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT, "TFRecordDir"
+)
+HasExportDir: Any = _mixin("export_dir", "folder of the SavedModel", _TEXT)
+HasSignatureDefKey: Any = _mixin("signature_def_key", "signature of the SavedModel", _TEXT)
+HasTagSet: Any = _mixin("tag_set", "tags of the SavedModel, separated by commas", _TEXT)
 
 
 class HasInputMode(Params):
@@ -66,68 +71,10 @@ class HasInputMode(Params):
         return self._set(input_mode=value)
 
 
-class HasMasterNode(Params):
-    master_node, setMasterNode, getMasterNode = param(
-        "master_node", "role of the chief node", _TEXT
-    )
-
-
-class HasModelDir(Params):
-    model_dir, setModelDir, getModelDir = param("model_dir", "folder of checkpoints", _TEXT)
-
-
 class HasNumPS(Params):
     num_ps, setNumPS, getNumPS = param("num_ps", "number of parameter servers", _INT)
     driver_ps_nodes, setDriverPSNodes, getDriverPSNodes = param(
         "driver_ps_nodes", "must be False", _FLAG
-    )
-
-
-class HasOutputMapping(Params):
-    output_mapping, setOutputMapping, getOutputMapping = param(
-        "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
-    )
-
-
-class HasProtocol(Params):
-    protocol, setProtocol, getProtocol = param("protocol", "ignored: TensorFlow chooses it", _TEXT)
-
-
-class HasReaders(Params):
-    readers, setReaders, getReaders = param(
-        "readers", "number of reader threads, for the function", _INT
-    )
-
-
-class HasSteps(Params):
-    steps, setSteps, getSteps = param("steps", "largest number of steps, for the function", _INT)
-
-
-class HasTensorboard(Params):
-    tensorboard, setTensorboard, getTensorboard = param(
-        "tensorboard", "whether to start TensorBoard", _FLAG
-    )
-
-
-class HasTFRecordDir(Params):
-    tfrecord_dir, setTFRecordDir, getTFRecordDir = param(
-        "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT
-    )
-
-
-class HasExportDir(Params):
-    export_dir, setExportDir, getExportDir = param("export_dir", "folder of the SavedModel", _TEXT)
-
-
-class HasSignatureDefKey(Params):
-    signature_def_key, setSignatureDefKey, getSignatureDefKey = param(
-        "signature_def_key", "signature of the SavedModel", _TEXT
-    )
-
-
-class HasTagSet(Params):
-    tag_set, setTagSet, getTagSet = param(
-        "tag_set", "tags of the SavedModel, separated by commas", _TEXT
     )
 
 
