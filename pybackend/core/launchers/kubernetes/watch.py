@@ -127,11 +127,8 @@ class PodState:
             return kind, _say(f"{where} {said}", found[1]), advice
         ended = self._terminated
         if self.was_made_to_end:
-            return (
-                "Deleted",
-                f"{where} was deleted",
-                "find out who deleted the pod (`kubectl get events`)",
-            )
+            advice = "find out who deleted the pod (`kubectl get events`)"
+            return "Deleted", f"{where} was deleted", advice
         if not ended:
             message = f"{where} is {self._status.get('phase', 'Unknown')}, but does not respond"
             return "NodeLost", message, "check whether that node is still running"
@@ -301,7 +298,8 @@ class KubernetesWatch:
             if pod.runs and pod.rank not in self.channels:
                 self.channels[pod.rank] = self.join(pod.name, pod.rank)
         if len(listed) < self.workers and not self._has_started:
-            self._ask_for_warnings()
+            with suppress(ClusterError):  # pods may be missing because they exceed a quota
+                self._warnings = self.cluster.list_warnings(self.name)
         self._show()
 
     def _ask_for_all(self) -> None:
@@ -310,10 +308,6 @@ class KubernetesWatch:
         with suppress(ClusterError):
             self._job = KubernetesJob(self.cluster.read_job(self.name))
         self._ask()
-
-    def _ask_for_warnings(self) -> None:
-        with suppress(ClusterError):
-            self._warnings = self.cluster.list_warnings(self.name)
 
     def _show(self) -> None:
         if self._has_started:
