@@ -1,4 +1,4 @@
-"""One node of a cluster, and its description for the function."""
+"""One node of a cluster: its description for the function, its GPUs, and its call."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class TFNodeContext:
         self.user_name = getpass.getuser()
 
     def absolute_path(self, path: str) -> str:
+        """Return an absolute path with the scheme of its file system."""
         return TFNode.hdfs_path(self, path)
 
     def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
@@ -285,8 +286,9 @@ class Node:
 class NodeSettings:
     """Settings of all nodes of a cluster; ``nodes`` are by rank.
 
-    ``tensorboard`` is the executor id of the node that starts TensorBoard; None: no node.
-    ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
+    With ``release_port``, the port of a node's server is released when its function starts.
+    ``tensorboard`` is the executor id of the node that starts TensorBoard and shows ``log_dir``;
+    None: no node. ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
     """
 
     nodes: tuple[Node, ...]

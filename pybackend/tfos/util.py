@@ -1,4 +1,4 @@
-"""Small functions for information about this machine."""
+"""Small functions for information about this machine, and the Spark session of a call."""
 
 from __future__ import annotations
 

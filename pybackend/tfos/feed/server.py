@@ -1,4 +1,4 @@
-"""Queue of the rows for a worker's function, and of its results."""
+"""The worker's end of its feeds: a queue of the rows for its function, and its connections."""
 
 from __future__ import annotations
 

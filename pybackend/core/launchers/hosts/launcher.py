@@ -114,7 +114,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class _Slots(Way):
-    """A `Way` with an ssh process per host, or per elastic worker.
+    """A `Way` with an ssh process per host, or per elastic worker, so that each can end by itself.
 
     The slots are those of all hosts, in order.
     """
@@ -171,7 +171,7 @@ class _Slots(Way):
         return [replace(host, slots=1, first=first, neighbours=host.neighbours or host.slots)]
 
     def _pack(self) -> Mapping[str, bytes]:
-        with self._packing:
+        with self._packing:  # once, while ssh connects to the hosts
             if not self._contents:
                 self._contents.update(pack_task(self.task, self.folder, self.datasets))
         return self._contents
@@ -297,6 +297,7 @@ def _check_words(options: Any) -> tuple[str, ...]:
             f"`ssh_options` must be a list of words, e.g. {show(['-p', '2222'])}, not "
             f"{show(options)}"
         )
+    # ssh would read "-p 22" as the port " 22".
     if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
         words = joined.split(None, 1)
         raise InputError(

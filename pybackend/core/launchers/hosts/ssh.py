@@ -1,4 +1,4 @@
-"""Lists of hosts with their slots: ``"a:2,b:2"``, and hostfiles."""
+"""Hosts that ssh reaches: lists of them with slots, ssh's commands and errors, and their Python."""
 
 from __future__ import annotations
 
@@ -261,6 +261,7 @@ class Ssh:
 
 
 def environment() -> dict[str, str]:
+    # ssh would ask for a password with a window.
     variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
     return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
 

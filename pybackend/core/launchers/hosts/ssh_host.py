@@ -1,4 +1,4 @@
-"""The driver's side of a host: the process there, and the connections to its workers."""
+"""The driver's side of a host: the process there, the connections to its workers, its keeper."""
 
 from __future__ import annotations
 
@@ -344,4 +344,5 @@ class _Keepers:
 _KEEPERS = _Keepers()
 atexit.register(_KEEPERS.close)
 if hasattr(os, "register_at_fork"):
+    # The keepers are children of the session, not of a process that it forks.
     os.register_at_fork(after_in_child=_KEEPERS.leave)

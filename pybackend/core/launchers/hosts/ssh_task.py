@@ -1,6 +1,6 @@
-"""The workers on a host that is connected by ssh, and their connections to the driver.
+"""Processes on a host that ssh reaches: one that runs the workers of a call, and the keeper.
 
-They all share the two pipes of ssh, which are also their lifeline. This file is imported on the
+The workers share the two pipes of ssh, which are also their lifeline. This file is imported on the
 workers' hosts.
 """
 
@@ -80,7 +80,7 @@ def _work(
 
 
 def _end() -> NoReturn:
-    os._exit(1)
+    os._exit(1)  # workers end with their launcher, and folders with this process
 
 
 # A file of the keeper's folder that calls lock while they use it.

@@ -1,4 +1,4 @@
-"""Requests to Kubernetes through its official client, and explanations of their errors."""
+"""Requests to Kubernetes, explanations of their errors, and the manifests of what they create."""
 
 from __future__ import annotations
 
@@ -277,7 +277,9 @@ def describe_job(
             "completionMode": "Indexed",
             "completions": workers,
             "parallelism": workers,
+            # No pod is restarted: the first failure ends the Job, and Kubernetes stops the others.
             "backoffLimit": 0,
+            # The same if a node is drained or lost, which `backoffLimit` might not count.
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
             "activeDeadlineSeconds": settings.time_limit,
             "ttlSecondsAfterFinished": settings.ttl,

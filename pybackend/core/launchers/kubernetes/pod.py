@@ -1,4 +1,8 @@
-"""The driver's side of one pod: the channel to its worker."""
+"""Both ends of the channel between the driver and a pod.
+
+`run` is the main process of a pod after the driver has sent the bundle: it runs one worker to
+completion. So this file is imported in the pods, too.
+"""
 
 from __future__ import annotations
 
@@ -298,7 +302,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
     def end() -> NoReturn:
         if status:
             print("tfdist: the driver has ended, or cannot be reached", file=sys.stderr, flush=True)
-        os._exit(status)
+        os._exit(status)  # and with its first process, all others of the pod
 
     rank = int(os.environ["TFDIST_RANK"])
     # No token: Kubernetes has authenticated both ends of the channel.

@@ -303,7 +303,8 @@ class KubernetesWatch:
         self._show()
 
     def _ask_for_all(self) -> None:
-        # The other way round, a pod was judged by what was known before its Job failed
+        # The Job first, so that its pods are at least as recent. The other way round, a pod was
+        # judged by what was known before its Job failed
         # (test_a_job_that_fails_between_two_questions).
         with suppress(ClusterError):
             self._job = KubernetesJob(self.cluster.read_job(self.name))

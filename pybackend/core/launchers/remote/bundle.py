@@ -1,4 +1,4 @@
-"""Bundle for a host: this package, a task and rows; the command that receives it; its greeting."""
+"""Bundle of files for a host, the command that receives it, and the greeting of its Python."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Bundle:
                     write(block)
 
     def write(self, folder: Path) -> None:
+        """Write all files into a folder that the hosts share."""
         for name, content in self.contents.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -262,7 +262,7 @@ class _RemoteWorker:
                     self._say(report)
         except StopRequestedError:  # the training has ended, so this worker is no longer needed
             pass
-        except Exception as error:
+        except Exception as error:  # any error: else the driver would wait for this worker
             if report is None:
                 self._say(self._describe_obstacle(error))
 

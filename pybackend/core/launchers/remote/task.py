@@ -1,7 +1,7 @@
-"""One worker on another host: a member of a group, or one of elastic training.
+"""One worker on another host: what it is sent, and how it takes part.
 
-It is the same however its process is started, e.g. by ssh or Slurm. This file is imported on the
-workers' hosts.
+It is a member of a group, or one of elastic training. It is the same however its process is
+started, e.g. by ssh or Slurm. This file is imported on the workers' hosts.
 """
 
 from __future__ import annotations

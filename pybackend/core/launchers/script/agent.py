@@ -178,7 +178,7 @@ class Agent:
         return bool(block)
 
     def forward(self, rank: int, stream: Stream, block: bytes) -> None:
-        if block:
+        if block:  # an empty one is the end of the stream
             self.meetings[rank](Announced(stream, block.decode("latin-1")))
 
     def _look_at_processes(self) -> None:

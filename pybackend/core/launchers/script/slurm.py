@@ -142,6 +142,7 @@ class StepAgent(Agent):
 
     def kill(self) -> None:
         super().kill()
+        # srun may end before its tasks do.
         if len(self._ended) < len(self.task.site.ranks):
             self.deliver(_STEP, signal.SIGKILL)
 

@@ -1,4 +1,7 @@
-"""Slurm's commands, its view of a job, the reason for it, and what to change."""
+"""Slurm's commands, its view of jobs, nodes and tasks, its errors, and what to change.
+
+This file is imported on the nodes.
+"""
 
 from __future__ import annotations
 
@@ -392,7 +395,8 @@ def count_cores(environment: Mapping[str, str]) -> int:
 
 def expand_nodes(text: str) -> list[str]:
     """Return node names in Slurm's order: ``n2, n10, n11`` for ``n[2,10-11]``."""
-    # A comma within brackets does not separate nodes.
+    # Not by `scontrol show hostnames`, which is missing in most containers. A comma within brackets
+    # does not separate nodes.
     nodes = re.findall(r"(?:[^,\[\s]|\[[^\]]*\])+", text)
     return [name for node in nodes for name in _expand(node)]
 

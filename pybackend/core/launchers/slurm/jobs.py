@@ -1,6 +1,7 @@
 """Workers as tasks of Slurm jobs, from sbatch to scancel: of one job, or of one for each worker.
 
-In elastic training, each worker is a job of its own, or a step of a common job.
+In elastic training, each worker is a job of its own, or a step of a common job. `main` is what srun
+starts for each worker, so this file is imported on the nodes, too.
 """
 
 from __future__ import annotations
@@ -321,6 +322,7 @@ def describe_script(
 
 
 def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
+    # srun no longer reads the first two from sbatch's variables.
     return {
         "cpus-per-task": settings.cpus,
         "gpus-per-task": settings.gpus or None,
@@ -329,6 +331,7 @@ def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
 
 
 def setup_lines(settings: SlurmSettings) -> list[str]:
+    # A failure of `module load` must end the script.
     return ["set -e", settings.setup, "set +e"] if settings.setup else []
 
 
@@ -385,7 +388,7 @@ def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | N
 
 
 def _end(*_: object) -> NoReturn:
-    sys.exit("Slurm or the driver ended the job")
+    sys.exit("Slurm or the driver ended the job")  # which ends the worker and removes its folder
 
 
 def _end_at_once() -> None:

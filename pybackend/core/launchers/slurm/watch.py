@@ -99,7 +99,7 @@ class SlurmWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
-        if not self._is_empty():
+        if not self._is_empty():  # workers connect on their own when they start
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
         # A controller of many users does not answer those who ask all night
