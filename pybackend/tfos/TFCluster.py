@@ -25,8 +25,8 @@ from pybackend.core.job.pickling import pickle_value
 from pybackend.core.net.rendezvous import new_token
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
+from pybackend.tfos.feed.dialog import FEED_TOKEN
 from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
-from pybackend.tfos.feed.wire import FEED_TOKEN
 from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
@@ -333,7 +333,7 @@ def run(
     if eval_node and is_fed:
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
     roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
-    nodes = TFSparkNode.place_nodes(roles, master_node)
+    nodes = TFSparkNode.number_nodes(roles, master_node)
     shows = next(
         (node for name in ("worker", "chief", "master") for node in nodes if node.job_name == name),
         None,

@@ -132,7 +132,7 @@ def run(
                 shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
             known = {"addr": manager.address, "tb_pid": 0, "tb_port": shown}
             address = {"host": host, "port": held.getsockname()[1], **known}
-            node = {**vars(Node(executor_id, job_name, task_index)), **address}
+            node = {**vars(ClusterNode(executor_id, job_name, task_index)), **address}
             spec = _get_cluster_spec(_register(node, cluster_meta["server_addr"]))
             if spec.keys() & {"chief", "master"}:
                 task = {"type": job_name, "index": task_index}
@@ -274,7 +274,7 @@ LEFT = "left"
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """Number of a node, its role, and its index in that role."""
 
     executor_id: int
@@ -291,7 +291,7 @@ class NodeSettings:
     None: no node. ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     default_fs: str
     working_dir: str
     release_port: bool = True
@@ -345,7 +345,9 @@ def _call_node(
     map_fun(tf_args, ctx)
 
 
-def describe_cluster(nodes: Sequence[Node], addresses: Sequence[str]) -> dict[str, list[str]]:
+def describe_cluster(
+    nodes: Sequence[ClusterNode], addresses: Sequence[str]
+) -> dict[str, list[str]]:
     """Return the addresses of all nodes, by role and in the order of their indices."""
     spec: dict[str, list[str]] = {}
     ordered = sorted(range(len(nodes)), key=lambda rank: nodes[rank].task_index)
@@ -390,14 +392,14 @@ def count_roles(
     return {role: number for role, number in roles.items() if number}
 
 
-def place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Node, ...]:
+def number_nodes(roles: dict[str, int], master_node: str | None) -> tuple[ClusterNode, ...]:
     """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
     starts, count = {}, 0
     for role in ("ps", "chief", "evaluator", "worker"):
         starts[role] = count
         count += roles.get(role, 0)
     return tuple(
-        Node(starts[role] + index, str(master_node) if role == "chief" else role, index)
+        ClusterNode(starts[role] + index, str(master_node) if role == "chief" else role, index)
         for role, number in roles.items()
         for index in range(number)
     )

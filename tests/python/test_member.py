@@ -20,8 +20,8 @@ from pybackend.core.job.report import WorkerReport
 from pybackend.core.job.resources import Resources
 from pybackend.core.job.values import decode_value
 from pybackend.core.launchers.member import Member, Source
+from pybackend.tfos.feed.dialog import FEED_TOKEN
 from pybackend.tfos.feed.spark_task import StartMember
-from pybackend.tfos.feed.wire import FEED_TOKEN
 
 pytestmark = pytest.mark.launcher
 

@@ -15,7 +15,7 @@ from pybackend.core.job.codec import encode_line
 from pybackend.core.net.greeting import RejectedError
 from pybackend.core.net.rendezvous import connect, split_address
 from pybackend.core.net.stream import Stream, wait_any
-from pybackend.tfos.feed import wire
+from pybackend.tfos.feed import dialog
 from pybackend.tfos.feed.items import (
     decode_items,
     encode_items,
@@ -62,14 +62,14 @@ class Feeder:
         known = self._ask(name, partition, attempt)
         try:
             return self._feed(
-                _chain(first, batches), wire.Begins(name, partition, attempt, False, 0), known
+                _chain(first, batches), dialog.Begins(name, partition, attempt, False, 0), known
             )
         except FeedTimeoutError as error:
             self.quit(name, str(error))
             raise
 
     def _feed(
-        self, batches: Iterator[Any], begins: wire.Begins, known: Sequence[wire.Known]
+        self, batches: Iterator[Any], begins: dialog.Begins, known: Sequence[dialog.Known]
     ) -> int:
         skipped = sum(answer.rows for answer in known)
         marks = {answer.position: answer.digest for answer in known if answer.rows}
@@ -93,7 +93,7 @@ class Feeder:
         if first is None:
             return
         # The function sees rows of an earlier attempt again; each still gets one result.
-        conversation = self._begin(wire.Begins(name, partition, attempt, True, 0))
+        conversation = self._begin(dialog.Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
                 conversation.send(batch.num_rows, write_batch(batch))
@@ -102,11 +102,11 @@ class Feeder:
 
     def close(self) -> bool:
         """Notify the workers that no more feeds follow; return whether all of them received it."""
-        return self._tell_all(wire.Closes())
+        return self._tell_all(dialog.Closes())
 
     def quit(self, name: str, reason: str) -> None:
         """Notify the workers why a feed failed, so that no further task starts to feed for it."""
-        self._tell_all(wire.Quits(name, reason))
+        self._tell_all(dialog.Quits(name, reason))
 
     def _tell_all(self, message: Any) -> bool:
         count = 0
@@ -116,26 +116,28 @@ class Feeder:
                 contextlib.closing(self._connect(rank)[0]) as stream,
             ):
                 stream.send_all(encode_line(message), _ANSWER_SECONDS)
-                wire.read(stream, wire.Done, seconds=_ANSWER_SECONDS)
+                dialog.read(stream, dialog.Done, seconds=_ANSWER_SECONDS)
                 count += 1
         return count == len(self.addresses)
 
-    def _ask(self, name: str, partition: int, attempt: int) -> list[wire.Known]:
+    def _ask(self, name: str, partition: int, attempt: int) -> list[dialog.Known]:
         """Return what the workers know about earlier attempts of this task, and end those."""
-        known: list[wire.Known] = []
+        known: list[dialog.Known] = []
         lost: list[str] = []
         for rank, address in self.addresses.items():
             try:
                 stream = self._connect(rank)[0]
                 with contextlib.closing(stream):
                     stream.send_all(
-                        encode_line(wire.Asks(name, partition, attempt)), _ANSWER_SECONDS
+                        encode_line(dialog.Asks(name, partition, attempt)), _ANSWER_SECONDS
                     )
-                    answer = wire.read(stream, wire.Known, wire.Fails, seconds=_ANSWER_SECONDS)
+                    answer = dialog.read(
+                        stream, dialog.Known, dialog.Fails, seconds=_ANSWER_SECONDS
+                    )
             except (OSError, ValueError) as error:
                 lost.append(f"worker {rank} at {address} ({error})")
                 continue
-            if isinstance(answer, wire.Fails):
+            if isinstance(answer, dialog.Fails):
                 raise ClusterError(answer.reason)
             known.append(answer)
         # Each attempt asks all running workers, so every worker that runs now would know of it.
@@ -147,7 +149,7 @@ class Feeder:
             )
         return known
 
-    def _begin(self, begins: wire.Begins) -> _Conversation:
+    def _begin(self, begins: dialog.Begins) -> _Conversation:
         """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
@@ -194,9 +196,9 @@ class Feeder:
             time.sleep(_RETRY_SECONDS)
 
     def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
-        stream = connect(self.addresses[rank], self.token, 0, wire.PURPOSE, seconds)
+        stream = connect(self.addresses[rank], self.token, 0, dialog.PURPOSE, seconds)
         try:
-            return stream, wire.read(stream, wire.Greets, seconds=seconds).feeds
+            return stream, dialog.read(stream, dialog.Greets, seconds=seconds).feeds
         except BaseException:
             stream.close()
             raise
@@ -224,7 +226,7 @@ class _Conversation:
         """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
         self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
-        return self._send(encode_line(wire.RowsAhead(rows, len(content), *mark))) and self._send(
+        return self._send(encode_line(dialog.RowsAhead(rows, len(content), *mark))) and self._send(
             content
         )
 
@@ -237,7 +239,7 @@ class _Conversation:
     def finish(self) -> Iterator[Any]:
         """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
-        self._send(encode_line(wire.Ends()))
+        self._send(encode_line(dialog.Ends()))
         while not self._has_ended:
             yield from self._results
             self._results = []
@@ -266,17 +268,17 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = wire.read(
+            message = dialog.read(
                 self._stream,
-                wire.RowsAhead,
-                wire.Taken,
-                wire.Done,
-                wire.Skips,
-                wire.Fails,
+                dialog.RowsAhead,
+                dialog.Taken,
+                dialog.Done,
+                dialog.Skips,
+                dialog.Fails,
                 seconds=self._timeout,
             )
-            if isinstance(message, wire.RowsAhead):
-                found = decode_items(wire.read_rows(self._stream, message, read_batch))
+            if isinstance(message, dialog.RowsAhead):
+                found = decode_items(dialog.read_rows(self._stream, message, read_batch))
                 self._received += len(found)
                 self._results += found
         except (OSError, ValueError) as error:
@@ -285,11 +287,11 @@ class _Conversation:
                 "host failed; TFCluster.shutdown() shows the reason"
             ) from error
         self._moved = time.monotonic()
-        if isinstance(message, wire.Taken):
+        if isinstance(message, dialog.Taken):
             self.taken = message.rows
-        elif isinstance(message, wire.Fails):
+        elif isinstance(message, dialog.Fails):
             raise ClusterError(f"{self._worker} failed: {message.reason}")
-        elif isinstance(message, (wire.Done, wire.Skips)):
+        elif isinstance(message, (dialog.Done, dialog.Skips)):
             self._has_ended = True
 
     def _remaining(self) -> float:
@@ -317,16 +319,18 @@ _OTHER_ROWS = (
 )
 
 
-def _agree(begins: wire.Begins, found: dict[int, tuple[Stream, int]]) -> int:
+def _agree(begins: dialog.Begins, found: dict[int, tuple[Stream, int]]) -> int:
     """Start with one of several workers, while other tasks may do the same; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
         stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
-        answer = wire.read(stream, wire.Greets, wire.Starts, wire.Fails, seconds=_ANSWER_SECONDS)
-        if isinstance(answer, wire.Fails):
+        answer = dialog.read(
+            stream, dialog.Greets, dialog.Starts, dialog.Fails, seconds=_ANSWER_SECONDS
+        )
+        if isinstance(answer, dialog.Fails):
             raise ClusterError(answer.reason)
-        if isinstance(answer, wire.Starts):
+        if isinstance(answer, dialog.Starts):
             return rank
         found[rank] = stream, answer.feeds
 

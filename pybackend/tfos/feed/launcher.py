@@ -34,8 +34,8 @@ from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import Code, call_of, either, term
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.dialog import FEED
 from pybackend.tfos.feed.spark_task import StartMember
-from pybackend.tfos.feed.wire import FEED
 
 _LEAVE_SECONDS = 20.0
 _LOOK_SECONDS = 0.05

@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.core.errors import InputError
 from pybackend.core.net.rendezvous import Acceptor, address_of, listen
 from pybackend.core.net.stream import Stream
-from pybackend.tfos.feed import wire
+from pybackend.tfos.feed import dialog
 from pybackend.tfos.feed.items import (
     decode_items,
     encode_items,
@@ -305,7 +305,7 @@ class FeedServer:
         self.queue = RowQueue()
         self._lock = threading.Lock()
         # By feed and partition: what was taken from earlier attempts, and the current attempt.
-        self._known: dict[tuple[str, int], wire.Known] = {}
+        self._known: dict[tuple[str, int], dialog.Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, int], tuple[Stream, PartitionFeed]] = {}
         # Reasons of failed feeds, by name.
@@ -313,7 +313,7 @@ class FeedServer:
         server = listen(host)
         self.address = address_of(server)
         """``host:port`` for feeders."""
-        self._acceptor = Acceptor(server, token, wire.PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, dialog.PURPOSE, self._welcome)
 
     def finish(self) -> None:
         """Notify all feeders that the function returned, and wait for them.
@@ -336,36 +336,36 @@ class FeedServer:
     def _serve(self, stream: Stream) -> None:
         # The other end is a task, which Spark may end at any time.
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
-            wire.write(stream, wire.Greets(self.queue.feeds))
-            message = wire.read(stream, wire.Begins, wire.Asks, wire.Quits, wire.Closes)
-            while isinstance(message, wire.Begins):
+            dialog.write(stream, dialog.Greets(self.queue.feeds))
+            message = dialog.read(stream, dialog.Begins, dialog.Asks, dialog.Quits, dialog.Closes)
+            while isinstance(message, dialog.Begins):
                 if message.attempt < self._latest.get((message.feed, message.partition), 0):
-                    wire.write(stream, wire.Fails(_LATER))
+                    dialog.write(stream, dialog.Fails(_LATER))
                     return
                 feed = self.queue.open(message.wants_results, message.feeds)
                 if feed is not None:
                     self._take_in(stream, message, feed)
                     return
-                wire.write(stream, wire.Greets(self.queue.feeds))
-                message = wire.read(stream, wire.Begins)
-            if isinstance(message, wire.Closes):
+                dialog.write(stream, dialog.Greets(self.queue.feeds))
+                message = dialog.read(stream, dialog.Begins)
+            if isinstance(message, dialog.Closes):
                 self.queue.close()
-                wire.write(stream, wire.Done())
-            elif isinstance(message, wire.Quits):
+                dialog.write(stream, dialog.Done())
+            elif isinstance(message, dialog.Quits):
                 self._failed.setdefault(message.feed, message.reason)
-                wire.write(stream, wire.Done())
+                dialog.write(stream, dialog.Done())
             elif message.feed in self._failed:
-                wire.write(stream, wire.Fails(self._failed[message.feed]))
+                dialog.write(stream, dialog.Fails(self._failed[message.feed]))
             else:
-                wire.write(stream, self._end_earlier(message))
+                dialog.write(stream, self._end_earlier(message))
 
-    def _end_earlier(self, asks: wire.Asks) -> wire.Known | wire.Fails:
+    def _end_earlier(self, asks: dialog.Asks) -> dialog.Known | dialog.Fails:
         """End the feed of this partition, and return what is known about it."""
         key = asks.feed, asks.partition
         with self._lock:
             was_asked = key in self._latest
             if asks.attempt < self._latest.get(key, 0):
-                return wire.Fails(_LATER)
+                return dialog.Fails(_LATER)
             self._latest[key] = asks.attempt
             found = self._open.get(key)
         if found is not None:
@@ -383,7 +383,7 @@ class FeedServer:
             del self._open[key]
             if feed.taken and not feed.wants_results:
                 known = self._known.get(key, _NOTHING)
-                self._known[key] = wire.Known(known.rows + feed.taken, True, *feed.mark)
+                self._known[key] = dialog.Known(known.rows + feed.taken, True, *feed.mark)
         with self.queue.changed:
             self.queue.changed.notify_all()
 
@@ -391,7 +391,7 @@ class FeedServer:
         with self._lock:
             return list(self._open.values())
 
-    def _take_in(self, stream: Stream, begins: wire.Begins, feed: PartitionFeed) -> None:
+    def _take_in(self, stream: Stream, begins: dialog.Begins, feed: PartitionFeed) -> None:
         key = begins.feed, begins.partition
         with self._lock:
             earlier = self._open.get(key)
@@ -402,7 +402,7 @@ class FeedServer:
             self._open[key] = stream, feed
         sender = threading.Thread(target=self._send, args=(stream, feed), daemon=True)
         try:
-            wire.write(stream, wire.Starts())
+            dialog.write(stream, dialog.Starts())
             sender.start()
             self._receive(stream, feed)
             sender.join()
@@ -412,8 +412,10 @@ class FeedServer:
                 sender.join()
 
     def _receive(self, stream: Stream, feed: PartitionFeed) -> None:
-        while isinstance(message := wire.read(stream, wire.RowsAhead, wire.Ends), wire.RowsAhead):
-            batch = wire.read_rows(stream, message, read_batch)
+        while isinstance(
+            message := dialog.read(stream, dialog.RowsAhead, dialog.Ends), dialog.RowsAhead
+        ):
+            batch = dialog.read_rows(stream, message, read_batch)
             if not self.queue.put(feed, batch, (message.position, message.digest)):
                 return
         self.queue.end(feed)
@@ -439,13 +441,13 @@ class FeedServer:
                 feed.results.clear()
                 taken, last = feed.taken, self._last_word(feed)
             for rows, content in results:
-                wire.write(stream, wire.RowsAhead(rows, len(content)), content)
+                dialog.write(stream, dialog.RowsAhead(rows, len(content)), content)
             if taken > said:
-                wire.write(stream, wire.Taken(taken))
+                dialog.write(stream, dialog.Taken(taken))
                 said = taken
             if last is not None and not feed.results:
                 if not feed.is_lost:
-                    wire.write(stream, last)
+                    dialog.write(stream, last)
                 return
 
     def _has_news(self, feed: PartitionFeed, said: int) -> bool:
@@ -455,22 +457,22 @@ class FeedServer:
         """Return the final message in the conversation; None if it is not over yet."""
         queue = self.queue
         if queue.failure is not None:
-            return wire.Fails(queue.failure)
+            return dialog.Fails(queue.failure)
         if feed.is_done and not feed.results:
-            return wire.Done()
+            return dialog.Done()
         if queue.has_stopped and feed.wants_results:
-            return wire.Fails(
+            return dialog.Fails(
                 f"the function ended the feed after {feed.given} results for at least {feed.rows} "
                 "rows of a partition: inference needs one result per row"
             )
-        return wire.Skips() if queue.has_stopped else None
+        return dialog.Skips() if queue.has_stopped else None
 
 
 @contextlib.contextmanager
 def open_feed(host: str, token: str, announce: Callable[[str, str], object]) -> Iterator[RowQueue]:
     """Receive rows while a function runs. Notify the feeders of its end, and if it failed."""
     server = FeedServer(host, token)
-    announce(wire.FEED, server.address)
+    announce(dialog.FEED, server.address)
     try:
         yield server.queue
     except BaseException as error:
@@ -483,4 +485,4 @@ def open_feed(host: str, token: str, announce: Callable[[str, str], object]) -> 
 
 _FINISH_SECONDS = 10.0
 _LATER = "a later attempt of this task has started"
-_NOTHING = wire.Known(0, False, 0, "")
+_NOTHING = dialog.Known(0, False, 0, "")

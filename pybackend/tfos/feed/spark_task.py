@@ -33,7 +33,7 @@ from pybackend.core.launchers.spark.barrier_task import BarrierGroup, living_wit
 from pybackend.core.machine.janitor import sweep
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.tfos.feed.client import Feeder
-from pybackend.tfos.feed.wire import FEED, FEED_TOKEN
+from pybackend.tfos.feed.dialog import FEED, FEED_TOKEN
 
 if TYPE_CHECKING:  # it has files of the driver
     from pybackend.core.launchers.spark.preflight import SparkEnvironment
