@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from pybackend.core.errors import ClusterError, SerializationError
@@ -62,7 +63,7 @@ class Feeder:
         known = self._ask(name, partition, attempt)
         try:
             return self._feed(
-                _chain(first, batches), dialog.Begins(name, partition, attempt, False, 0), known
+                chain([first], batches), dialog.Begins(name, partition, attempt, False, 0), known
             )
         except FeedTimeoutError as error:
             self.quit(name, str(error))
@@ -95,7 +96,7 @@ class Feeder:
         # The function sees rows of an earlier attempt again; each still gets one result.
         conversation = self._begin(dialog.Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
-            for batch in _chain(first, batches):
+            for batch in chain([first], batches):
                 conversation.send(batch.num_rows, write_batch(batch))
                 yield from conversation.take_results()
             yield from conversation.finish()
@@ -333,11 +334,6 @@ def _agree(begins: dialog.Begins, found: dict[int, tuple[Stream, int]]) -> int:
         if isinstance(answer, dialog.Starts):
             return rank
         found[rank] = stream, answer.feeds
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _drop_rows(

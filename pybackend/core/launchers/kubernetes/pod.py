@@ -137,13 +137,12 @@ class PodChannel:
             self.has_ended.set()
 
     def _open(self, cluster: Cluster, command: list[str]) -> Channel:
-        for attempt in range(_ATTEMPTS):
-            try:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(ClusterError):
                 return Channel(cluster.execute(self._pod, command))
-            except ClusterError:
-                if attempt == _ATTEMPTS - 1 or self._closed.wait(1.0):
-                    raise
-        raise AssertionError
+            if self._closed.wait(1.0):
+                break
+        return Channel(cluster.execute(self._pod, command))
 
     def _talk(self, channel: Channel) -> None:
         lines = SharedLines(channel.reading, channel.writing)

@@ -145,24 +145,22 @@ class PodState:
         return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
 
     @property
-    def _status(self) -> Mapping[str, Any]:
-        status: Mapping[str, Any] = self.pod.get("status") or {}
-        return status
+    def _status(self) -> Any:
+        return self.pod.get("status") or {}
 
     @property
-    def _container(self) -> Mapping[str, Any]:
+    def _container(self) -> Any:
         return next(iter(self._status.get("containerStatuses") or ()), {})
 
     @property
-    def _terminated(self) -> Mapping[str, Any]:
-        ended: Mapping[str, Any] = self._container.get("state", {}).get("terminated") or {}
-        return ended
+    def _terminated(self) -> Any:
+        return self._container.get("state", {}).get("terminated") or {}
 
     @property
     def _is_deleted(self) -> bool:
         return self.is_gone or bool(self.pod["metadata"].get("deletionTimestamp"))
 
-    def _condition(self, kind: str) -> Mapping[str, Any]:
+    def _condition(self, kind: str) -> Any:
         conditions = self._status.get("conditions") or ()
         return next((one for one in conditions if one["type"] == kind), {})
 
