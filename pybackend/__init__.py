@@ -41,12 +41,12 @@ _NAMES = {
     "core.launchers.slurm.launcher": "slurm",
     "core.model.serialization": "load_model model_from_base64 model_to_base64 save_model",
     "core.r.function": "RFunction",
-    "reporting.call": "report",
+    "reporting.reports": "report",
     "scaling.call": "bench_scale",
     "sql.compile": "to_sql",
     "sql.deploy": "deploy_model undeploy_model",
     "core.tf_config": "make_tf_config read_tf_config",
-    "tuning.call": "train_many",
+    "tuning.train_many": "train_many",
     "tuning.pruning": "MedianPruning SuccessiveHalving",
     "tracking.mlflow": "track_mlflow",
     "tracking.tensorboard": "track_tensorboard view_tensorboard",
@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     from pybackend.core.tf_config import make_tf_config as make_tf_config
     from pybackend.core.tf_config import read_tf_config as read_tf_config
     from pybackend.distributor import TFDistributor as TFDistributor
-    from pybackend.reporting.call import report as report
+    from pybackend.reporting.reports import report as report
     from pybackend.scaling.call import bench_scale as bench_scale
     from pybackend.sql.compile import to_sql as to_sql
     from pybackend.sql.deploy import deploy_model as deploy_model
@@ -120,9 +120,9 @@ if TYPE_CHECKING:
     from pybackend.tracking.tensorboard import track_tensorboard as track_tensorboard
     from pybackend.tracking.tensorboard import view_tensorboard as view_tensorboard
     from pybackend.tracking.wandb import track_wandb as track_wandb
-    from pybackend.tuning.call import train_many as train_many
     from pybackend.tuning.pruning import MedianPruning as MedianPruning
     from pybackend.tuning.pruning import SuccessiveHalving as SuccessiveHalving
+    from pybackend.tuning.train_many import train_many as train_many
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 

@@ -38,13 +38,13 @@ from pybackend.core.model.serialization import decode_base64, model_from_bytes, 
 from pybackend.core.words import show, speak
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.reporting.call import report, write_report
-from pybackend.sql.dbi import connect_dbi
+from pybackend.reporting.reports import report, write_report
+from pybackend.sql.connect import connect_dbi
 from pybackend.sql.deploy import augment
-from pybackend.sql.query import SourceQuery
+from pybackend.sql.operations import SourceQuery
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Mode
-from pybackend.tuning.result import Trial, Trials
+from pybackend.tuning.trials import Trial, Trials
 
 __all__ = [
     "SourceQuery",
@@ -307,7 +307,7 @@ def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = N
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
     """Return one name as text, for a column of arrays, unless the model takes a single number."""
-    from pybackend.sql.lowering import size_of
+    from pybackend.sql.builder import size_of
 
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
     takes_number = len(shapes) == 1 and None not in shapes[0] and size_of(shapes[0]) == 1

@@ -252,7 +252,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from pybackend.doctor.probe import probe
-    from pybackend.doctor.session import start_session
+    from pybackend.doctor.spark_master import start_session
 
     with start_session(options.master, dict(options.conf)) as session:
         report = probe(session, options.workers)
@@ -403,7 +403,7 @@ def _modes(text: str) -> str:
 
 
 def _master(text: str) -> str:
-    from pybackend.doctor.session import check_master
+    from pybackend.doctor.spark_master import check_master
 
     try:
         return check_master(text)

@@ -24,7 +24,7 @@ _NAMES = {
     "sql.deploy": "Deployment",
     "tracking.tensorboard": "TensorBoardView",
     "core.tf_config": "ClusterSpec",
-    "tuning.result": "Trial Trials",
+    "tuning.trials": "Trial Trials",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from pybackend.sql.compile import SqlModel as SqlModel
     from pybackend.sql.deploy import Deployment as Deployment
     from pybackend.tracking.tensorboard import TensorBoardView as TensorBoardView
-    from pybackend.tuning.result import Trial as Trial
-    from pybackend.tuning.result import Trials as Trials
+    from pybackend.tuning.trials import Trial as Trial
+    from pybackend.tuning.trials import Trials as Trials
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 

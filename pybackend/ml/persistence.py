@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Literal
 
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from pybackend.core.api.result import TrainResult
@@ -57,7 +58,7 @@ def encode(
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
-class _Writer(MLWriter):
+class _StageWriter(MLWriter):
     """Code shared by the writers."""
 
     def __init__(self, instance: Any) -> None:
@@ -77,7 +78,7 @@ class _Writer(MLWriter):
         frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class ModelWriter(_Writer):
+class ModelWriter(_StageWriter):
     """Writer of a `KerasModel`."""
 
     def saveImpl(self, path: str) -> None:
@@ -85,7 +86,7 @@ class ModelWriter(_Writer):
         self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
 
 
-class EstimatorWriter(_Writer):
+class EstimatorWriter(_StageWriter):
     """Writer of a `KerasEstimator`."""
 
     def saveImpl(self, path: str) -> None:
@@ -224,3 +225,69 @@ def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in options.items()
     }
+
+
+# Pipelines with stages of sparklyr and of this package, for R.
+
+
+def save_stages(
+    session: Any, parts: Sequence[Any], path: str, overwrite: bool, is_fitted: bool
+) -> None:
+    """Write stages as one Spark ML pipeline.
+
+    Parameters
+    ----------
+    parts
+        Stages, or paths at which sparklyr saved stages.
+    is_fitted
+        Whether they are fitted.
+
+    Raises
+    ------
+    InputError
+        The path already exists, or a stage cannot be saved.
+    """
+    stages = [stage for part in parts for stage in _list_stages(session, part)]
+    pipeline = PipelineModel(stages) if is_fitted else Pipeline(stages=stages)
+    writer = pipeline.write().session(session)
+    try:
+        (writer.overwrite() if overwrite else writer).save(path)
+    except Exception as error:
+        if "already exists" in str(error):
+            raise InputError(f"{show(path)} already exists: use `overwrite = TRUE`") from error
+        raise
+
+
+def load_stages(session: Any, path: str) -> tuple[bool, Any]:
+    """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline.
+
+    Raises
+    ------
+    InputError
+        There is no pipeline at the path.
+    """
+    try:
+        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+    except Exception as error:
+        raise InputError(f"there is no pipeline at {show(path)}: {error}") from error
+    kind = str(metadata.get("class")).rpartition(".")[2]
+    if kind not in ("Pipeline", "PipelineModel"):
+        raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a pipeline")
+    is_fitted = kind == "PipelineModel"
+    reader = PipelineModel.read() if is_fitted else Pipeline.read()
+    return is_fitted, reader.session(session).load(path)
+
+
+def _list_stages(session: Any, part: Any) -> list[Any]:
+    if not isinstance(part, str):
+        return [part]
+    metadata = DefaultParamsReader.loadMetadata(part, find_home(session))
+    if str(metadata.get("class")).rpartition(".")[2] in ("Pipeline", "PipelineModel"):
+        return flatten_stages(load_stages(session, part)[1])
+    return [DefaultParamsReader.loadParamsInstance(part, find_home(session))]
+
+
+def flatten_stages(stage: Any) -> list[Any]:
+    if isinstance(stage, Pipeline):
+        return list(stage.getStages())
+    return list(stage.stages) if isinstance(stage, PipelineModel) else [stage]

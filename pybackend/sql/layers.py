@@ -9,9 +9,8 @@ import keras
 import numpy as np
 
 from pybackend.core.words import setting
-from pybackend.sql.graph import Array, Lookup, Slope
-from pybackend.sql.lowering import (
-    Lowering,
+from pybackend.sql.builder import (
+    GraphBuilder,
     Shape,
     Value,
     check_layer,
@@ -19,13 +18,13 @@ from pybackend.sql.lowering import (
     numbers_of,
     places_of,
 )
-from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
+from pybackend.sql.operations import Array, Fold, Lookup, Slope
 
 # Called with the layer's tensors; only those in `_SEVERAL` take more than one.
 Lower = Callable[..., Value]
 
 
-def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def lower_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> Value:
     """Add the operations of a layer to the graph and return its output.
 
     Raises
@@ -33,33 +32,33 @@ def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Valu
     InputError
         The layer cannot be translated to SQL; the message names it and the reason.
     """
-    lowering.layer = layer
+    builder.layer = layer
     lower = LAYERS.get(type(layer).__name__)
     if lower is None:
-        raise lowering.refuse(f"the supported layers are {', '.join(sorted(LAYERS))}")
-    check_layer(lowering, layer)
+        raise builder.refuse(f"the supported layers are {', '.join(sorted(LAYERS))}")
+    check_layer(builder, layer)
     if len(values) > 1 and type(layer).__name__ not in _SEVERAL:
-        raise lowering.refuse(f"it is called with {len(values)} tensors")
-    return lower(lowering, layer, *values)
+        raise builder.refuse(f"it is called with {len(values)} tensors")
+    return lower(builder, layer, *values)
 
 
-def _keep(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _keep(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return value
 
 
-def _dense(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _dense(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     kernel = numbers_of(layer.kernel)
     bias = numbers_of(layer.bias) if layer.use_bias else None
-    made = lowering.linear(value, kernel, bias, (*value.shape[:-1], kernel.shape[1]))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(value, kernel, bias, (*value.shape[:-1], kernel.shape[1]))
+    return builder.activate(made, layer.activation)
 
 
-def _conv(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return _convolve(lowering, layer, value, numbers_of(layer.kernel), _bias(layer), layer.groups)
+def _conv(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return _convolve(builder, layer, value, numbers_of(layer.kernel), _bias(layer), layer.groups)
 
 
 def _convolve(
-    lowering: Lowering, layer: Any, value: Value, kernel: Array, bias: Array | None, groups: int
+    builder: GraphBuilder, layer: Any, value: Value, kernel: Array, bias: Array | None, groups: int
 ) -> Value:
     channels, filters = value.shape[-1], kernel.shape[-1]
     spots, windows = find_windows(value.shape[:-1], layer, layer.kernel_size)
@@ -69,32 +68,32 @@ def _convolve(
     # For each group: (taps x inputs, outputs).
     apart = kernel.reshape(taps, channels // groups, groups, filters // groups)
     each = apart.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
-    made = lowering.linear(lowering.gather(value, split), each, bias, (*spots, filters))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(builder.gather(value, split), each, bias, (*spots, filters))
+    return builder.activate(made, layer.activation)
 
 
-def _depthwise(lowering: Lowering, layer: Any, value: Value) -> Value:
-    made = _spread(lowering, layer, value, numbers_of(layer.kernel), _bias(layer))
-    return lowering.activate(made, layer.activation)
+def _depthwise(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    made = _spread(builder, layer, value, numbers_of(layer.kernel), _bias(layer))
+    return builder.activate(made, layer.activation)
 
 
 def _spread(
-    lowering: Lowering, layer: Any, value: Value, kernel: Array, bias: Array | None
+    builder: GraphBuilder, layer: Any, value: Value, kernel: Array, bias: Array | None
 ) -> Value:
     channels, times = (int(size) for size in kernel.shape[-2:])
     spots, windows = find_windows(value.shape[:-1], layer, layer.kernel_size)
     places = _with_channels(windows, channels).transpose(0, 2, 1)  # (positions, channels, taps)
     each = kernel.reshape(-1, channels, times).transpose(1, 0, 2)
-    return lowering.linear(lowering.gather(value, places), each, bias, (*spots, channels * times))
+    return builder.linear(builder.gather(value, places), each, bias, (*spots, channels * times))
 
 
-def _separable(lowering: Lowering, layer: Any, value: Value) -> Value:
-    spread = _spread(lowering, layer, value, numbers_of(layer.depthwise_kernel), None)
+def _separable(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    spread = _spread(builder, layer, value, numbers_of(layer.depthwise_kernel), None)
     points = numbers_of(layer.pointwise_kernel)
     *_, inputs, outputs = points.shape
     kernel = points.reshape(inputs, outputs)
-    made = lowering.linear(spread, kernel, _bias(layer), (*spread.shape[:-1], outputs))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(spread, kernel, _bias(layer), (*spread.shape[:-1], outputs))
+    return builder.activate(made, layer.activation)
 
 
 def _bias(layer: Any) -> Array | None:
@@ -108,34 +107,36 @@ def _with_channels(windows: Array, channels: int) -> Array:
 
 
 def _pool(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
+    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
         places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
-        return _reduce(lowering, operation, value, places, (*spots, value.shape[-1]))
+        return _reduce(builder, operation, value, places, (*spots, value.shape[-1]))
 
     return lower
 
 
 def _pool_all(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
+    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         channels = value.shape[-1]
         places = places_of(value.shape).reshape(-1, channels).T
         ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
-        return _reduce(lowering, operation, value, places, (*ones, channels))
+        return _reduce(builder, operation, value, places, (*ones, channels))
 
     return lower
 
 
-def _reduce(lowering: Lowering, operation: str, value: Value, places: Array, shape: Shape) -> Value:
+def _reduce(
+    builder: GraphBuilder, operation: str, value: Value, places: Array, shape: Shape
+) -> Value:
     if operation == "maximum":
-        found = lowering.reduce("maximum", value, places)
+        found = builder.reduce("maximum", value, places)
         return Value(found.name, shape)
-    found = lowering.reduce("sum", value, places)
+    found = builder.reduce("sum", value, places)
     counts = (places >= 0).sum(axis=-1)
-    return Value(lowering.scale(found, 1 / counts, 0.0).name, shape)
+    return Value(builder.scale(found, 1 / counts, 0.0).name, shape)
 
 
-def _normalize_batch(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize_batch(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x) for x in (layer.moving_mean, layer.moving_variance))
     factor = 1 / np.sqrt(variance.astype(np.float64) + layer.epsilon)
     if layer.scale:
@@ -144,44 +145,44 @@ def _normalize_batch(lowering: Lowering, layer: Any, value: Value) -> Value:
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
     shape = [1] * len(value.shape)
     shape[axis - 1 if axis > 0 else axis] = -1
-    return lowering.scale(value, factor.reshape(shape), shift.reshape(shape))
+    return builder.scale(value, factor.reshape(shape), shift.reshape(shape))
 
 
-def _normalize(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x).astype(np.float64)[0] for x in (layer.mean, layer.variance))
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
-        return lowering.scale(value, deviation, mean)
+        return builder.scale(value, deviation, mean)
     # In Keras's order: a difference of large numbers is exact only before they are scaled.
-    return lowering.scale(lowering.scale(value, 1.0, -mean), 1 / deviation, 0.0)
+    return builder.scale(builder.scale(value, 1.0, -mean), 1 / deviation, 0.0)
 
 
-def _normalize_layer(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize_layer(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     axes = list(layer.axis) if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if axes not in ([-1], [len(value.shape)]):
-        raise lowering.refuse(
+        raise builder.refuse(
             f"a normalization over {setting(axis=layer.axis)}, which is not the last"
         )
     if getattr(layer, "rms_scaling", False):
-        raise lowering.refuse(setting(rms_scaling=True))
+        raise builder.refuse(setting(rms_scaling=True))
     places, count = places_of(value.shape), value.shape[-1]
     # Mean and variance of each row, repeated for each of its numbers.
     again = np.repeat(places_of(value.shape[:-1])[..., None], count, axis=-1)
-    mean = lowering.scale(lowering.reduce("sum", value, places), 1 / count, 0.0)
-    apart = lowering.combine("subtract", [value, lowering.gather(mean, again)])
-    squares = lowering.combine("multiply", [apart, apart])
-    variance = lowering.scale(lowering.reduce("sum", squares, places), 1 / count, 0.0)
-    factor = lowering.gather(lowering.map(variance, "rsqrt", float(layer.epsilon)), again)
-    scaled = lowering.combine("multiply", [apart, factor])
+    mean = builder.scale(builder.reduce("sum", value, places), 1 / count, 0.0)
+    apart = builder.combine("subtract", [value, builder.gather(mean, again)])
+    squares = builder.combine("multiply", [apart, apart])
+    variance = builder.scale(builder.reduce("sum", squares, places), 1 / count, 0.0)
+    factor = builder.gather(builder.map(variance, "rsqrt", float(layer.epsilon)), again)
+    scaled = builder.combine("multiply", [apart, factor])
     gamma = numbers_of(layer.gamma) if layer.scale else 1.0
-    return lowering.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
+    return builder.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
 
 
-def _rescale(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.scale(value, np.asarray(layer.scale), np.asarray(layer.offset))
+def _rescale(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return builder.scale(value, np.asarray(layer.scale), np.asarray(layer.offset))
 
 
-def _reshape(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _reshape(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     shape = layer.compute_output_shape((1, *value.shape))[1:]
     return Value(value.name, tuple(int(size) for size in shape))
 
@@ -189,8 +190,8 @@ def _reshape(lowering: Lowering, layer: Any, value: Value) -> Value:
 def _move(move: Callable[[Any, Array], Array]) -> Lower:
     """Return the translation of a layer that only moves numbers, from its effect on positions."""
 
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
-        return lowering.gather(value, move(layer, places_of(value.shape)))
+    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+        return builder.gather(value, move(layer, places_of(value.shape)))
 
     return lower
 
@@ -218,72 +219,192 @@ def _crop(layer: Any, places: Array) -> Array:
 
 
 def _merge(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, *values: Value) -> Value:
-        return lowering.combine(operation, values)
+    def lower(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
+        return builder.combine(operation, values)
 
     return lower
 
 
-def _average(lowering: Lowering, layer: Any, *values: Value) -> Value:
-    return lowering.scale(lowering.combine("add", values), 1 / len(values), 0.0)
+def _average(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
+    return builder.scale(builder.combine("add", values), 1 / len(values), 0.0)
 
 
-def _concatenate(lowering: Lowering, layer: Any, *values: Value) -> Value:
+def _concatenate(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise lowering.refuse(
+        raise builder.refuse(
             f"{setting(axis=0)}: it joins rows, but SQL computes each row separately"
         )
-    return lowering.concatenate(values, axis - 1)
+    return builder.concatenate(values, axis - 1)
 
 
-def _embed(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _embed(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.mask_zero:
-        raise lowering.refuse(
+        raise builder.refuse(
             f"{setting(mask_zero=True)}: the layers that follow would need the mask"
         )
     table = numbers_of(layer.embeddings)
-    return lowering.add(Lookup(table), [value], (*value.shape, table.shape[1]))
+    return builder.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 
 
-def _activation(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.activate(value, layer.activation)
+def _activation(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return builder.activate(value, layer.activation)
 
 
-def _relu(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.threshold or layer.max_value not in (None, 6):
-        raise lowering.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
+        raise builder.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
     if layer.negative_slope:
         if layer.max_value is not None:
-            raise lowering.refuse("a ReLU with `negative_slope` and `max_value`")
-        return lowering.map(value, "leaky_relu", float(layer.negative_slope))
-    return lowering.map(value, "relu" if layer.max_value is None else "relu6")
+            raise builder.refuse("a ReLU with `negative_slope` and `max_value`")
+        return builder.map(value, "leaky_relu", float(layer.negative_slope))
+    return builder.map(value, "relu" if layer.max_value is None else "relu6")
 
 
-def _leaky_relu(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.map(value, "leaky_relu", float(layer.negative_slope))
+def _leaky_relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return builder.map(value, "leaky_relu", float(layer.negative_slope))
 
 
-def _elu(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.map(value, "elu", float(layer.alpha))
+def _elu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return builder.map(value, "elu", float(layer.alpha))
 
 
-def _prelu(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _prelu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     slope = np.broadcast_to(numbers_of(layer.alpha), value.shape).ravel()
-    return lowering.add(Slope(slope), [value], value.shape)
+    return builder.add(Slope(slope), [value], value.shape)
 
 
-def _softmax(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _softmax(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.axis not in (-1, len(value.shape)):
-        raise lowering.refuse(f"a softmax over the axis {layer.axis}, which is not the last")
-    return lowering.softmax(value)
+        raise builder.refuse(f"a softmax over the axis {layer.axis}, which is not the last")
+    return builder.softmax(value)
 
 
-def _each_time(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _each_time(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if type(layer.layer).__name__ != "Dense":
-        raise lowering.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
-    check_layer(lowering, layer.layer)
-    return _dense(lowering, layer.layer, value)
+        raise builder.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
+    check_layer(builder, layer.layer)
+    return _dense(builder, layer.layer, value)
+
+
+# Recurrent layers: their cells, applied to one step of a sequence at a time.
+
+_MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
+
+
+def lower_recurrent(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    """Add a GRU, an LSTM or a SimpleRNN to the graph."""
+    return _run(builder, layer, value)
+
+
+def lower_bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    """Add a Bidirectional recurrent layer to the graph."""
+    for inner in (layer.forward_layer, layer.backward_layer):
+        if type(inner).__name__ not in _CELLS:
+            raise builder.refuse(
+                f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
+            )
+        check_layer(builder, inner)
+    both = [_run(builder, layer.forward_layer, value), _run(builder, layer.backward_layer, value)]
+    if layer.backward_layer.return_sequences:
+        both[1] = builder.gather(both[1], places_of(both[1].shape)[::-1])
+    if layer.merge_mode == "concat":
+        return builder.concatenate(both, len(both[0].shape) - 1)
+    if layer.merge_mode not in _MERGES:
+        raise builder.refuse(setting(merge_mode=layer.merge_mode))
+    merged = builder.combine(_MERGES[layer.merge_mode], both)
+    return builder.scale(merged, 0.5, 0.0) if layer.merge_mode == "ave" else merged
+
+
+def _run(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    if getattr(layer, "recurrent_activation", None) is keras.activations.softmax:
+        raise builder.refuse(setting(recurrent_activation="softmax"))
+    for option in ("return_state", "stateful"):
+        if getattr(layer, option):
+            raise builder.refuse(f"{setting(**{option: True})}")
+    steps, _ = value.shape
+    if layer.go_backwards:
+        value = builder.gather(value, places_of(value.shape)[::-1])
+    cell = layer.cell
+    kernel = numbers_of(cell.kernel)
+    bias, inner_bias = _split_bias(cell)
+    # Projections of the inputs are computed for all steps at once.
+    projected = builder.linear(value, kernel, bias, (steps, kernel.shape[1]))
+    inner = GraphBuilder()
+    inner.layer = builder.layer
+    states = 2 if hasattr(cell, "recurrent_activation") and not _is_gru(cell) else 1
+    state = Value(inner.graph.add_input("state", states * cell.units), (states * cell.units,))
+    part = Value(inner.graph.add_input("part", kernel.shape[1]), (kernel.shape[1],))
+    found = _CELLS[type(layer).__name__](inner, cell, state, part, inner_bias)
+    inner.graph.outputs = (found.name,)
+    fold = Fold(inner.graph, steps, state.size, cell.units, layer.return_sequences)
+    shape = (steps, cell.units) if layer.return_sequences else (cell.units,)
+    return builder.add(fold, [projected], shape)
+
+
+def _is_gru(cell: Any) -> bool:
+    return hasattr(cell, "reset_after")
+
+
+def _split_bias(cell: Any) -> tuple[Any, Any]:
+    """Return the biases of the inputs and of the state."""
+    if not cell.use_bias:
+        return None, None
+    bias = numbers_of(cell.bias)
+    return (bias[0], bias[1]) if bias.ndim == 2 else (bias, None)
+
+
+def _slice(builder: GraphBuilder, value: Value, number: int, units: int, count: int = 1) -> Value:
+    start = number * units
+    return builder.gather(value, np.arange(start, start + count * units))
+
+
+def _gru(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    units = cell.units
+    recurrent = numbers_of(cell.recurrent_kernel)
+    if cell.reset_after:
+        hidden = builder.linear(state, recurrent, bias, (3 * units,))
+        gates = _slice(builder, hidden, 0, units, 2)
+    else:
+        gates = builder.linear(state, recurrent[:, : 2 * units], None, (2 * units,))
+    gates = builder.combine("add", [_slice(builder, part, 0, units, 2), gates])
+    gates = builder.activate(gates, cell.recurrent_activation)
+    update, reset = (_slice(builder, gates, number, units) for number in (0, 1))
+    if cell.reset_after:
+        kept = builder.combine("multiply", [reset, _slice(builder, hidden, 2, units)])
+    else:
+        kept = builder.combine("multiply", [reset, state])
+        kept = builder.linear(kept, recurrent[:, 2 * units :], None, (units,))
+    candidate = builder.combine("add", [_slice(builder, part, 2, units), kept])
+    candidate = builder.activate(candidate, cell.activation)
+    # update * state + (1 - update) * candidate
+    change = builder.combine("subtract", [state, candidate])
+    return builder.combine("add", [candidate, builder.combine("multiply", [update, change])])
+
+
+def _lstm(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    units = cell.units
+    hidden, carried = (_slice(builder, state, number, units) for number in (0, 1))
+    recurrent = numbers_of(cell.recurrent_kernel)
+    gates = builder.linear(hidden, recurrent, None, (4 * units,))
+    gates = builder.combine("add", [part, gates])
+    opened = builder.activate(gates, cell.recurrent_activation)
+    enters, forgets, shows = (_slice(builder, opened, number, units) for number in (0, 1, 3))
+    new = builder.activate(_slice(builder, gates, 2, units), cell.activation)
+    kept = builder.combine("multiply", [forgets, carried])
+    carried = builder.combine("add", [kept, builder.combine("multiply", [enters, new])])
+    shown = builder.activate(carried, cell.activation)
+    hidden = builder.combine("multiply", [shows, shown])
+    return builder.concatenate([hidden, carried], 0)
+
+
+def _simple(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    recurrent = numbers_of(cell.recurrent_kernel)
+    hidden = builder.linear(state, recurrent, None, (cell.units,))
+    return builder.activate(builder.combine("add", [part, hidden]), cell.activation)
+
+
+_CELLS = {"GRU": _gru, "LSTM": _lstm, "SimpleRNN": _simple}
 
 
 # Layers that take several tensors.

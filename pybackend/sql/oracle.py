@@ -13,11 +13,17 @@ from itertools import accumulate
 from typing import ClassVar
 
 from pybackend.core.errors import InputError
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, number
-from pybackend.sql.graph import Array, Node, unroll
-from pybackend.sql.query import Question, Shown
-from pybackend.sql.writer import SqlWriter, is_slice, kernel_rows, matrix_rows, place_rows
+from pybackend.sql import operations as ops
+from pybackend.sql.database import (
+    LARGEST,
+    SqlWriter,
+    is_slice,
+    kernel_rows,
+    matrix_rows,
+    number,
+    place_rows,
+)
+from pybackend.sql.operations import Array, Node, Question, Shown, unroll
 
 COLUMNS = "part VARCHAR2(30), i NUMBER(10), o NUMBER(10), x BINARY_DOUBLE"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.core.errors import InputError
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.tfos import gpu_info
 
 # Only its route is looked up, nothing is sent (RFC 5737 reserves it for documentation).

@@ -17,7 +17,7 @@ from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import Tracked, Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.result import TrainResult
-from pybackend.tracking.contents import (
+from pybackend.tracking import (
     add_arguments,
     check_flags,
     check_package,

@@ -15,7 +15,7 @@ from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.words import listed, show
-from pybackend.tracking.contents import (
+from pybackend.tracking import (
     add_arguments,
     check_flags,
     check_package,

@@ -21,10 +21,8 @@ from pybackend.core.errors import InputError, TfdistError, printable
 from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
 from pybackend.core.launchers import Launcher, StopRequestedError, check_stop, stopped_by
 from pybackend.core.words import show, spoken
-from pybackend.tuning.grid import Arguments
-from pybackend.tuning.result import Trial
-from pybackend.tuning.source import Source
-from pybackend.tuning.stored import ModelFiles, StoredResult
+from pybackend.tuning.grid import Arguments, TrialSource
+from pybackend.tuning.trials import ModelFiles, StoredResult, Trial
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
 _LOOK_SECONDS = 0.1
@@ -103,7 +101,7 @@ class TrialRunner:
         Called with the number of a trial and the end of its epoch; None: it is not needed.
     """
 
-    source: Source
+    source: TrialSource
     prepare: Callable[[int, Arguments], TrialCall]
     failed: Sequence[Trial]
     first: tuple[Arguments, TrialCall]

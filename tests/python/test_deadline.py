@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.net.deadline import within
-from pybackend.doctor.session import _try_within
+from pybackend.doctor.spark_master import _try_within
 
 
 def test_a_value_and_an_error_are_passed_on() -> None:

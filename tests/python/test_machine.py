@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from pybackend.core.machine import is_loopback, is_own_address, own_address, read_boot
 from pybackend.core.machine.capacity import (
     count_cores,
     list_groups,
     read_free_memory,
     read_memory,
 )
-from pybackend.core.machine.identity import is_loopback, is_own_address, own_address, read_boot
 from pybackend.core.machine.processes import (
     find_family,
     is_process,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.net import greeting, rendezvous
 from pybackend.core.net.greeting import greet_as_client
 from pybackend.core.net.rendezvous import Acceptor, address_of, listen, new_token, reserve

@@ -15,7 +15,7 @@ from sql_models import OPERATIONS, make
 
 from pybackend import InputError, deploy_model, to_sql, undeploy_model
 from pybackend.core.model.inputs import name_inputs
-from pybackend.sql.connections import connect
+from pybackend.sql.connect import connect
 from pybackend.sql.deploy import Registry
 
 L = keras.layers

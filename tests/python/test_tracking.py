@@ -276,7 +276,7 @@ def test_wrong_settings_are_errors_at_once(monkeypatch: Any) -> None:
     with pytest.raises(InputError, match=r"call it, track_mlflow\(\)"):
         split_trackers([track_mlflow])
     for module, make in (("mlflow", track_mlflow), ("wandb", track_wandb)):
-        monkeypatch.setattr("pybackend.tracking.contents.find_spec", lambda name: None)
+        monkeypatch.setattr("pybackend.tracking.find_spec", lambda name: None)
         with pytest.raises(InputError, match=rf"is not installed .*tfdist\[{module}\]"):
             make()
 

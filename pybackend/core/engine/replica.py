@@ -29,8 +29,8 @@ from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.options import Exchange
+from pybackend.core.machine import number_machine
 from pybackend.core.machine.capacity import read_free_memory
-from pybackend.core.machine.identity import number_machine
 from pybackend.core.model.callbacks import check_callbacks, check_sharded_callbacks
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.inputs import (

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from pybackend.core.collective import Collective, Compression
 from pybackend.core.job.report import PARTS, StepTimes
+from pybackend.core.machine import read_boot
 from pybackend.core.machine.capacity import count_cores
-from pybackend.core.machine.identity import read_boot
 
 # More are not read ahead; the times of an evaluation are never taken.
 _MOST = 4096

@@ -32,7 +32,7 @@ from pybackend.core.job.resources import Resources
 from pybackend.core.launchers.child import Child
 from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
-from pybackend.core.machine.identity import look_up, own_address
+from pybackend.core.machine import look_up, own_address
 from pybackend.core.net.rendezvous import address_of, new_token, split_address
 from pybackend.core.net.secret import derive_token
 from pybackend.core.words import call_of, setting, speak

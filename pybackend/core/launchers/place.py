@@ -18,7 +18,7 @@ from pybackend.core.launchers.slurm.nodes import (
     step_port,
     tasks_by_node,
 )
-from pybackend.core.machine.identity import is_loopback
+from pybackend.core.machine import is_loopback
 from pybackend.core.machine.processes import read_stat, read_variables
 from pybackend.core.net.rendezvous import pick_port, split_address
 from pybackend.core.net.secret import FILE_VARIABLE, VARIABLE

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pybackend.core.machine.identity import is_loopback
+from pybackend.core.machine import is_loopback
 from pybackend.core.net.connection_errors import AlteredError, StreamEndError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from pybackend.core.launchers.remote.task import (
     take_part,
 )
 from pybackend.core.launchers.shares import share_of_machine
-from pybackend.core.machine.identity import reached_address
+from pybackend.core.machine import reached_address
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.shared_lines import SharedLines, follow_driver
 from pybackend.core.worker import wake_when_orphaned

@@ -18,8 +18,8 @@ from pybackend.core.launchers.member import Member, read_arrival
 from pybackend.core.launchers.place import Place, split_host
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.core.launchers.slurm.nodes import count_cores
+from pybackend.core.machine import is_loopback, own_address, resolve
 from pybackend.core.machine.capacity import list_gpus
-from pybackend.core.machine.identity import is_loopback, own_address, resolve
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import listen, split_address

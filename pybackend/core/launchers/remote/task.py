@@ -26,7 +26,7 @@ from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.child import Child
 from pybackend.core.launchers.crew import find_fatal
 from pybackend.core.launchers.member import Member, check_allotted, choose_variables
-from pybackend.core.machine.identity import is_own_address, own_address, resolve
+from pybackend.core.machine import is_own_address, own_address, resolve
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 

@@ -31,7 +31,7 @@ from pybackend.core.launchers.processes import (
 )
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.script.plan import TASK, ScriptTask, check_script, check_temporary
-from pybackend.core.machine.identity import is_loopback, reached_address
+from pybackend.core.machine import is_loopback, reached_address
 from pybackend.core.machine.processes import list_children, read_main_thread
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import address_of, reserve

@@ -28,7 +28,7 @@ from pybackend.core.launchers.script.plan import (
     split_variable,
 )
 from pybackend.core.launchers.script.slurm import find_step_site
-from pybackend.core.machine.identity import is_loopback, own_address
+from pybackend.core.machine import is_loopback, own_address
 from pybackend.core.net.rendezvous import split_address
 from pybackend.core.net.secret import FILE_VARIABLE, VARIABLE, find_secret
 from pybackend.core.tf_config import make_tf_config

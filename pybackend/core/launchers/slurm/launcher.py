@@ -45,7 +45,7 @@ from pybackend.core.launchers.slurm.settings import (
     with_resources,
 )
 from pybackend.core.launchers.slurm.watch import JobFiles
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.machine.janitor import swept_folder
 from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import call_of

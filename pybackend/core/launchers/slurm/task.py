@@ -19,7 +19,7 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.remote.task import TASK, RemoteTask, read_post, take_part
 from pybackend.core.launchers.slurm.nodes import count_cores, hosts_by_rank
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import split_address
 

@@ -61,7 +61,7 @@ from pybackend.core.launchers.spark.slots import (
     take_slots,
 )
 from pybackend.core.launchers.stopping import check_stop
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.net.heartbeat import find_silence
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import new_token

@@ -47,7 +47,7 @@ from pybackend.core.launchers.remote.task import (
     send_results,
     take_part,
 )
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.machine.processes import name_process
 from pybackend.core.net.heartbeat import find_silence
 from pybackend.core.net.meeting_client import MeetingClient

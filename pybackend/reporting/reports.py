@@ -19,8 +19,13 @@ from pybackend.core.errors import Failure, InputError, WorkerFailedError
 from pybackend.core.figures import show_time
 from pybackend.core.job.packages import BUILDS, find_version
 from pybackend.core.words import show, term
-from pybackend.reporting.page import make_header, make_page, make_section
-from pybackend.reporting.training import make_timeline, make_training_page
+from pybackend.reporting.page import (
+    make_header,
+    make_page,
+    make_section,
+    make_timeline,
+    make_training_page,
+)
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:

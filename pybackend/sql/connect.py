@@ -1,4 +1,4 @@
-"""DBI connections in R: R runs the statements that Python generates."""
+"""The connection for what a user passes: of a Python driver, a Spark session, or of DBI in R."""
 
 from __future__ import annotations
 
@@ -9,8 +9,45 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.errors import InputError
-from pybackend.sql.connections import Connection, DuckDB, Postgres, SQLite, list_rows
-from pybackend.sql.query import WeightsPart
+from pybackend.core.words import show
+from pybackend.sql.database import Connection, list_rows
+from pybackend.sql.duckdb import DuckdbConnection
+from pybackend.sql.operations import WeightsPart
+from pybackend.sql.postgres import PostgresConnection
+from pybackend.sql.spark import SparkConnection
+from pybackend.sql.sqlite import SqliteConnection
+
+_KINDS = {
+    "duckdb": DuckdbConnection,
+    "_duckdb": DuckdbConnection,
+    "psycopg": PostgresConnection,
+    "sqlite3": SqliteConnection,
+}
+
+
+def connect(con: Any) -> Connection:
+    """Return the connection for the argument ``con``.
+
+    Raises
+    ------
+    InputError
+        ``con`` is not a supported connection.
+    """
+    kind = type(con)
+    package = kind.__module__.partition(".")[0]
+    if package == "pyspark" and hasattr(con, "createDataFrame"):
+        return SparkConnection(con)
+    if isinstance(con, Connection) or (package in _KINDS and hasattr(con, "execute")):
+        database = con if isinstance(con, Connection) else _KINDS[package](con)
+        database.check()
+        return database
+    raise InputError(
+        f"`con` must be a connection of duckdb, psycopg or sqlite3, or a Spark session, not "
+        f"{show(None) if con is None else f'a {kind.__module__}.{kind.__qualname__}'}"
+    )
+
+
+# DBI connections in R: R runs the statements that Python generates.
 
 _STAGED = "tfdist_staged_weights"
 _ASKS = ("SELECT", "WITH", "EXPLAIN")
@@ -67,7 +104,7 @@ class _DBI(Connection):
         self._write(_STAGED, list(columns), list(columns.values()))
 
 
-class DBIDuckDB(_DBI, DuckDB):
+class RDuckdb(_DBI, DuckdbConnection):
     """Connection from the R package duckdb."""
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
@@ -77,7 +114,7 @@ class DBIDuckDB(_DBI, DuckDB):
         self.execute(f"DROP TABLE {_STAGED}")
 
 
-class DBIPostgres(_DBI, Postgres):
+class RPostgres(_DBI, PostgresConnection):
     """Connection from the R package RPostgres."""
 
     def check(self) -> None:
@@ -105,11 +142,11 @@ class DBIPostgres(_DBI, Postgres):
         self.execute(f"DROP TABLE {_STAGED}")
 
 
-class DBISQLite(_DBI, SQLite):
+class RSqlite(_DBI, SqliteConnection):
     """Connection from the R package RSQLite."""
 
     def try_view(self, view: str) -> None:
-        SQLite.try_view(self, view)
+        SqliteConnection.try_view(self, view)
 
     def _add_functions(self) -> None:
         """Do nothing: R has already loaded an extension with these functions."""
@@ -134,13 +171,13 @@ class DBISQLite(_DBI, SQLite):
         self.execute(f"DROP TABLE {_STAGED}")
 
 
-_KINDS: dict[str, type[_DBI]] = {
-    "duckdb": DBIDuckDB,
-    "postgresql": DBIPostgres,
-    "sqlite": DBISQLite,
+_R_KINDS: dict[str, type[_DBI]] = {
+    "duckdb": RDuckdb,
+    "postgresql": RPostgres,
+    "sqlite": RSqlite,
 }
 
 
 def connect_dbi(dialect: str, *functions: Callable[..., Any]) -> Connection:
     """Return an R connection for `deploy_model`; the functions are the arguments of `_DBI`."""
-    return _KINDS[dialect](*functions)
+    return _R_KINDS[dialect](*functions)

@@ -11,9 +11,9 @@ import numpy as np
 
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting, show
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import FORMULAS
-from pybackend.sql.graph import Array, Graph
+from pybackend.sql import operations as ops
+from pybackend.sql.database import FORMULAS
+from pybackend.sql.operations import Array, Graph
 
 Shape = tuple[int, ...]
 
@@ -90,7 +90,7 @@ class Value:
         return size_of(self.shape)
 
 
-class Lowering:
+class GraphBuilder:
     """Builder of a graph from the operations of layers.
 
     Attributes
@@ -190,7 +190,7 @@ class Lowering:
         return self.add(ops.Softmax(value.shape[-1]), [value], value.shape)
 
 
-def check_layer(lowering: Lowering, layer: Any) -> None:
+def check_layer(builder: GraphBuilder, layer: Any) -> None:
     """Reject a layer whose settings cannot be translated to SQL; the error names the current layer.
 
     Raises
@@ -201,13 +201,13 @@ def check_layer(lowering: Lowering, layer: Any) -> None:
     """
     name = type(layer).__name__
     if type(layer) is not getattr(keras.layers, name, None):
-        raise lowering.refuse(f"{name} is not a class of keras.layers")
+        raise builder.refuse(f"{name} is not a class of keras.layers")
     if getattr(layer, "quantization_mode", None) is not None:
-        raise lowering.refuse("its weights are quantized")
+        raise builder.refuse("its weights are quantized")
     if layer.compute_dtype != "float32" and not isinstance(layer, keras.layers.InputLayer):
-        raise lowering.refuse(f"it computes in {layer.compute_dtype}, SQL in float32 or better")
+        raise builder.refuse(f"it computes in {layer.compute_dtype}, SQL in float32 or better")
     if getattr(layer, "data_format", "channels_last") != "channels_last":
-        raise lowering.refuse(setting(data_format="channels_first"))
+        raise builder.refuse(setting(data_format="channels_first"))
 
 
 def size_of(shape: Shape) -> int:
