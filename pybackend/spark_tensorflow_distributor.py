@@ -142,7 +142,6 @@ class MirroredStrategyRunner:
         return run_function(self._spark, fn, (), kwargs, **options)[0]
 
     def _gpus_of_driver(self) -> tuple[str, ...]:
-        """Return the driver's GPUs, one for each slot."""
         found = self.sc.resources.get(self._gpu_resource_name)
         if found is None:
             name = f"spark.driver.resource.{self._gpu_resource_name}"

@@ -37,14 +37,8 @@ _PROGRAM_SECONDS = 20.0
 
 
 def doctor() -> dict[str, Any]:
-    """Return versions (None if absent), cores, memory, GPUs, and the problems found.
-
-    Returns
-    -------
-    dict
-        The entries of `inspect_machine`, ``java``, ``spark_home`` (the Spark inside PySpark),
-        ``problems`` (list of text) and ``verdict``: whether this machine is ready, or what to do
-        first.
+    """Return the entries of `inspect_machine`, ``java``, ``spark_home`` (the Spark inside PySpark),
+    ``problems`` (sentences) and ``verdict``: whether this machine is ready, or what to do first.
     """
     found = {**inspect_machine(), "java": find_java(), "spark_home": _find_spark_home()}
     return {**found, "problems": _problems(found), "verdict": _verdict(found)}
@@ -53,12 +47,9 @@ def doctor() -> dict[str, Any]:
 def inspect_machine() -> dict[str, Any]:
     """Return this machine's versions and hardware as plain data, fast enough for every worker.
 
-    Returns
-    -------
-    dict
-        ``python``, ``python_version``, ``version``, one entry per package, ``rscript``, ``r`` and
-        ``reticulate`` (the R package), ``rpy2_problem`` (why an installed rpy2 cannot use this R),
-        ``cores``, ``memory_gb``, ``gpus`` (list of names).
+    Entries are ``python``, ``python_version``, ``version``, one per package (None if absent),
+    ``rscript``, ``r`` and ``reticulate`` (the R package), ``rpy2_problem`` (why an installed rpy2
+    cannot use this R), ``cores``, ``memory_gb`` and ``gpus`` (a list of names).
     """
     packages = {name: find_version(name) for name in _PACKAGES}
     r = _r()
@@ -88,7 +79,7 @@ def find_missing(
 
 
 def find_java() -> str | None:
-    """Return the version of the Java that Spark would start; None if Java is missing."""
+    """Return the version of the Java that Spark would start; None if it is missing."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     match = re.search(r'version "([^"]+)"', _output(program, "-version"))
@@ -146,7 +137,6 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def install_command(found: Mapping[str, Any], on_spark: bool = False) -> str:
-    """Return the command that installs the missing packages."""
     wanted = " ".join(f"'{name}>={least}'" for name, _, least in find_missing(found, on_spark))
     return f"{found['python']} -m pip install {wanted}"
 
@@ -171,10 +161,7 @@ def _r() -> dict[str, str | None]:
 
 
 def _try_rpy2() -> str | None:
-    """Return why rpy2 cannot use this machine's R; None if it can.
-
-    This runs in a separate process, because the import loads R.
-    """
+    """Return why rpy2 cannot use this machine's R; None if it can."""
     # The mode that workers use.
     environment = {**os.environ, "RPY2_CFFI_MODE": "ABI"}
     try:

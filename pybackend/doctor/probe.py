@@ -36,26 +36,13 @@ _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACK
 def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
     """Check the software and hardware of every slot, and its TCP connections to all others.
 
-    Parameters
-    ----------
-    spark
-        A ``pyspark.sql.SparkSession``; or ``"local"`` or ``"local[N]"`` for N (default: 2)
-        processes on this machine, without Spark.
-    workers
-        Number of slots to probe. None (default): all slots of the session.
+    ``spark`` is a session; or ``"local"`` or ``"local[N]"`` for N (default: 2) processes on this
+    machine, without Spark. ``workers``: None (default) means all slots of the session.
 
-    Returns
-    -------
-    dict
-        ``workers``: the result of `inspect_worker` for each rank, with ``reaches`` (whether it
-        reached all others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to
-        print; ``problems``: sentences about what to fix, and where; ``verdict``: a summary line. If
-        the job fails, ``problems`` has the reason, and ``workers`` is empty.
-
-    Raises
-    ------
-    InputError
-        ``spark`` or ``workers`` is invalid.
+    The result has ``workers``: what `inspect_worker` returns for each rank, and ``reaches``
+    (whether it reached all others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines``
+    to print; ``problems``: sentences about what to fix, and where; and ``verdict``: a summary line.
+    If the job fails, ``problems`` has the reason, and ``workers`` is empty.
     """
     session = launcher_for(spark).session
     try:
@@ -95,7 +82,6 @@ def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
 
 
 def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Group workers by host, and describe each host in lines to print."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for worker in workers:
         grouped.setdefault((name_host(worker), worker["hostname"]), []).append(worker)
@@ -173,14 +159,7 @@ def _summarize(error: Exception) -> str:
 def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> list[str]:
     """Return sentences that name the host and what to do; an empty list if training can begin.
 
-    Parameters
-    ----------
-    workers
-        Results of `inspect_worker`, by rank.
-    driver
-        Result of `inspect_machine` on the driver.
-    on_spark
-        True if Spark started the workers, which then need pyarrow.
+    ``driver`` is the result of `inspect_machine` there. Workers that Spark started need pyarrow.
     """
     return [
         *explain_missing_packages(workers, on_spark),

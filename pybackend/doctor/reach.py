@@ -31,13 +31,8 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def inspect_worker(context: WorkerContext) -> dict[str, Any]:
-    """Inspect this worker's machine and its connections to the others; run by `barrier_run`.
-
-    Returns
-    -------
-    dict
-        The entries of `inspect_machine` and of `try_peers`, and ``rank``, ``address``, ``host``,
-        ``hostname`` and ``ports`` (first and last port that the system picks from, or None).
+    """Return `inspect_machine` and `try_peers`, and ``rank``, ``address``, ``host``, ``hostname``
+    and ``ports`` (first and last port that the system picks from, or None); run by `barrier_run`.
     """
     address = context.addresses[context.rank]
     return {
@@ -52,7 +47,6 @@ def inspect_worker(context: WorkerContext) -> dict[str, Any]:
 
 
 def inspect_host() -> dict[str, Any]:
-    """Inspect a host whose workers cannot connect: `inspect_machine` and ``hostname``."""
     return {"host": None, "hostname": socket.gethostname(), **inspect_machine()}
 
 
@@ -61,20 +55,13 @@ def try_peers(
 ) -> dict[str, Any]:
     """Connect to all other workers while they connect to this one.
 
-    Parameters
-    ----------
-    addresses
-        ``host:port`` by rank. The launcher may already have bound this worker's own port, with
-        SO_REUSEADDR but without listening.
-    patience
-        Seconds during which refused connections are retried, and during which this worker listens
-        until all others have connected. The call returns at most `ATTEMPT_SECONDS` later.
+    ``addresses`` has ``host:port`` by rank. The launcher may already have bound this worker's own
+    port, with SO_REUSEADDR but without listening. For ``patience`` seconds, refused connections are
+    retried, and this worker listens until all others have connected; the call returns at most
+    `ATTEMPT_SECONDS` later.
 
-    Returns
-    -------
-    dict
-        ``unreached``: a list of dicts with ``rank`` and ``reason``, one per worker that was not
-        reached; ``listen_error``: why this worker could not listen, or None.
+    Returns ``unreached``: dicts with ``rank`` and ``reason``; and ``listen_error``: why this worker
+    could not listen, or None.
     """
     return asyncio.run(_try_peers(addresses, rank, time.monotonic() + patience))
 
@@ -116,7 +103,6 @@ def _listening(address: str) -> socket.socket:
 
 
 async def _welcome(server: socket.socket, expected: int) -> None:
-    """Accept one connection from each of the other workers."""
     for _ in range(expected):
         connection, _ = await asyncio.get_running_loop().sock_accept(server)
         connection.close()

@@ -42,13 +42,7 @@ _Value = TypeVar("_Value")
 
 
 def check_master(master: str) -> str:
-    """Return the master URL if it has a form that Spark accepts.
-
-    Raises
-    ------
-    InputError
-        The form is unknown; the message gives examples.
-    """
+    """Return the master URL; `InputError` with examples if Spark accepts no such form."""
     if not any(re.fullmatch(pattern, master) for pattern in _MASTERS):
         raise InputError(f"{master!r} is not a Spark master: expected {_EXAMPLES}")
     return master
@@ -56,14 +50,9 @@ def check_master(master: str) -> str:
 
 @contextmanager
 def start_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
-    """Start a session at a master, and wait for at least one executor if the master has any.
+    """Start a session, and wait for at least one executor if the master has any.
 
-    Raises
-    ------
-    InputError
-        The master URL is invalid.
-    ClusterError
-        pyspark or Java is missing, the master does not answer, or no executor started.
+    `ClusterError`: pyspark or Java is missing, the master does not answer, or no executor started.
     """
     check_master(master)
     is_connect = master.startswith("sc://")

@@ -169,12 +169,8 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self.trained.features
 
     def content(self) -> bytes:
-        """Return the model's file, as `write` saves it.
-
-        Raises
-        ------
-        InputError, SerializationError
-            A Keras file would not preserve the whole model.
+        """Return the model's file, as `write` saves it; an error if a Keras file would not preserve
+        the whole model.
         """
         if isinstance(self._source, bytes):
             return self._source
@@ -225,17 +221,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes that a model's only output represents.
-
-    Attributes
-    ----------
-    count
-        Number of classes; 0 if the output does not represent classes.
-    are_logits
-        Whether a softmax or sigmoid is needed to convert the numbers to probabilities.
-    levels
-        Names of the classes, if known.
-    """
+    """Classes that a model's only output represents."""
 
     count: int
     are_logits: bool = False
@@ -247,15 +233,8 @@ def add_columns(
 ) -> Any:
     """Replace the columns of the model's outputs with the columns of a pipeline.
 
-    Parameters
-    ----------
-    frame
-        DataFrame with the columns ``kept``, and those of ``predict_spark(type="raw")``.
-
-    Raises
-    ------
-    InputError
-        ``kept`` has a column with one of the names.
+    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. `InputError`:
+    ``kept`` has one of the names already.
     """
     given = [".pred"]
     if len(outputs) > 1:

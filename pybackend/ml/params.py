@@ -48,8 +48,6 @@ class _Unbound(Identifiable):
 
 
 def setter(name: str) -> Callable[..., Any]:
-    """Return a method that sets the Param of this name."""
-
     def set_value(self: Any, value: Any) -> Any:
         return self._set(**{name: value})
 
@@ -58,8 +56,6 @@ def setter(name: str) -> Callable[..., Any]:
 
 
 def getter(name: str) -> Callable[..., Any]:
-    """Return a method that returns the value of the Param of this name, or its default."""
-
     def get_value(self: Any) -> Any:
         return self.getOrDefault(name)
 

@@ -59,8 +59,6 @@ def encode(
 
 
 class _StageWriter(MLWriter):
-    """Code shared by the writers."""
-
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
@@ -79,24 +77,12 @@ class _StageWriter(MLWriter):
 
 
 class ModelWriter(_StageWriter):
-    """Writer of a `KerasModel`."""
-
     def saveImpl(self, path: str) -> None:
-        """Write the stage into a new folder; see `KerasModel.content` for errors."""
         self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
 
 
 class EstimatorWriter(_StageWriter):
-    """Writer of a `KerasEstimator`."""
-
     def saveImpl(self, path: str) -> None:
-        """Write the stage into a new folder.
-
-        Raises
-        ------
-        InputError
-            The model is a function, or callbacks are set: neither can be read in safe mode.
-        """
         from pybackend.core.api.model import is_keras_model
 
         stage = self.instance
@@ -143,14 +129,8 @@ class ModelReader(_Reader):
     """Reader of a `KerasModel`, whose model is decoded on first use."""
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder.
-
-        Raises
-        ------
-        InputError
-            The folder contains a different kind of stage.
-        SerializationError
-            The model's file was changed after it was written.
+        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
+        content.
         """
         metadata, content = self._load(path)
         found = metadata.get(_TRAINED)
@@ -164,8 +144,6 @@ class ModelReader(_Reader):
 
 
 class EstimatorReader(_Reader):
-    """Reader of a `KerasEstimator`."""
-
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
         self._options: dict[str, Any] = {}
@@ -181,7 +159,7 @@ class EstimatorReader(_Reader):
         return self
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder; errors as in `ModelReader.load` and `load_model`."""
+        """Read a folder; errors as in `ModelReader.load` and `load_model`."""
         metadata, content = self._load(path)
         options = self._options
         stage = self.cls(
@@ -233,20 +211,7 @@ def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def save_stages(
     session: Any, parts: Sequence[Any], path: str, overwrite: bool, is_fitted: bool
 ) -> None:
-    """Write stages as one Spark ML pipeline.
-
-    Parameters
-    ----------
-    parts
-        Stages, or paths at which sparklyr saved stages.
-    is_fitted
-        Whether they are fitted.
-
-    Raises
-    ------
-    InputError
-        The path already exists, or a stage cannot be saved.
-    """
+    """Write stages, or the paths at which sparklyr saved them, as one Spark ML pipeline."""
     stages = [stage for part in parts for stage in _list_stages(session, part)]
     pipeline = PipelineModel(stages) if is_fitted else Pipeline(stages=stages)
     writer = pipeline.write().session(session)
@@ -259,13 +224,7 @@ def save_stages(
 
 
 def load_stages(session: Any, path: str) -> tuple[bool, Any]:
-    """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline.
-
-    Raises
-    ------
-    InputError
-        There is no pipeline at the path.
-    """
+    """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline."""
     try:
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
     except Exception as error:

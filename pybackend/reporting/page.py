@@ -38,7 +38,6 @@ def make_page(title: str, body: Sequence[str], data: Mapping[str, Any]) -> str:
 
 
 def make_header(title: str, below: str) -> str:
-    """Return the title of the page and a line below it."""
     return PAGE.element("header", PAGE.text(title, tag="h1"), PAGE.text(below, "soft"))
 
 
@@ -63,7 +62,6 @@ _BOX = (0, 1, 5, 10, 15, 19, 20)
 
 
 def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
-    """Return charts and tables for the workers in a record."""
     workers = record.get("workers") or []
     if not workers:
         return
@@ -175,14 +173,8 @@ _TITLES = {"tfdist": "tfdist", "python": "Python", "tensorflow": "TensorFlow", "
 
 
 def make_training_page(record: Record, title: str, summary: str | None) -> str:
-    """Return the page of a training run.
-
-    Parameters
-    ----------
-    record
-        `TrainResult.record`, or a part of it; the page lists missing parts.
-    summary
-        Keras's summary of the model; None if the model cannot be loaded.
+    """Return the page for a `TrainResult.record`, or a part of it: the page lists missing parts.
+    ``summary`` is Keras's summary of the model; None if the model cannot be loaded.
     """
     absent = list(_find_absent(record, summary))
     body = [

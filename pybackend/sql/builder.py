@@ -19,22 +19,11 @@ Shape = tuple[int, ...]
 
 
 def find_windows(spots: Shape, layer: Any, sizes: Sequence[int]) -> tuple[Shape, Array]:
-    """Return the windows of a layer.
+    """Return the sizes of a layer's result along the axes that its windows move along, and an array
+    of shape (windows, spots of a window): the position of each spot among all, or -1 for padding.
 
-    Parameters
-    ----------
-    spots
-        Sizes of the axes that windows move along.
-    layer
-        Layer with ``strides``, ``padding`` and perhaps ``dilation_rate``.
-    sizes
-        Sizes of a window.
-
-    Returns
-    -------
-    tuple
-        Sizes of the axes of the result; and an array of shape (windows, spots of a window) with the
-        position of each spot among all spots, or -1 for padding. Padding follows TensorFlow.
+    Padding follows TensorFlow. The layer has ``strides``, ``padding`` and perhaps
+    ``dilation_rate``.
     """
     strides = _for_each(layer.strides, len(spots))
     steps = _for_each(getattr(layer, "dilation_rate", 1), len(spots))
@@ -86,20 +75,11 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return size_of(self.shape)
 
 
 class GraphBuilder:
-    """Builder of a graph from the operations of layers.
-
-    Attributes
-    ----------
-    graph
-        The graph so far.
-    layer
-        Layer whose operations are being added; errors name it.
-    """
+    """Builder of a graph from the operations of layers; ``layer`` is the one that errors name."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -113,7 +93,6 @@ class GraphBuilder:
         )
 
     def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
-        """Add an operation whose result is a tensor of this shape."""
         names = [value.name for value in values]
         return Value(self.graph.add(operation, names, size_of(shape), self.layer.name), shape)
 
@@ -161,7 +140,9 @@ class GraphBuilder:
         return self.add(ops.Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
 
     def activate(self, value: Value, activation: Any) -> Value:
-        """Apply an activation of a layer."""
+        """Apply an activation of a layer, which may be any callable; only Keras's own can become
+        SQL.
+        """
         try:
             known = keras.activations.serialize(activation)
         except TypeError:  # such as a partial function
@@ -182,7 +163,6 @@ class GraphBuilder:
         return self.map(value, name, *_CONSTANTS.get(name, ()))
 
     def map(self, value: Value, function: str, *constants: float) -> Value:
-        """Apply a function to each number."""
         return self.add(ops.Map(function, constants), [value], value.shape)
 
     def softmax(self, value: Value) -> Value:
@@ -191,13 +171,8 @@ class GraphBuilder:
 
 
 def check_layer(builder: GraphBuilder, layer: Any) -> None:
-    """Reject a layer whose settings cannot be translated to SQL; the error names the current layer.
-
-    Raises
-    ------
-    InputError
-        The layer's class is not from Keras, it is quantized, or it does not compute in float32 with
-        channels last.
+    """Reject a layer whose settings cannot be translated; the error names the builder's layer,
+    which differs for a wrapped one.
     """
     name = type(layer).__name__
     if type(layer) is not getattr(keras.layers, name, None):
@@ -211,7 +186,6 @@ def check_layer(builder: GraphBuilder, layer: Any) -> None:
 
 
 def size_of(shape: Shape) -> int:
-    """Return the number of elements of a shape."""
     return int(np.prod(shape, dtype=np.int64))
 
 
@@ -221,7 +195,6 @@ def places_of(shape: Shape) -> Array:
 
 
 def numbers_of(variable: Any) -> Array:
-    """Return a variable's numbers."""
     return np.asarray(keras.ops.convert_to_numpy(variable))
 
 

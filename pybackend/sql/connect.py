@@ -1,4 +1,4 @@
-"""The connection for what a user passes: of a Python driver, a Spark session, or of DBI in R."""
+"""Connections for the argument `con`: of Python's drivers, of a Spark session, or of DBI in R."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.core.words import show
 from pybackend.sql.database import Connection, list_rows
 from pybackend.sql.duckdb import DuckdbConnection
 from pybackend.sql.operations import WeightsPart
-from pybackend.sql.postgres import PostgresConnection
+from pybackend.sql.postgres import PostgresConnection, check_version
 from pybackend.sql.spark import SparkConnection
 from pybackend.sql.sqlite import SqliteConnection
 
@@ -26,12 +26,8 @@ _KINDS = {
 
 
 def connect(con: Any) -> Connection:
-    """Return the connection for the argument ``con``.
-
-    Raises
-    ------
-    InputError
-        ``con`` is not a supported connection.
+    """Return the connection for the argument ``con``; `InputError` for a type or a version that is
+    not supported.
     """
     kind = type(con)
     package = kind.__module__.partition(".")[0]
@@ -54,17 +50,9 @@ _ASKS = ("SELECT", "WITH", "EXPLAIN")
 
 
 class _DBI(Connection):
-    """Connection in R.
-
-    Parameters
-    ----------
-    run
-        Function that takes a statement, the values for its placeholders, and whether to return its
-        rows, as a list of columns.
-    write
-        Function that takes a name, column names and columns, and creates a temporary table.
-    is_transacting
-        Function that returns whether the connection is within a transaction.
+    """Connection in R, with functions of R. ``run`` takes a statement, the values for its
+    placeholders, and whether to return its rows, as a list of columns. ``write`` takes a name,
+    column names and columns, and creates a temporary table. ``is_transacting`` takes nothing.
     """
 
     def __init__(
@@ -93,34 +81,39 @@ class _DBI(Connection):
     def _is_in_transaction(self) -> bool:
         return bool(self._is_transacting())
 
-    def _stage(self, parts: Sequence[WeightsPart]) -> None:
-        rows = list(list_rows(parts))
-        columns = {
-            "part": [row.part for row in rows],
-            "place": np.array([row.place for row in rows], np.int32),
-            "numbers": [row.numbers for row in rows],
-            "kernel": np.array([row.is_kernel for row in rows]),
-        }
+    def _stage(self, table: str, columns: dict[str, Any], select: str) -> None:
+        """Let R write columns into a temporary table, from which the rows of a table are selected.
+
+        R's drivers write whole tables fast, but have no arrays: numbers are text there.
+        """
         self._write(_STAGED, list(columns), list(columns.values()))
+        self.execute(f"INSERT INTO {table} SELECT {select} FROM {_STAGED}")
+        self.execute(f"DROP TABLE {_STAGED}")
+
+
+def _columns_of(parts: Sequence[WeightsPart]) -> dict[str, Any]:
+    rows = list(list_rows(parts))
+    return {
+        "part": [row.part for row in rows],
+        "place": np.array([row.place for row in rows], np.int32),
+        "numbers": [row.numbers for row in rows],
+        "kernel": np.array([row.is_kernel for row in rows]),
+    }
 
 
 class RDuckdb(_DBI, DuckdbConnection):
     """Connection from the R package duckdb."""
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        self._stage(parts)
         numbers = "CAST('[' || numbers || ']' AS FLOAT[])"
-        self.execute(f"INSERT INTO {table} SELECT part, place, {numbers} FROM {_STAGED}")
-        self.execute(f"DROP TABLE {_STAGED}")
+        self._stage(table, _columns_of(parts), f"part, place, {numbers}")
 
 
 class RPostgres(_DBI, PostgresConnection):
     """Connection from the R package RPostgres."""
 
     def check(self) -> None:
-        version = int(self.execute("SELECT current_setting('server_version_num')")[0][0])
-        if version < 120000:
-            raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
+        check_version(int(self.execute("SELECT current_setting('server_version_num')")[0][0]))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -133,13 +126,11 @@ class RPostgres(_DBI, PostgresConnection):
         return first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        self._stage(parts)
         self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
         kernel = "CASE WHEN kernel THEN CAST('[' || numbers || ']' AS vector) END"
         chosen = f", {kernel}" if self.has_vectors else ""
         numbers = "CAST('{' || numbers || '}' AS real[])"
-        self.execute(f"INSERT INTO {table} SELECT part, place, {numbers}{chosen} FROM {_STAGED}")
-        self.execute(f"DROP TABLE {_STAGED}")
+        self._stage(table, _columns_of(parts), f"part, place, {numbers}{chosen}")
 
 
 class RSqlite(_DBI, SqliteConnection):
@@ -166,16 +157,10 @@ class RSqlite(_DBI, SqliteConnection):
             "o": numbers[:, 1].astype(np.int32),
             "x": numbers[:, 2].astype(np.float64),
         }
-        self._write(_STAGED, list(columns), list(columns.values()))
-        self.execute(f"INSERT INTO {table} SELECT part, i, o, x FROM {_STAGED}")
-        self.execute(f"DROP TABLE {_STAGED}")
+        self._stage(table, columns, "part, i, o, x")
 
 
-_R_KINDS: dict[str, type[_DBI]] = {
-    "duckdb": RDuckdb,
-    "postgresql": RPostgres,
-    "sqlite": RSqlite,
-}
+_R_KINDS = {"duckdb": RDuckdb, "postgresql": RPostgres, "sqlite": RSqlite}
 
 
 def connect_dbi(dialect: str, *functions: Callable[..., Any]) -> Connection:

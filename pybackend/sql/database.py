@@ -11,16 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pybackend.core.errors import DatabaseError, InputError, TfdistError
-from pybackend.sql.operations import (
-    Array,
-    Graph,
-    Linear,
-    Node,
-    Question,
-    Shown,
-    WeightsPart,
-    free_prefix,
-)
+from pybackend.sql import operations as ops
+from pybackend.sql.operations import Array, Node, Question, Shown, WeightsPart
 
 # Characters of a statement that errors show.
 _SHOWN = 60
@@ -33,31 +25,23 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 @dataclass(frozen=True)
 class Words:
-    """Names that differ between dialects.
-
-    Attributes
-    ----------
-    greatest, least
-        Functions of several numbers.
-    """
+    """Functions of numbers as SQL that does not overflow, with the names of a dialect."""
 
     greatest: str = "greatest"
     least: str = "least"
 
     def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
-        """Return the formula for a function by its name; ``x`` is a name, or in parentheses."""
+        """Return the formula for a function by Keras's name; ``x`` is a name, or in parentheses."""
         return FORMULAS[function](self, x, *(number(c) for c in constants))
 
     def at_most(self, x: str, most: object) -> str:
-        """Return the smaller of two."""
         return f"{self.least}({x}, {most})"
 
     def at_least(self, x: str, least: object) -> str:
-        """Return the larger of two."""
         return f"{self.greatest}({x}, {least})"
 
     def exp(self, x: str) -> str:
-        """Return e to the power of a number that may be large or small."""
+        """Return e to the power of a number of any size."""
         return f"exp({self.clip(x, -_MOST, _MOST)})"
 
     def fade(self, x: str) -> str:
@@ -65,7 +49,6 @@ class Words:
         return f"exp({self.at_least(x, -_MOST)})"
 
     def clip(self, x: str, least: float, most: float) -> str:
-        """Limit a number to a range."""
         return self.at_least(self.at_most(x, most), least)
 
 
@@ -133,14 +116,8 @@ class SqlWriter(ABC):
 
     For each operation of `pybackend.sql.operations`, a dialect has a method ``emit_linear``,
     ``emit_gather`` and so on. It gets the operation, the size of its result, and SQL for its
-    inputs, and returns SQL that is NULL if an input is.
-
-    Parameters
-    ----------
-    question
-        Description of the query.
-    has_vectors
-        True if PostgreSQL's weights table has a column ``kernel`` of pgvector's type.
+    inputs, and returns SQL that is NULL if an input is. ``has_vectors``: PostgreSQL's weights table
+    has a column ``kernel`` of pgvector's type.
     """
 
     words: ClassVar = Words()
@@ -152,23 +129,21 @@ class SqlWriter(ABC):
         self.question = question
         self.has_vectors = has_vectors
         self.parts: list[WeightsPart] = []
-        self.prefix = free_prefix(question.keys)
+        self.prefix = ops.free_prefix(question.keys)
         self.keys = [self.quote(name) for name in question.keys]
         self.weights = self.quote(question.weights)
 
     @staticmethod
     def quote(name: str) -> str:
-        """Quote a name."""
         return '"' + name.replace('"', '""') + '"'
 
     @staticmethod
     def text(value: str) -> str:
-        """Quote a string."""
         return "'" + value.replace("'", "''") + "'"
 
     @staticmethod
     def array_of(values: Array) -> str:
-        """Return an array literal; unused in Oracle, which has no arrays."""
+        """Return an array literal; Oracle has none."""
         return f"[{', '.join(map(number, values))}]"
 
     @abstractmethod
@@ -177,12 +152,10 @@ class SqlWriter(ABC):
 
     @abstractmethod
     def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        """Return SQL for the class of an output: its name, or without names its code."""
+        """Return SQL for the class of an output: its name, or its code if there are no names."""
 
     def emit(self, node: Node, names: Mapping[str, str]) -> str:
-        """Return SQL for an operation on named values."""
-        kind = type(node.operation).__name__.lower()
-        emit: Callable[..., str] = getattr(self, f"emit_{kind}")
+        emit: Callable[..., str] = getattr(self, f"emit_{type(node.operation).__name__.lower()}")
         return emit(node.operation, node.size, *(names[name] for name in node.inputs))
 
     def add_part(self, rows: Array, is_kernel: bool = False) -> str:
@@ -192,7 +165,6 @@ class SqlWriter(ABC):
         return self.text(name)
 
     def combine(self, operation: str, terms: Sequence[str]) -> str:
-        """Return the sum, difference, product, largest or smallest of numbers."""
         if operation in _SIGNS:
             return _SIGNS[operation].join(terms)
         return f"{self.calls[operation]}({', '.join(terms)})"
@@ -206,7 +178,6 @@ class SqlWriter(ABC):
         ]
 
     def show(self, column: Shown, value: str, size: int) -> str:
-        """Return SQL for a column of the result, which shows an output."""
         if column.is_class:
             return self.show_class(value, size, column.levels)
         if column.place is None and size > 1:
@@ -221,25 +192,22 @@ class SqlWriter(ABC):
 
     def second_if_likely(self, value: str) -> str:
         """Return the position of the class for an output of one probability."""
-        likely = f"{self.item(value, 0)} > 0.5"
-        none = f"{value} IS NOT NULL"
-        return f"CASE WHEN {likely} THEN {self.first + 1} WHEN {none} THEN {self.first} END"
+        likely, known = f"{self.item(value, 0)} > 0.5", f"{value} IS NOT NULL"
+        return f"CASE WHEN {likely} THEN {self.first + 1} WHEN {known} THEN {self.first} END"
 
     def name_code(self, code: str, levels: Sequence[str] | None) -> str:
-        """Return SQL for the name of a class, from its code."""
         if levels is None:
             return code
         cases = " ".join(f"WHEN {n} THEN {self.text(level)}" for n, level in enumerate(levels))
         return f"CASE {code} {cases} END"
 
 
-def levels_of(graph: Graph) -> Iterator[tuple[int, Node, list[str]]]:
+def levels_of(graph: ops.Graph) -> Iterator[tuple[int, Node, list[str]]]:
     """Yield place and node of each operation, and the values before it that are needed after it."""
     last_uses: dict[str, int] = {}
     for place, node in enumerate(graph.nodes.values()):
-        last_uses.setdefault(node.name, place)
-        last_uses.update(dict.fromkeys(node.inputs, place))
-    last_uses.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+        last_uses |= dict.fromkeys([node.name, *node.inputs], place)
+    last_uses |= dict.fromkeys(graph.outputs, len(graph.nodes))
     live = [node.name for node in graph.inputs]
     for place, node in enumerate(graph.nodes.values()):
         if node.operation is not None:
@@ -262,7 +230,7 @@ def matrix_rows(numbers: Array) -> Array:
     return np.stack([rows.ravel(), columns.ravel(), numbers.ravel()], axis=1)
 
 
-def kernel_rows(linear: Linear) -> Array:
+def kernel_rows(linear: ops.Linear) -> Array:
     """Return the weight of each input number i for each output number o of its group."""
     groups, inputs, outputs = linear.kernel.shape
     i, o = np.indices((groups * inputs, outputs))
@@ -276,16 +244,8 @@ def place_rows(places: Array) -> Array:
 
 
 class Connection:
-    """Connection of a driver that follows Python's database API (PEP 249).
-
-    Attributes
-    ----------
-    dialect
-        SQL dialect of the database.
-    has_vectors
-        True if the weights table has a column of pgvector's type.
-    text_type, double_type
-        Names of the types in the database.
+    """Connection of a driver that follows Python's database API (PEP 249). Its errors become a
+    `DatabaseError` that includes the statement. Tables and views are given by their quoted names.
     """
 
     dialect: str
@@ -296,34 +256,16 @@ class Connection:
         self.raw = raw
 
     def check(self) -> None:
-        """Reject a database that is too old for the queries.
-
-        Raises
-        ------
-        InputError
-            The database is too old.
-        """
+        """Raise `InputError` if the database is too old for the queries."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement with values for its question marks, and return its rows.
-
-        Raises
-        ------
-        DatabaseError
-            The database rejected the statement.
-        """
+        """Run a statement with values for its question marks, and return its rows."""
         with self._named(sql):
             return self._run(sql, values)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run statements in a transaction: all of them take effect, or none.
-
-        Raises
-        ------
-        InputError
-            The connection is already within a transaction.
-        """
+        """Run statements of which all take effect, or none; `InputError` within a transaction."""
         if self._is_in_transaction():
             raise InputError("the connection is in a transaction: commit it or roll it back first")
         self.execute("BEGIN")
@@ -336,7 +278,6 @@ class Connection:
             raise
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """Create the weights table, by its quoted name, and fill it."""
         self.execute(f"CREATE TABLE {table} ({self._columns}){self._options}")
         self._fill(table, parts)
 
@@ -350,9 +291,9 @@ class Connection:
 
     def types_of(self, source: str, columns: Sequence[str]) -> list[str]:
         """Return the names of the types of quoted columns of a table or query."""
+        # An outer join has a row even if the table has none, and reads no row of a large table.
         types = ", ".join(self._type_of.format(f"r.{column}") for column in columns)
         rows = f"SELECT {', '.join(columns)} FROM {source} AS s {self._sample}"
-        # This always has a row.
         (found,) = self.execute(
             f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
         )
@@ -361,27 +302,17 @@ class Connection:
     _type_of, _sample = "typeof({})", "WHERE 1 = 0"
 
     def create_view(self, view: str, query: str) -> None:
-        """Create a view by its quoted name; raise an error if the name exists."""
+        """Create a view; raise an error if the name exists."""
         self.execute(f"CREATE VIEW {view} AS {query}")
 
     def list_columns(self, table: str) -> list[str] | None:
-        """Return the columns of a table by its quoted name; None if only a query can find them.
-
-        Raises
-        ------
-        InputError
-            The table does not exist, or a view cannot read it.
+        """Return the columns of a table, or None if only a query can find them. `InputError`: it
+        does not exist, or a view cannot read it.
         """
         return None
 
     def check_free(self, view: str) -> None:
-        """Reject the quoted name of a view if it exists; most databases do so on creation.
-
-        Raises
-        ------
-        InputError
-            The name exists.
-        """
+        """Raise `InputError` if a view exists; most databases do so only on creation."""
 
     def try_view(self, view: str) -> None:
         """Compute a row of a view: some databases look up tables and columns only then."""
@@ -391,12 +322,10 @@ class Connection:
         """Wait until other deployments to the database have ended, if it has locks for this."""
 
     def replace_view(self, view: str, query: str) -> None:
-        """Replace the query of a view."""
         self.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
 
     @property
     def _columns(self) -> str:
-        """Columns of the weights table."""
         raise NotImplementedError
 
     _options = ""
@@ -405,15 +334,13 @@ class Connection:
         raise NotImplementedError
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        cursor = self.raw.execute(sql, values)
-        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        return read_rows(self.raw.execute(sql, values))
 
     def _is_in_transaction(self) -> bool:
         raise NotImplementedError
 
     @contextmanager
     def _named(self, sql: str) -> Iterator[None]:
-        """Convert the driver's errors to a `DatabaseError` that includes the statement."""
         try:
             yield
         except TfdistError:
@@ -421,6 +348,11 @@ class Connection:
         except Exception as error:
             begun = " ".join(sql[:_SHOWN].split())
             raise DatabaseError(f"{self.dialect} rejected {begun} ...: {error}") from error
+
+
+def read_rows(cursor: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a cursor; none if its statement returns no table."""
+    return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
 
 @dataclass(frozen=True)
@@ -434,7 +366,6 @@ class Row:
 
 
 def list_rows(parts: Sequence[WeightsPart]) -> Iterator[Row]:
-    """Yield all rows of parts."""
     for part in parts:
         for place, numbers in enumerate(part.numbers.astype(np.float32)):
             yield Row(part.name, place, ",".join(map(repr, numbers.tolist())), part.is_kernel)

@@ -218,7 +218,6 @@ def _weights_of(view: str) -> str:
 
 
 def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
-    """Make the view with a name show a version."""
     quote = DIALECTS[database.dialect].quote
     query = f"SELECT * FROM {quote(view)}"
     if is_new:
@@ -231,7 +230,7 @@ def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
 
 
 class Registry:
-    """Table of deployments in a database, created if it does not exist."""
+    """Log of deployments in a database: a table to which rows are only added."""
 
     def __init__(self, database: Connection) -> None:
         self._database = database
@@ -247,7 +246,6 @@ class Registry:
         return max((version for version, _ in self._events(name)), default=0) + 1
 
     def live_versions(self, name: str) -> list[int]:
-        """Return the versions that are deployed, in order."""
         events = self._events(name)
         gone = {version for version, action in events if action == "undeploy"}
         return sorted({version for version, _ in events} - gone)
@@ -269,14 +267,9 @@ class Registry:
 
 
 def look_up_types(database: Connection, question: Question) -> Question:
-    """Return the `Question` with the types to which its features must be cast.
-
-    Raises
-    ------
-    InputError
-        A column does not hold numbers, or arrays of numbers.
-    DatabaseError
-        The table or a column does not exist.
+    """Return the question with the types to which PostgreSQL must cast features. Raise `InputError`
+    for a column without numbers or arrays of numbers, and `DatabaseError` for one that does not
+    exist.
     """
     given = question.features.values()
     arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
@@ -310,12 +303,8 @@ def _refuse(name: str, kind: str, hint: str) -> InputError:
 
 
 def check_source(database: Connection, question: Question) -> None:
-    """Reject a table that cannot be read, or that lacks columns.
-
-    Raises
-    ------
-    InputError
-        The message names the argument and includes the database's error.
+    """Raise `InputError` for a table that cannot be read or lacks columns, with the database's
+    error.
     """
     source, quote = question.source, DIALECTS[database.dialect].quote
     wanted: dict[str, Sequence[str]] = {
@@ -363,16 +352,8 @@ def augment(
 ) -> str:
     """Return SQL for a query's rows with a model's predictions, without running it.
 
-    The weights are written to a temporary table, once for each model and connection.
-
-    Parameters
-    ----------
-    con, model, features, type, levels, categories, encode
-        As in `deploy_model`.
-    query, columns
-        SQL of the rows, and its columns.
-    key
-        Columns of the query to include in the result, in addition to the predictions.
+    The weights are written to a temporary table, once for each model and connection. ``columns``
+    are those of the query; ``key`` lists those to show in addition to the predictions.
     """
     database = connect(con)
     wanted = PredictionColumns(features, type, levels, categories, encode)
@@ -406,15 +387,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
 class DatabaseCheck:
-    """Random rows for a model, and Keras's predictions for them.
-
-    Parameters
-    ----------
-    model
-        A Keras model.
-    graph
-        The model's graph.
-    """
+    """Random rows for a model, and Keras's predictions for them."""
 
     def __init__(self, model: Any, graph: Graph) -> None:
         import keras
@@ -435,12 +408,8 @@ class DatabaseCheck:
         self._expected = [np.asarray(output, np.float64).reshape(_ROWS, -1) for output in outputs]
 
     def compare(self, database: Connection, question: Question) -> float:
-        """Return the largest difference between the database's numbers and Keras's.
-
-        Raises
-        ------
-        DatabaseError
-            The difference is larger than a rounding error.
+        """Return the largest difference between the database's numbers and Keras's; raise
+        `DatabaseError` if it is larger than a rounding error.
         """
         shown, wanted = list[Shown](), list[Array]()
         for number, values in enumerate(self._expected):

@@ -31,12 +31,8 @@ _MOST_PRODUCTS = 40_000
 
 
 def _check_size(graph: Graph) -> None:
-    """Reject a query that DuckDB would reject, or take minutes to parse.
-
-    Raises
-    ------
-    InputError
-        The message names the layer with the largest part of the query.
+    """Reject a query that DuckDB would reject, or take minutes to parse; name the layer with the
+    largest part of it.
     """
     layers = Counter(node.layer for node in graph.nodes.values())
     if len(graph.nodes) > _MOST_LEVELS:
@@ -60,8 +56,6 @@ def _check_size(graph: Graph) -> None:
 
 
 class DuckdbWriter(SqlWriter):
-    """Writer of a query for DuckDB."""
-
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._graph = fuse(unroll(question.graph))
@@ -215,7 +209,6 @@ def _let(name: str, value: str, body: str) -> str:
 
 
 def _floats(value: str) -> str:
-    """Cast to a list of float32."""
     return f"CAST({value} AS FLOAT[])"
 
 
@@ -241,28 +234,15 @@ _MOST_POOLED_PRODUCTS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Zip:
-    """Sums of products of the numbers in a window, at each position of the window.
+    """Sums of products of the numbers in a window, at each position of the window."""
 
-    Attributes
-    ----------
-    places
-        Array of shape (spots, numbers of a window, positions): positions of the numbers in a
-        window, for each of the pooled spots.
-    fill
-        The number that position -1 stands for.
-    linear
-        The sums of products.
-    is_positive
-        True if sums below zero count as zero.
-    pooling
-        "maximum" or "sum" of the spots; None for a single spot.
-    """
-
+    # Positions of the numbers in a window, for each of the pooled spots: an array of shape (spots,
+    # numbers of a window, positions of the window). Position -1 stands for `fill`.
     places: Array
     fill: float
     linear: ops.Linear
-    is_positive: bool = False
-    pooling: str | None = None
+    is_positive: bool = False  # sums below zero count as zero
+    pooling: str | None = None  # "maximum" or "sum" of the spots; None for a single spot
 
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
@@ -368,8 +348,6 @@ def _sum(taken: Array, weights: Array, bias: float) -> str:
 
 
 class DuckdbConnection(Connection):
-    """Connection from the package ``duckdb``."""
-
     dialect = "duckdb"
 
     def check(self) -> None:

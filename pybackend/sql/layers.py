@@ -25,12 +25,8 @@ Lower = Callable[..., Value]
 
 
 def lower_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> Value:
-    """Add the operations of a layer to the graph and return its output.
-
-    Raises
-    ------
-    InputError
-        The layer cannot be translated to SQL; the message names it and the reason.
+    """Add the operations of a layer to the graph and return its output; `InputError` names a layer
+    that cannot be translated, and the reason.
     """
     builder.layer = layer
     lower = LAYERS.get(type(layer).__name__)
@@ -42,33 +38,24 @@ def lower_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> V
     return lower(builder, layer, *values)
 
 
-def _keep(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    return value
-
-
 def _dense(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     kernel = numbers_of(layer.kernel)
-    bias = numbers_of(layer.bias) if layer.use_bias else None
-    made = builder.linear(value, kernel, bias, (*value.shape[:-1], kernel.shape[1]))
+    made = builder.linear(value, kernel, _bias(layer), (*value.shape[:-1], kernel.shape[1]))
     return builder.activate(made, layer.activation)
 
 
 def _conv(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    return _convolve(builder, layer, value, numbers_of(layer.kernel), _bias(layer), layer.groups)
-
-
-def _convolve(
-    builder: GraphBuilder, layer: Any, value: Value, kernel: Array, bias: Array | None, groups: int
-) -> Value:
+    kernel, groups = numbers_of(layer.kernel), layer.groups
     channels, filters = value.shape[-1], kernel.shape[-1]
     spots, windows = find_windows(value.shape[:-1], layer, layer.kernel_size)
     taps = windows.shape[-1]
     places = _with_channels(windows, channels)  # (positions, taps, channels)
     split = places.reshape(-1, taps, groups, channels // groups).transpose(0, 2, 1, 3)
+    # Keras's kernel is (taps, inputs of a group, filters), with the filters of each group together.
     # For each group: (taps x inputs, outputs).
     apart = kernel.reshape(taps, channels // groups, groups, filters // groups)
     each = apart.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
-    made = builder.linear(builder.gather(value, split), each, bias, (*spots, filters))
+    made = builder.linear(builder.gather(value, split), each, _bias(layer), (*spots, filters))
     return builder.activate(made, layer.activation)
 
 
@@ -129,11 +116,10 @@ def _reduce(
     builder: GraphBuilder, operation: str, value: Value, places: Array, shape: Shape
 ) -> Value:
     if operation == "maximum":
-        found = builder.reduce("maximum", value, places)
-        return Value(found.name, shape)
-    found = builder.reduce("sum", value, places)
-    counts = (places >= 0).sum(axis=-1)
-    return Value(builder.scale(found, 1 / counts, 0.0).name, shape)
+        return Value(builder.reduce("maximum", value, places).name, shape)
+    # As in TensorFlow, padding does not count.
+    total = builder.reduce("sum", value, places)
+    return Value(builder.scale(total, 1 / (places >= 0).sum(axis=-1), 0.0).name, shape)
 
 
 def _normalize_batch(builder: GraphBuilder, layer: Any, value: Value) -> Value:
@@ -178,17 +164,13 @@ def _normalize_layer(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return builder.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
 
 
-def _rescale(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    return builder.scale(value, np.asarray(layer.scale), np.asarray(layer.offset))
-
-
 def _reshape(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     shape = layer.compute_output_shape((1, *value.shape))[1:]
     return Value(value.name, tuple(int(size) for size in shape))
 
 
 def _move(move: Callable[[Any, Array], Array]) -> Lower:
-    """Return the translation of a layer that only moves numbers, from its effect on positions."""
+    """Translate a layer that only moves numbers, from its effect on positions."""
 
     def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         return builder.gather(value, move(layer, places_of(value.shape)))
@@ -196,33 +178,18 @@ def _move(move: Callable[[Any, Array], Array]) -> Lower:
     return lower
 
 
-def _permute(layer: Any, places: Array) -> Array:
-    return places.transpose([axis - 1 for axis in layer.dims])
-
-
-def _repeat(layer: Any, places: Array) -> Array:
-    return np.repeat(places[None], layer.n, axis=0)
+def _by_axis(ends: Any) -> Any:
+    """Return the numbers at the beginning and the end of each axis; 1-D layers have one pair."""
+    return ends if isinstance(ends[0], (list, tuple)) else [ends]
 
 
 def _pad(layer: Any, places: Array) -> Array:
-    padding = layer.padding if isinstance(layer.padding[0], (list, tuple)) else [layer.padding]
-    return np.pad(places, [*padding, (0, 0)], constant_values=-1)
+    return np.pad(places, [*_by_axis(layer.padding), (0, 0)], constant_values=-1)
 
 
 def _crop(layer: Any, places: Array) -> Array:
-    cropping = layer.cropping if isinstance(layer.cropping[0], (list, tuple)) else [layer.cropping]
-    ends = [
-        slice(first, size - last)
-        for (first, last), size in zip(cropping, places.shape, strict=False)
-    ]
-    return places[tuple(ends)]
-
-
-def _merge(operation: str) -> Lower:
-    def lower(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
-        return builder.combine(operation, values)
-
-    return lower
+    ends = zip(_by_axis(layer.cropping), places.shape, strict=False)
+    return places[tuple(slice(first, size - last) for (first, last), size in ends)]
 
 
 def _average(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
@@ -247,26 +214,18 @@ def _embed(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return builder.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 
 
-def _activation(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    return builder.activate(value, layer.activation)
-
-
 def _relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.threshold or layer.max_value not in (None, 6):
         raise builder.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
     if layer.negative_slope:
         if layer.max_value is not None:
             raise builder.refuse("a ReLU with `negative_slope` and `max_value`")
-        return builder.map(value, "leaky_relu", float(layer.negative_slope))
+        return _leaky_relu(builder, layer, value)
     return builder.map(value, "relu" if layer.max_value is None else "relu6")
 
 
 def _leaky_relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return builder.map(value, "leaky_relu", float(layer.negative_slope))
-
-
-def _elu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    return builder.map(value, "elu", float(layer.alpha))
 
 
 def _prelu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
@@ -292,20 +251,14 @@ def _each_time(builder: GraphBuilder, layer: Any, value: Value) -> Value:
 _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
 
-def lower_recurrent(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    """Add a GRU, an LSTM or a SimpleRNN to the graph."""
-    return _run(builder, layer, value)
-
-
-def lower_bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-    """Add a Bidirectional recurrent layer to the graph."""
+def _bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     for inner in (layer.forward_layer, layer.backward_layer):
         if type(inner).__name__ not in _CELLS:
             raise builder.refuse(
                 f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
             )
         check_layer(builder, inner)
-    both = [_run(builder, layer.forward_layer, value), _run(builder, layer.backward_layer, value)]
+    both = [_recur(builder, one, value) for one in (layer.forward_layer, layer.backward_layer)]
     if layer.backward_layer.return_sequences:
         both[1] = builder.gather(both[1], places_of(both[1].shape)[::-1])
     if layer.merge_mode == "concat":
@@ -316,7 +269,7 @@ def lower_bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Valu
     return builder.scale(merged, 0.5, 0.0) if layer.merge_mode == "ave" else merged
 
 
-def _run(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if getattr(layer, "recurrent_activation", None) is keras.activations.softmax:
         raise builder.refuse(setting(recurrent_activation="softmax"))
     for option in ("return_state", "stateful"):
@@ -332,7 +285,7 @@ def _run(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     projected = builder.linear(value, kernel, bias, (steps, kernel.shape[1]))
     inner = GraphBuilder()
     inner.layer = builder.layer
-    states = 2 if hasattr(cell, "recurrent_activation") and not _is_gru(cell) else 1
+    states = 2 if type(layer).__name__ == "LSTM" else 1  # an LSTM also carries its memory
     state = Value(inner.graph.add_input("state", states * cell.units), (states * cell.units,))
     part = Value(inner.graph.add_input("part", kernel.shape[1]), (kernel.shape[1],))
     found = _CELLS[type(layer).__name__](inner, cell, state, part, inner_bias)
@@ -342,16 +295,10 @@ def _run(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return builder.add(fold, [projected], shape)
 
 
-def _is_gru(cell: Any) -> bool:
-    return hasattr(cell, "reset_after")
-
-
 def _split_bias(cell: Any) -> tuple[Any, Any]:
-    """Return the biases of the inputs and of the state."""
-    if not cell.use_bias:
-        return None, None
-    bias = numbers_of(cell.bias)
-    return (bias[0], bias[1]) if bias.ndim == 2 else (bias, None)
+    """Return the biases of the inputs and of the state, which only a GRU may have."""
+    bias = _bias(cell)
+    return (bias, None) if bias is None or bias.ndim == 1 else (bias[0], bias[1])
 
 
 def _slice(builder: GraphBuilder, value: Value, number: int, units: int, count: int = 1) -> Value:
@@ -377,7 +324,7 @@ def _gru(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any)
         kept = builder.linear(kept, recurrent[:, 2 * units :], None, (units,))
     candidate = builder.combine("add", [_slice(builder, part, 2, units), kept])
     candidate = builder.activate(candidate, cell.activation)
-    # update * state + (1 - update) * candidate
+    # update * state + (1 - update) * candidate, with one product
     change = builder.combine("subtract", [state, candidate])
     return builder.combine("add", [candidate, builder.combine("multiply", [update, change])])
 
@@ -385,22 +332,19 @@ def _gru(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any)
 def _lstm(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
     units = cell.units
     hidden, carried = (_slice(builder, state, number, units) for number in (0, 1))
-    recurrent = numbers_of(cell.recurrent_kernel)
-    gates = builder.linear(hidden, recurrent, None, (4 * units,))
+    gates = builder.linear(hidden, numbers_of(cell.recurrent_kernel), None, (4 * units,))
     gates = builder.combine("add", [part, gates])
     opened = builder.activate(gates, cell.recurrent_activation)
     enters, forgets, shows = (_slice(builder, opened, number, units) for number in (0, 1, 3))
     new = builder.activate(_slice(builder, gates, 2, units), cell.activation)
-    kept = builder.combine("multiply", [forgets, carried])
-    carried = builder.combine("add", [kept, builder.combine("multiply", [enters, new])])
-    shown = builder.activate(carried, cell.activation)
-    hidden = builder.combine("multiply", [shows, shown])
+    terms = [builder.combine("multiply", pair) for pair in ([forgets, carried], [enters, new])]
+    carried = builder.combine("add", terms)
+    hidden = builder.combine("multiply", [shows, builder.activate(carried, cell.activation)])
     return builder.concatenate([hidden, carried], 0)
 
 
 def _simple(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
-    recurrent = numbers_of(cell.recurrent_kernel)
-    hidden = builder.linear(state, recurrent, None, (cell.units,))
+    hidden = builder.linear(state, numbers_of(cell.recurrent_kernel), None, (cell.units,))
     return builder.activate(builder.combine("add", [part, hidden]), cell.activation)
 
 
@@ -409,16 +353,20 @@ _CELLS = {"GRU": _gru, "LSTM": _lstm, "SimpleRNN": _simple}
 
 # Layers that take several tensors.
 _SEVERAL = {"Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"}
+# They only do something in training.
+_PASSING = (
+    "ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity "
+    "SpatialDropout1D SpatialDropout2D"
+)
 LAYERS: dict[str, Lower] = {
-    "Activation": _activation,
-    "ActivityRegularization": _keep,
-    "Add": _merge("add"),
-    "AlphaDropout": _keep,
+    **dict.fromkeys(_PASSING.split(), lambda builder, layer, value: value),
+    "Activation": lambda builder, layer, value: builder.activate(value, layer.activation),
+    "Add": lambda builder, layer, *values: builder.combine("add", values),
     "Average": _average,
     "AveragePooling1D": _pool("mean"),
     "AveragePooling2D": _pool("mean"),
     "BatchNormalization": _normalize_batch,
-    "Bidirectional": lower_bidirectional,
+    "Bidirectional": _bidirectional,
     "Concatenate": _concatenate,
     "Conv1D": _conv,
     "Conv2D": _conv,
@@ -427,40 +375,34 @@ LAYERS: dict[str, Lower] = {
     "Dense": _dense,
     "DepthwiseConv1D": _depthwise,
     "DepthwiseConv2D": _depthwise,
-    "Dropout": _keep,
-    "ELU": _elu,
+    "ELU": lambda builder, layer, value: builder.map(value, "elu", float(layer.alpha)),
     "Embedding": _embed,
     "Flatten": _reshape,
-    "GRU": lower_recurrent,
-    "GaussianDropout": _keep,
-    "GaussianNoise": _keep,
+    "GRU": _recur,
     "GlobalAveragePooling1D": _pool_all("mean"),
     "GlobalAveragePooling2D": _pool_all("mean"),
     "GlobalMaxPooling1D": _pool_all("maximum"),
     "GlobalMaxPooling2D": _pool_all("maximum"),
-    "Identity": _keep,
-    "LSTM": lower_recurrent,
+    "LSTM": _recur,
     "LayerNormalization": _normalize_layer,
     "LeakyReLU": _leaky_relu,
     "MaxPooling1D": _pool("maximum"),
     "MaxPooling2D": _pool("maximum"),
-    "Maximum": _merge("maximum"),
-    "Minimum": _merge("minimum"),
-    "Multiply": _merge("multiply"),
+    "Maximum": lambda builder, layer, *values: builder.combine("maximum", values),
+    "Minimum": lambda builder, layer, *values: builder.combine("minimum", values),
+    "Multiply": lambda builder, layer, *values: builder.combine("multiply", values),
     "Normalization": _normalize,
     "PReLU": _prelu,
-    "Permute": _move(_permute),
+    "Permute": _move(lambda layer, places: places.transpose([axis - 1 for axis in layer.dims])),
     "ReLU": _relu,
-    "RepeatVector": _move(_repeat),
-    "Rescaling": _rescale,
+    "RepeatVector": _move(lambda layer, places: np.repeat(places[None], layer.n, axis=0)),
+    "Rescaling": lambda builder, layer, value: builder.scale(value, layer.scale, layer.offset),
     "Reshape": _reshape,
     "SeparableConv1D": _separable,
     "SeparableConv2D": _separable,
-    "SimpleRNN": lower_recurrent,
+    "SimpleRNN": _recur,
     "Softmax": _softmax,
-    "SpatialDropout1D": _keep,
-    "SpatialDropout2D": _keep,
-    "Subtract": _merge("subtract"),
+    "Subtract": lambda builder, layer, *values: builder.combine("subtract", values),
     "TimeDistributed": _each_time,
     "ZeroPadding1D": _move(_pad),
     "ZeroPadding2D": _move(_pad),

@@ -20,18 +20,10 @@ _HARMLESS = {"training": (None, False), "mask": (None,)}
 
 
 def lower_model(model: Any) -> Graph:
-    """Return the graph that a model computes for one row.
+    """Return the graph that a Sequential or functional model of Keras layers computes for one row.
 
-    Parameters
-    ----------
-    model
-        Sequential or functional, made of Keras layers. The graph's inputs have the names of the
-        model's inputs, in order, and its outputs are in the order of the model's outputs.
-
-    Raises
-    ------
-    InputError
-        The model cannot be translated to SQL; the message names the layer or the reason.
+    Inputs have the names of the model's inputs; outputs are in the model's order. An `InputError`
+    names the layer that cannot be translated, or the reason.
     """
     if not getattr(model, "inputs", None):
         raise InputError(
@@ -71,7 +63,6 @@ def add_probabilities(model: Any) -> Any:
 
 
 def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Value]:
-    """Return the outputs of a model for given values of its inputs."""
     if _is_sequential(model):
         for layer in model.layers:
             values = _call_layer(builder, layer, values)
@@ -173,7 +164,6 @@ def _is_functional(model: Any) -> bool:
 
 @cache
 def _functional_class() -> Any:
-    """Return the class of functional models."""
     tensor = keras.Input((1,))
     return type(keras.Model(tensor, tensor))
 

@@ -19,18 +19,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Sums of products: from (positions, groups, n_in) to (positions, groups, n_out) numbers.
+    """Sums of products: from (positions, groups, n_in) to (positions, groups, n_out) numbers."""
 
-    Attributes
-    ----------
-    kernel
-        Array of shape (groups, n_in, n_out).
-    bias
-        Array of shape (groups, n_out).
-    """
-
-    kernel: Array
-    bias: Array
+    kernel: Array  # (groups, n_in, n_out)
+    bias: Array  # (groups, n_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +58,8 @@ class Slope:
 
 @dataclass(frozen=True)
 class Combine:
-    """Element-wise combination of arrays of equal length.
-
-    Attributes
-    ----------
-    operation
-        "add", "subtract", "multiply", "maximum" or "minimum".
+    """Element-wise "add", "subtract", "multiply", "maximum" or "minimum" of arrays of equal
+    length.
     """
 
     operation: str
@@ -79,7 +67,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Concatenation of arrays."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -106,49 +94,26 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Graph that is applied to the parts of an array one after another.
+    """Graph that is applied to the parts of an array one after another."""
 
-    Attributes
-    ----------
-    graph
-        Graph from ``state`` and ``part`` to the next state; the first state is zeros.
-    steps
-        Number of parts, of equal size, in the array.
-    state
-        Size of a state.
-    shown
-        How many numbers at the start of a state form the result: from the last step or, with
-        ``keeps_all``, from all steps one after another.
-    """
-
-    graph: Graph
-    steps: int
-    state: int
+    graph: Graph  # from `state` and `part` to the next state; the first state is zeros
+    steps: int  # number of parts, of equal size
+    state: int  # size of a state
+    # How many numbers at the start of a state form the result: from the last step or, with
+    # `keeps_all`, from all steps one after another.
     shown: int
     keeps_all: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """Operation on the values of other nodes, or an input.
+    """Operation on the values of other nodes, or an input."""
 
-    Attributes
-    ----------
-    name
-        Name of the value: ``v0``, ``v1``, ..., or the input's name.
-    operation
-        One of the classes above, or a class of the dialect; None for an input.
-    size
-        Size of the value.
-    layer
-        Name of the layer that the operation belongs to.
-    """
-
-    name: str
-    operation: Any
+    name: str  # of the value: `v0`, `v1`, ..., or the input's name
+    operation: Any  # one of the classes above, or of the dialect; None for an input
     inputs: tuple[str, ...]
-    size: int
-    layer: str = ""
+    size: int  # of the value
+    layer: str = ""  # which errors name
 
 
 @dataclass(eq=False)
@@ -160,23 +125,22 @@ class Graph:
 
     @property
     def inputs(self) -> list[Node]:
-        """Input nodes, in order."""
         return [node for node in self.nodes.values() if node.operation is None]
 
     def add_input(self, name: str, size: int) -> str:
-        """Add an input by its name."""
         self.nodes[name] = Node(name, None, (), size)
         return name
 
     def add(self, operation: Any, inputs: Sequence[str], size: int, layer: str = "") -> str:
         """Add an operation and return the name of its value."""
-        # Names of inputs may look like these.
+        # Names of inputs are the user's, and may look like these.
         free = (f"v{n}" for n in count(len(self.nodes)))
         name = next(name for name in free if name not in self.nodes)
         self.nodes[name] = Node(name, operation, tuple(inputs), size, layer)
         return name
 
 
+# A larger shift inside sums of products would add rounding errors.
 _MOST_SHIFT = 16.0
 
 
@@ -189,11 +153,9 @@ def simplify(graph: Graph) -> Graph:
             inner = replace(node.operation, graph=simplify(node.operation.graph))
             nodes[name] = replace(node, operation=inner)
             continue
-        first = nodes[node.inputs[0]] if node.inputs else None
-        if first is None or first.operation is None or _count_uses(nodes, graph, first.name) > 1:
-            continue
+        first = nodes[node.inputs[0]] if node.inputs else node
         merged = _merge(first, node)
-        if merged is not None:
+        if merged is not None and _count_uses(nodes, graph, first.name) == 1:
             nodes[name] = replace(node, operation=merged, inputs=first.inputs)
             del nodes[first.name]
     return drop_unused(Graph(nodes, graph.outputs))
@@ -217,7 +179,7 @@ def unroll(graph: Graph) -> Graph:
 
 def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
     width = made.nodes[whole].size // fold.steps
-    state, shown = "", []
+    shown = []
     # Operations of the first step on the initial state of zeros are in the graph as well.
     zeros = Scale(np.zeros(1), np.zeros(1))
     taken = made.add(Gather(np.zeros(fold.state, np.int64)), [whole], fold.state, node.layer)
@@ -238,13 +200,12 @@ def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
 
 
 def _merge(first: Node, second: Node) -> Linear | None:
-    """Return one sum of products for two consecutive operations, or None."""
-    if isinstance(first.operation, Linear) and isinstance(second.operation, Scale):
-        linear, scale = first.operation, second.operation
-        return _scale_after(linear, scale)
-    if isinstance(first.operation, Scale) and isinstance(second.operation, Linear):
-        scale, linear = first.operation, second.operation
-        return _scale_before(linear, scale)
+    """Return one sum of products for two consecutive operations; None if there is none."""
+    match first.operation, second.operation:
+        case Linear() as linear, Scale() as scale:
+            return _scale_after(linear, scale)
+        case Scale() as scale, Linear() as linear:
+            return _scale_before(linear, scale)
     return None
 
 
@@ -252,28 +213,21 @@ def _scale_after(linear: Linear, scale: Scale) -> Linear | None:
     groups, _, outputs = linear.kernel.shape
     if groups * outputs % scale.factor.size:
         return None
-    factor, shift = (_fill(x, (groups, outputs)) for x in (scale.factor, scale.shift))
+    factor, shift = (np.resize(x, (groups, outputs)) for x in (scale.factor, scale.shift))
     return Linear(linear.kernel * factor[:, None], linear.bias * factor + shift)
 
 
 def _scale_before(linear: Linear, scale: Scale) -> Linear | None:
     groups, inputs, _ = linear.kernel.shape
-    # A large shift inside the sums would add rounding errors.
     if groups * inputs % scale.factor.size or np.abs(scale.shift).max() > _MOST_SHIFT:
         return None
-    factor, shift = (_fill(x, (groups, inputs)) for x in (scale.factor, scale.shift))
+    factor, shift = (np.resize(x, (groups, inputs)) for x in (scale.factor, scale.shift))
     bias = linear.bias + np.einsum("gi,gio->go", shift, linear.kernel.astype(np.float64))
     return Linear(linear.kernel * factor[..., None], bias)
 
 
-def _fill(values: Array, shape: tuple[int, ...]) -> Array:
-    """Repeat values to fill a shape."""
-    return np.resize(values.astype(np.float64), shape)
-
-
 def _count_uses(nodes: dict[str, Node], graph: Graph, name: str) -> int:
-    uses = sum(node.inputs.count(name) for node in nodes.values())
-    return uses + graph.outputs.count(name)
+    return sum(node.inputs.count(name) for node in nodes.values()) + graph.outputs.count(name)
 
 
 def drop_unused(graph: Graph) -> Graph:
@@ -282,49 +236,28 @@ def drop_unused(graph: Graph) -> Graph:
     for node in reversed(list(graph.nodes.values())):
         if node.name in used:
             used.update(node.inputs)
-    kept = {
-        name: node for name, node in graph.nodes.items() if name in used or node.operation is None
-    }
-    return Graph(kept, graph.outputs)
+    nodes = {n: node for n, node in graph.nodes.items() if n in used or node.operation is None}
+    return Graph(nodes, graph.outputs)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Column of the result.
-
-    Attributes
-    ----------
-    name
-        Name of the column.
-    output
-        Index of the graph's output that it shows.
-    place
-        Index of the number in the output; -1: 1 minus the first number; None: all numbers, as an
-        array.
-    levels
-        Names of the classes, for the class of the largest number; None shows its index. For a
-        single number, the class is the second one if the number is above one half.
-    is_class
-        True if the class is shown.
-    """
+    """Column of the result."""
 
     name: str
-    output: int
+    output: int  # index of the graph's output
+    # Index of the number in the output; -1: 1 minus the first number; None: all, as an array.
     place: int | None = None
     is_class: bool = False
+    # Names of the classes, for the class of the largest number; None shows its index. For a single
+    # number, the class is the second one if the number is above one half.
     levels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoding of a column's categories as numbers.
-
-    Attributes
-    ----------
-    values
-        The categories, in the order of their codes 0, 1, 2, ...
-    is_one_hot
-        True if each category is a separate number, 1 in rows that have it, instead of a code.
+    """Categories of a column, in the order of their codes 0, 1, 2, ...; or with ``is_one_hot`` a
+    number for each, 1 in rows that have it.
     """
 
     values: tuple[Any, ...]
@@ -345,54 +278,26 @@ class SourceQuery:
 
 @dataclass(frozen=True)
 class Question:
-    """Description of a query to generate.
-
-    Attributes
-    ----------
-    graph
-        The computation for one row.
-    source
-        SQL of a relation: a table's quoted name, or a query in parentheses.
-    keys
-        Columns of the source that are shown unchanged.
-    features
-        For each input of the graph: a column that holds arrays, or the columns that hold its
-        numbers.
-    shown
-        Prediction columns.
-    weights
-        Name of the weights table.
-    encodings
-        Encodings of the feature columns that hold categories.
-    casts
-        Types to which feature columns are cast first, where PostgreSQL needs it.
-    model
-        The Keras model that the graph represents.
-    """
+    """Description of a query to generate."""
 
     graph: Graph
-    source: str
-    keys: tuple[str, ...]
+    source: str  # SQL of a relation: a table's quoted name, or a query in parentheses
+    keys: tuple[str, ...]  # columns of the source that are shown unchanged
+    # By input of the graph: a column of arrays, or the columns that hold its numbers.
     features: Mapping[str, str | tuple[str, ...]]
     shown: tuple[Shown, ...]
-    weights: str
+    weights: str  # name of the table
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
+    # Types to which features are cast first, because PostgreSQL does not do it itself.
     casts: Mapping[str, str] = field(default_factory=dict)
-    model: Any = field(default=None, repr=False)
+    model: Any = field(default=None, repr=False)  # the Keras model of the graph
 
 
 @dataclass(frozen=True)
 class WeightsPart:
-    """Rows of the weights table, each an array of numbers, by position.
+    """Rows of the weights table with one name: an array of shape (rows, numbers), in order.
 
-    Attributes
-    ----------
-    name
-        Name of these rows.
-    numbers
-        Array of shape (rows, numbers).
-    is_kernel
-        True if they are multiplied with whole arrays.
+    ``is_kernel``: they are multiplied with whole arrays, so pgvector has them as vectors, too.
     """
 
     name: str

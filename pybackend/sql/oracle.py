@@ -29,8 +29,6 @@ COLUMNS = "part VARCHAR2(30), i NUMBER(10), o NUMBER(10), x BINARY_DOUBLE"
 
 
 class OracleWriter(SqlWriter):
-    """Writer of a query for Oracle."""
-
     calls: ClassVar = {"maximum": "GREATEST", "minimum": "LEAST"}
 
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
@@ -43,13 +41,8 @@ class OracleWriter(SqlWriter):
 
     @staticmethod
     def quote(name: str) -> str:
-        """Quote a name.
-
-        Raises
-        ------
-        InputError
-            Oracle allows no double quotes in names, and its clients replace ``&name`` in names and
-            end statements at certain lines.
+        """Quote a name. Oracle allows no double quotes in names, and its clients replace ``&name``
+        in names and end statements at certain lines.
         """
         if any(sign in '"&' or not sign.isprintable() for sign in name):
             raise InputError(
@@ -235,16 +228,8 @@ class OracleWriter(SqlWriter):
 
 
 def write_package(name: str, query: str, key: str, shown: str, weights: str, count: int) -> str:
-    """Return a package with INIT, which checks the weights, and SCORE, which computes one row.
-
-    Parameters
-    ----------
-    name
-        Name of the package.
-    query, key, shown
-        The query, its key column, and the column to return.
-    weights, count
-        Name of the weights table, and its required number of rows.
+    """Return a package with INIT, which checks the number of weights, and SCORE, which computes one
+    row.
     """
     quote = OracleWriter.quote
     package = quote(name)

@@ -14,7 +14,15 @@ import numpy as np
 
 from pybackend.core.errors import DatabaseError, InputError
 from pybackend.sql import operations as ops
-from pybackend.sql.database import LARGEST, Connection, SqlWriter, is_slice, list_rows, number
+from pybackend.sql.database import (
+    LARGEST,
+    Connection,
+    SqlWriter,
+    is_slice,
+    list_rows,
+    number,
+    read_rows,
+)
 from pybackend.sql.operations import Array, Graph, Question, WeightsPart
 
 # Number of an advisory lock in PostgreSQL: any that other applications do not use.
@@ -28,8 +36,6 @@ _GRANTS = (
 
 
 class PostgresWriter(SqlWriter):
-    """Writer of a query for PostgreSQL."""
-
     @staticmethod
     def text(value: str) -> str:
         """Quote a string, independently of the server's setting for backslashes."""
@@ -227,8 +233,12 @@ class PostgresWriter(SqlWriter):
 
     @staticmethod
     def array_of(values: Array) -> str:
-        """Return an array literal."""
         return f"ARRAY[{', '.join(map(number, values))}]"
+
+
+def check_version(version: int) -> None:
+    if version < 120000:
+        raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
 
 
 class PostgresConnection(Connection):
@@ -240,9 +250,7 @@ class PostgresConnection(Connection):
         if self.raw.closed:
             raise InputError("`con` is closed: connect again")
         with self._named("SELECT version()"):
-            version = self.raw.info.server_version
-        if version < 120000:
-            raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
+            check_version(self.raw.info.server_version)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -303,8 +311,9 @@ class PostgresConnection(Connection):
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Without values the driver does not look for placeholders, which names may contain.
-        cursor = self.raw.execute(sql.replace("?", "%s") if values else sql, values or None)
-        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        return read_rows(
+            self.raw.execute(sql.replace("?", "%s") if values else sql, values or None)
+        )
 
     def _is_in_transaction(self) -> bool:
         return bool(self.raw.info.transaction_status.name != "IDLE")

@@ -23,8 +23,6 @@ from pybackend.sql.operations import Array, Graph, Question, WeightsPart
 
 
 class SparkWriter(SqlWriter):
-    """Writer of a query for Spark."""
-
     first: ClassVar = 0
 
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
@@ -36,12 +34,8 @@ class SparkWriter(SqlWriter):
 
     @staticmethod
     def quote(name: str) -> str:
-        """Quote a name.
-
-        Raises
-        ------
-        InputError
-            Spark would replace a part of the name with a setting or an environment variable.
+        """Quote a name; `InputError` if Spark would replace a part of it with a setting or a
+        variable.
         """
         if "${" in name:
             raise InputError(
@@ -52,10 +46,8 @@ class SparkWriter(SqlWriter):
 
     @staticmethod
     def text(value: str) -> str:
-        """Quote a string, as bytes if Spark would read it differently depending on settings.
-
-        Spark replaces ``${env:...}`` and the like in strings, and the meaning of backslashes
-        depends on a setting.
+        """Quote a string, as bytes if Spark would read it differently: it replaces ``${env:...}``
+        and the like in strings, and the meaning of backslashes depends on a setting.
         """
         if any(sign in value for sign in "$\\'"):
             return f"CAST(X'{value.encode().hex()}' AS STRING)"

@@ -36,8 +36,6 @@ _MOST_ARGUMENTS = 100
 
 
 class SqliteWriter(SqlWriter):
-    """Writer of a query for SQLite."""
-
     words: ClassVar = Words(greatest="max", least="min")
     calls: ClassVar = {"maximum": "max", "minimum": "min"}
 
@@ -94,14 +92,8 @@ class SqliteWriter(SqlWriter):
     ) -> tuple[str, str, dict[str, str]]:
         """Return table expressions in order, the name of the last one, and the values' names.
 
-        Parameters
-        ----------
-        kept
-            Columns of the source that all levels have.
-        source
-            Relation from which the first level selects; may be empty.
-        inputs
-            SQL for the graph's inputs in the source.
+        All levels have the columns ``kept`` of the relation ``source``, which may be empty;
+        ``inputs`` is SQL for the graph's inputs in it.
         """
         columns = {name: self._new() for name in inputs}
         first = [*kept, *(f"{value} AS {columns[name]}" for name, value in inputs.items())]
@@ -127,7 +119,6 @@ class SqliteWriter(SqlWriter):
         )
 
     def _add_matrix(self, numbers: Array) -> str:
-        """Add a matrix to the weights table by rows and columns; return its name."""
         return self.add_part(matrix_rows(numbers))
 
     def emit_linear(self, linear: ops.Linear, size: int, x: str) -> str:
@@ -259,7 +250,6 @@ class SqliteWriter(SqlWriter):
 
     @staticmethod
     def array_of(values: Array) -> str:
-        """Return an array literal: JSON text."""
         return f"'[{', '.join(repr(float(x)) for x in values)}]'"
 
 

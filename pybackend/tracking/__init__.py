@@ -27,39 +27,29 @@ _GIT_SECONDS = 5.0
 
 
 def load_package(module: str, title: str) -> Any:
-    """Import an optional package of this session.
-
-    Raises
-    ------
-    InputError
-        It is not installed.
-    """
+    """Import an optional package of this session; `InputError` if it is not installed."""
     check_package(module, title)
     return importlib.import_module(module)
 
 
 def check_package(module: str, title: str) -> None:
-    """Check that an optional package is installed, without importing it."""
     if find_spec(module) is None:
         raise InputError(f"{title} is not installed for {sys.executable}: {install(module)}")
 
 
 def check_text(**values: Any) -> None:
-    """Check settings that are text or None."""
     for name, value in values.items():
         if value is not None and (not isinstance(value, str) or not value):
             raise InputError(f"`{name}` must be text or {show(None)}, not {show(value)}")
 
 
 def check_flags(**values: Any) -> None:
-    """Check settings that are True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
 
 
 def check_tags(tags: Any) -> dict[str, str]:
-    """Return tags as text by name."""
     if tags is None:
         return {}
     if not isinstance(tags, Mapping) or not all(isinstance(name, str) for name in tags):
@@ -140,12 +130,8 @@ def write_plan(prepared: PreparedTraining, folder: Path) -> None:
 
 
 def write_result(result: TrainResult, folder: Path, *, reads_model: bool) -> None:
-    """Write a result's report, and its record as JSON.
-
-    Parameters
-    ----------
-    reads_model
-        Whether the report shows the model, which imports TensorFlow in this process.
+    """Write a result's report, and its record as JSON. ``reads_model``: the report shows the model,
+    which imports TensorFlow in this process.
     """
     write_whole(str(folder / "result.json"), result.record.encode())
     if reads_model:
@@ -155,7 +141,6 @@ def write_result(result: TrainResult, folder: Path, *, reads_model: bool) -> Non
 
 
 def write_failure(error: BaseException, folder: Path) -> None:
-    """Write the report of a failed worker."""
     if isinstance(error, WorkerFailedError):
         report(error, folder / "report.html")
 

@@ -139,7 +139,6 @@ class MlflowTracker(Tracker):
         return replace(self, run_name=name, parent=parent, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
-        """Start a run, or use the active one, and record the settings and the plan."""
         mlflow = load_package("mlflow", "MLflow")
         try:
             with _few_retries():
@@ -189,7 +188,6 @@ class _MlflowRun(Tracked):
             self._send()
 
     def finish(self, result: TrainResult) -> None:
-        """Send the rest, and end an own run."""
         try:
             self._add(describe_result(result), result.initial_epoch + result.epochs)
             self._send()
@@ -204,7 +202,6 @@ class _MlflowRun(Tracked):
             self._end("FINISHED")
 
     def fail(self, error: BaseException) -> None:
-        """Send the error, and end an own run."""
         try:
             with _few_retries():
                 self._conclude()
@@ -289,7 +286,6 @@ class _MlflowRun(Tracked):
                 self._client.set_terminated(self._id, status)
 
     def _quiet(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which MLflow prints no links with ``verbose=0``."""
         silent = contextlib.redirect_stdout(io.StringIO())
         return silent if self._is_silent else contextlib.nullcontext()
 

@@ -107,7 +107,6 @@ class TensorBoardView:
             raise
 
     def wait(self) -> None:
-        """Wait until TensorBoard exits."""
         self._process.wait()
 
     def close(self) -> None:

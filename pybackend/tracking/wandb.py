@@ -136,7 +136,6 @@ class WandbTracker(Tracker):
         return replace(self, run_name=name, group=group, is_trial=True, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
-        """Start a run, or use the active one, and record the settings and the plan."""
         wandb = load_package("wandb", "wandb")
         try:
             return _WandbRun(wandb, self, prepared)
@@ -175,7 +174,6 @@ class _WandbRun(Tracked):
         self._run.log({"epoch" if axis == "epoch" else "step/number": number, **values})
 
     def finish(self, result: TrainResult) -> None:
-        """Record the result, and end an own run."""
         try:
             self._run.summary.update({**describe_result(result), **describe_hosts(result)})
             with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
@@ -189,7 +187,6 @@ class _WandbRun(Tracked):
             self._end(0)
 
     def fail(self, error: BaseException) -> None:
-        """Record the error, and end an own run."""
         try:
             self._run.summary["tfdist/error"] = f"{type(error).__name__}: {error}"
             with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:

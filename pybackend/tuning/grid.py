@@ -24,17 +24,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelFunction:
-    """A function that builds the model of a trial from arguments.
-
-    Parameters
-    ----------
-    build
-        Called with a dict of arguments and the seed: returns the ``model`` of `barrier_train`.
-    known, needed
-        Names of all its arguments, and of those without a default.
-    takes_any
-        Whether it also takes arguments with other names.
-    """
+    """A function that builds the model of a trial from arguments."""
 
     build: Callable[[Arguments, int], Any]
     known: Collection[str]
@@ -43,12 +33,8 @@ class ModelFunction:
 
     @classmethod
     def of(cls, model: Any) -> ModelFunction:
-        """Return it for the argument ``model`` of `train_many`.
-
-        Raises
-        ------
-        InputError
-            It is not a function.
+        """Return it for the argument ``model`` of `train_many`; `InputError` if that is not a
+        function.
         """
         if isinstance(model, ModelFunction):
             return model
@@ -75,12 +61,8 @@ class ModelFunction:
         return {n: value for n, value in arguments.items() if n not in options}, options
 
     def check(self, names: Collection[str]) -> None:
-        """Check the names in a grid.
-
-        Raises
-        ------
-        InputError
-            A name is unknown or ambiguous, or an argument without a default is missing.
+        """Raise `InputError` for names in a grid that are unknown or ambiguous, and for missing
+        arguments.
         """
         for name in names:
             if name in OPTIONS and name in self.known:
@@ -115,13 +97,7 @@ def _explain(name: str) -> str:
 
 
 def list_trials(grid: Any) -> list[Arguments]:
-    """Return the arguments of each trial for the argument ``grid``.
-
-    Raises
-    ------
-    InputError
-        It has another type, or is empty.
-    """
+    """Return the arguments of each trial for the argument ``grid``."""
     if isinstance(grid, Mapping):
         trials = _combine(grid)
     elif callable(getattr(grid, "to_dict", None)) and hasattr(grid, "columns"):
@@ -179,17 +155,7 @@ def _as_plain(value: Any) -> Any:
 
 
 class TrialSource(Protocol):
-    """Object that chooses the arguments of trials.
-
-    Attributes
-    ----------
-    count
-        Number of trials.
-    mode
-        ``"min"`` or ``"max"``: which values of the metric are better.
-    sees_epochs
-        Whether `prunes` must be called after each epoch.
-    """
+    """Object that chooses the arguments of trials."""
 
     count: int
     mode: Mode
@@ -243,14 +209,7 @@ class ListedTrials:
 class StudiedTrials:
     """Trials whose arguments an Optuna study suggests, and whose poor ones its pruner stops.
 
-    Parameters
-    ----------
-    study
-        The study. Its methods are called on one thread.
-    space
-        Optuna's distributions by name.
-    count
-        Number of trials.
+    The methods of the study are called on one thread.
     """
 
     sees_epochs = True
@@ -287,13 +246,7 @@ class StudiedTrials:
 
 
 def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> TrialSource:
-    """Return the source of trials for the arguments of `train_many`.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid.
-    """
+    """Return the source of trials for the arguments of `train_many`."""
     rule = check_pruning(rule)
     if study is None:
         if trials is not None:
@@ -316,13 +269,7 @@ def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> 
 
 
 def choose_direction(metric: Any, mode: Any, study: Any) -> Mode:
-    """Return whether smaller or larger values of the metric are better: as a study says, if any.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid.
-    """
+    """Return whether smaller or larger values of the metric are better: as a study says, if any."""
     chosen = choose_mode(metric, mode)
     if study is None:
         return chosen

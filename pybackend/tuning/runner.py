@@ -38,8 +38,6 @@ class TrialCall:
 
 @dataclass
 class _Running:
-    """A trial that is running."""
-
     number: int
     arguments: Arguments
     planned: TrialCall
@@ -51,12 +49,10 @@ class _Running:
 
     @property
     def observers(self) -> Observers:
-        """The user's observers of this trial."""
         return self.planned.prepared.request.observers
 
     @property
     def epochs(self) -> int:
-        """Number of epochs that it may run."""
         return self.planned.prepared.request.job.epochs
 
 
@@ -71,35 +67,13 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Ended:
-    """End of a trial."""
-
     number: int
     outcome: TrainResult | Exception
 
 
 @dataclass
 class TrialRunner:
-    """Runs trials on launchers, one at a time on each.
-
-    Parameters
-    ----------
-    source
-        Chooses the arguments of each trial.
-    prepare
-        Returns the prepared training run of a trial, given its number and its arguments.
-    failed
-        The trials before the first one that could be prepared.
-    first
-        Arguments of that trial, and its prepared training run.
-    launchers
-        Launchers that may be used at once.
-    metric
-        Metric by which trials are compared.
-    on_trial
-        Called with each `Trial` when it has ended.
-    on_epoch
-        Called with the number of a trial and the end of its epoch; None: it is not needed.
-    """
+    """Runs trials on launchers, one at a time on each."""
 
     source: TrialSource
     prepare: Callable[[int, Arguments], TrialCall]
@@ -266,7 +240,6 @@ def make_trial(
     outcome: StoredResult | Exception,
     is_pruned: bool = False,
 ) -> Trial:
-    """Return a trial that has ended."""
     common: dict[str, Any] = {
         "number": number,
         "arguments": arguments,

@@ -172,7 +172,6 @@ def _check_not_saved(call: TrainingCall) -> None:
 
 
 def choose_metric(call: TrainingCall) -> str:
-    """Return the metric by which trials are compared by default."""
     options = call.options
     has_validation = options["validation_data"] is not None or options["validation_split"]
     return "val_loss" if has_validation else "loss"
@@ -180,23 +179,8 @@ def choose_metric(call: TrainingCall) -> str:
 
 @dataclass
 class Search:
-    """Trials of one call, and how to run them.
-
-    Parameters
-    ----------
-    call
-        Arguments that all trials share, without the model.
-    model
-        The function that builds the model of each trial.
-    source, metric, on_trial
-        As in `TrialRunner`.
-    launcher, parallelism, verbose
-        As in `train_many`.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid.
+    """Trials of one call, and how to run them; the fields are those of `train_many` and
+    `TrialRunner`.
     """
 
     call: TrainingCall
@@ -239,7 +223,6 @@ class Search:
                 make_job(TrainingJob, {**self.call.arguments, **options})
 
     def run(self) -> Trials:
-        """Run all trials, and return them."""
         assert isinstance(self.launcher, Dividing)
         failed, arguments, first = self._prepare_first()
         job = first.prepared.request.job

@@ -22,21 +22,12 @@ from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 
 @dataclass(frozen=True, eq=False)
 class StoredResult:
-    """Result of a trial, without its model file. A pickle of it has the file.
-
-    Attributes
-    ----------
-    result
-        The result, with an empty ``content``.
-    read
-        Returns the content.
-    """
+    """Result of a trial, without its model file. A pickle of it has the file."""
 
     result: TrainResult
     read: Callable[[], bytes]
 
     def load(self) -> TrainResult:
-        """Return the whole result."""
         return replace(self.result, content=self.read())
 
     def __reduce__(self) -> Any:
@@ -81,7 +72,6 @@ class ModelFiles:
 
 
 def _keep(result: TrainResult) -> StoredResult:
-    """Return a result with its model file in memory."""
     return StoredResult(replace(result, content=b""), partial(bytes, result.content))
 
 
@@ -279,7 +269,6 @@ class Trials:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks."""
         records = self.records
         heads = list(records[0]) if records else []
         given = self.arguments

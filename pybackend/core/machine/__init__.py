@@ -16,7 +16,6 @@ _LOOPBACK = ("localhost", "ip6-localhost", "ip6-loopback")
 
 def read_boot() -> str:
     """Return what is the same in all processes of a machine until it restarts; empty if unknown.
-
     Containers on one machine share it.
     """
     try:

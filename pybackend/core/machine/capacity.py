@@ -73,11 +73,7 @@ def read_memory(root: Path = _ROOT) -> float:
 
 def read_free_memory(root: Path = _ROOT, swaps: bool = False) -> float:
     """Return the memory in bytes that this process can still use before the system kills.
-
-    Parameters
-    ----------
-    swaps
-        Whether swap space counts, too. In a group of version 1, it is left out.
+    ``swaps``: swap space counts, too; in a group of version 1, it is left out.
     """
     spare = read_meminfo("SwapFree", root=root) if swaps else 0.0
     found = [read_meminfo("MemAvailable", root=root) + spare]
@@ -113,18 +109,9 @@ def read_meminfo(*names: str, root: Path = _ROOT) -> float:
 
 
 def list_groups(kind: str, root: Path = _ROOT) -> Any:
-    """Yield the control groups of this process for a kind of resource, and all their parents.
-
-    Parameters
-    ----------
-    kind
-        ``"memory"`` or ``"cpu"``.
-
-    Yields
-    ------
-    tuple
-        Version (1 or 2), and folder. A container often sees its own group as the root, beside the
-        path that the group has on the host.
+    """Yield version and folder of this process's control groups for ``"memory"`` or ``"cpu"``, and
+    of all their parents. A container often sees its own group as the root, beside the path that the
+    group has on the host.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -19,20 +19,7 @@ _PS_SECONDS = 10
 
 @dataclass(frozen=True)
 class Stat:
-    """Status of a process or a thread, as the system reports it.
-
-    Attributes
-    ----------
-    state
-        As in `ps`: ``"R"`` running, ``"S"`` sleeping, ``"D"`` in the kernel, ``"T"`` stopped,
-        ``"Z"`` ended and not reaped, ...
-    parent, session
-        IDs of the parent process, and of the leader of the session.
-    cpu
-        Time that it has computed, in a form that only changes if it computes.
-    started
-        Start, in ticks since the machine started.
-    """
+    """Status of a process or a thread, as the system reports it."""
 
     state: str
     parent: int
@@ -42,12 +29,8 @@ class Stat:
 
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
-    """Return what the system reports of a process.
-
-    Raises
-    ------
-    OSError
-        It has ended and was reaped, or this is not Linux.
+    """Return what the system reports of a process; `OSError` if it was reaped, or this is not
+    Linux.
     """
     return _parse((proc / str(pid) / "stat").read_text(errors="replace"))
 
@@ -93,11 +76,7 @@ def find_family(pid: int) -> set[int]:
 
 def name_process(pid: int) -> str:
     """Return the PID and start time of a process, which no later process has; Linux only.
-
-    Raises
-    ------
-    OSError
-        It has ended.
+    `OSError`: it has ended.
     """
     stat = read_stat(pid)
     if stat.state in "ZX":
@@ -131,12 +110,8 @@ def read_main_thread(pid: int) -> tuple[str, str] | None:
 
 
 def read_variables(pid: int) -> list[bytes]:
-    """Return the variables with which a process started, as ``name=value``.
-
-    Raises
-    ------
-    OSError
-        It has ended, or belongs to another user.
+    """Return the variables with which a process started, as ``name=value``; `OSError` if it has
+    ended, or belongs to another user.
     """
     return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
