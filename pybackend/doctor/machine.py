@@ -41,7 +41,8 @@ def doctor() -> dict[str, Any]:
     ``problems`` (sentences) and ``verdict``: whether this machine is ready, or what to do first.
     """
     found = {**inspect_machine(), "java": find_java(), "spark_home": _find_spark_home()}
-    return {**found, "problems": _problems(found), "verdict": _verdict(found)}
+    problems = [*_missing(found), *_spark_problems(found), *_r_problems(found)]
+    return {**found, "problems": problems, "verdict": _verdict(found)}
 
 
 def inspect_machine() -> dict[str, Any]:
@@ -95,15 +96,10 @@ def _find_spark_home() -> str | None:
     return str(home) if (home / "bin" / "spark-submit").exists() else None
 
 
-def _problems(found: dict[str, Any]) -> list[str]:
-    return [*_missing(found), *_spark_problems(found), *_r_problems(found)]
-
-
 def _missing(found: dict[str, Any]) -> list[str]:
     return [
-        f"{name} is not installed: install {name} >= {wanted}"
-        if have is None
-        else f"{name} {have} is too old: install {name} >= {wanted}"
+        f"{name} {'is not installed' if have is None else f'{have} is too old'}: install {name} >= "
+        f"{wanted}"
         for name, have, wanted in find_missing(found)
     ]
 
@@ -146,10 +142,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _r() -> dict[str, str | None]:
-    """Return the path and version of R, and the version of its reticulate.
-
-    This starts R, because only R knows its libraries. R without packages starts in 50 ms.
-    """
+    """Return the path and version of R, and the version of its reticulate."""
+    # Only R knows its libraries. Without packages, it starts in 50 ms.
     rscript = shutil.which("Rscript")
     bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
     versions = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
@@ -162,23 +156,15 @@ def _r() -> dict[str, str | None]:
 
 def _try_rpy2() -> str | None:
     """Return why rpy2 cannot use this machine's R; None if it can."""
-    # The mode that workers use.
+    # In a process of its own, because the import loads R; in the mode that workers use.
     environment = {**os.environ, "RPY2_CFFI_MODE": "ABI"}
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", "import rpy2.rinterface"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROGRAM_SECONDS,
-        )
+        tried = _run(sys.executable, "-c", "import rpy2.rinterface", env=environment)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     if tried.returncode == 0:
         return None
-    return (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+    return (tried.stdout.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
 
 
 def _gpus() -> list[str]:
@@ -191,16 +177,21 @@ def _output(program: str | None, *arguments: str) -> str:
     if program is None:
         return ""
     try:
-        shown = subprocess.run(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=True,
-            timeout=_PROGRAM_SECONDS,
-        )
+        shown = _run(program, *arguments)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return shown.stdout
+    return shown.stdout if shown.returncode == 0 else ""
+
+
+def _run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # where Java prints its version
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=_PROGRAM_SECONDS,
+    )

@@ -49,10 +49,8 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
         count = _count_slots(session, spark) if workers is None else workers
         seen = barrier_run(spark, inspect_worker, workers=count, verbose=0)
     except (ClusterError, WorkerFailedError) as error:
-        is_missing_package = _NO_PACKAGE.search(str(error)) is not None
-        return _report(
-            [], (_missing_packages(session) if is_missing_package else []) or [_summarize(error)]
-        )
+        missing = _missing_packages(session) if _NO_PACKAGE.search(str(error)) else []
+        return _report([], missing or [_summarize(error)])
     for worker in seen:
         worker["reaches"] = not worker["unreached"]
     return _report(seen, find_problems(seen, inspect_machine(), on_spark=session is not None))
@@ -115,8 +113,7 @@ def _r(found: Mapping[str, Any]) -> list[str]:
 
 
 def _machine(found: Mapping[str, Any]) -> list[str]:
-    memory = found["memory_gb"]
-    gpus = found["gpus"]
+    memory, gpus = found["memory_gb"], found["gpus"]
     names = ", ".join(dict.fromkeys(gpus))
     return [
         counted(found["cores"], "core"),
@@ -152,8 +149,8 @@ def _summarize(error: Exception) -> str:
     first = text.split("\n", 1)[0]
     # Spark names the executor's host after the number of the task.
     host = re.search(r"\(TID \d+\) \((\S+) executor", text)
-    place = f" (on {host[1]})" if host and f" on {host[1]} " not in first else ""
-    return f"{first}{place}: {advice[1]}" if advice else f"{first}{place}"
+    where = f" (on {host[1]})" if host and f" on {host[1]} " not in first else ""
+    return f"{first}{where}: {advice[1]}" if advice else f"{first}{where}"
 
 
 def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> list[str]:
@@ -178,22 +175,16 @@ def name_host(worker: Worker) -> str:
 
 def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
     """Return what to install on which host. The workers need not be connected to each other."""
+    lacks = ((tuple(find_missing(worker, on_spark)), worker) for worker in workers)
     found = _group_hosts(
-        (
-            (
-                worker["python"],
-                install_command(worker, on_spark),
-                tuple(find_missing(worker, on_spark)),
-            ),
-            worker,
-        )
-        for worker in workers
-        if find_missing(worker, on_spark)
+        ((missing, worker["python"], install_command(worker, on_spark)), worker)
+        for missing, worker in lacks
+        if missing
     )
     return [
         f"{', '.join(map(_describe_missing, missing))} for {python} on {_list_hosts(hosts)}: "
         f"run {command} there"
-        for (python, command, missing), hosts in found.items()
+        for (missing, python, command), hosts in found.items()
     ]
 
 
@@ -240,6 +231,7 @@ def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
             "reticulate::py_config() before spark_connect()"
         )
     # A model is sent as a Keras file, which an older Keras may not read.
+    # Different versions among the workers are a problem of their own.
     theirs = {w["keras"] for w in workers}
     if len(theirs) == 1 and driver["keras"] is not None and not theirs & {driver["keras"], None}:
         sentences.append(
@@ -277,6 +269,7 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
     for worker in workers:
         for missed in worker["unreached"]:
             other = workers[missed["rank"]]
+            # Only causes: `_not_listening` and `_loopback_addresses` explain the others.
             if other["listen_error"] is None and not _is_foreign_loopback(worker, other):
                 pairs[name_host(worker), name_host(other), missed["reason"]].append((worker, other))
     sentences = [_describe_pair(found, reason) for (_, _, reason), found in pairs.items()]
@@ -326,9 +319,7 @@ def _minor_version(found: Worker) -> str:
     return ".".join(found["python_version"].split(".")[:2])
 
 
-def _group_hosts(
-    pairs: Iterable[tuple[Any, Worker]],
-) -> dict[Any, list[str]]:
+def _group_hosts(pairs: Iterable[tuple[Any, Worker]]) -> dict[Any, list[str]]:
     """Return the names of hosts by key, each name once, in the order of the pairs."""
     found: dict[Hashable, dict[str, None]] = defaultdict(dict)
     for key, worker in pairs:

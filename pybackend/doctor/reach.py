@@ -93,10 +93,10 @@ async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> di
 
 def _listening(address: str) -> socket.socket:
     with ExitStack() as stack:
-        server, place = _socket_for(address)
+        server, target = _socket_for(address)
         stack.enter_context(server)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(place)
+        server.bind(target)
         server.listen(1024)
         stack.pop_all()
     return server
@@ -122,9 +122,9 @@ async def _find_reason(address: str, deadline: float, crowd: asyncio.Semaphore) 
 
 
 async def _attempt(address: str) -> str | None:
-    connection, place = _socket_for(address)
+    connection, target = _socket_for(address)
     with connection:
-        reached = asyncio.get_running_loop().sock_connect(connection, place)
+        reached = asyncio.get_running_loop().sock_connect(connection, target)
         try:
             await asyncio.wait_for(reached, ATTEMPT_SECONDS)
         except TimeoutError:
@@ -139,10 +139,10 @@ async def _attempt(address: str) -> str | None:
 def _socket_for(address: str) -> tuple[socket.socket, Any]:
     """Return a socket for the address family, and the address in the form that sockets take."""
     host, port = parse_address(address)
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind)
     made.setblocking(False)
-    return made, place
+    return made, target
 
 
 def _describe(error: OSError) -> str:

@@ -128,6 +128,7 @@ def _start(master: str, settings: Mapping[str, str]) -> Any:
 
 def _connect(session: Any, settings: Mapping[str, str]) -> Any:
     """Connect a session, and contact its server now rather than at the first request."""
+    # Without an answer, the client tries for ten minutes: no attempt is repeated here.
     client = session.client
     has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
     policies = client.get_retry_policies() if has_policies else []

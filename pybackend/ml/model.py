@@ -125,12 +125,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self
 
     def _transform(self, dataset: Any) -> Any:
-        from pybackend.core.model.outputs import (
-            count_classes,
-            has_logits,
-            is_classifier,
-            list_outputs,
-        )
+        from pybackend.core.model import outputs  # imports Keras
 
         model = self.model
         frame = predict_spark(
@@ -147,19 +142,15 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
                 custom_objects=self._custom_objects, safe_mode=self._safe_mode
             ),
         )
-        outputs = list_outputs(model)
-        are_logits = has_logits(model, outputs)
-        classes = count_classes(model, outputs) if is_classifier(model, outputs) else 0
-        if are_logits:
-            classes = max(2, classes)
-        levels = self.levels if self.levels and len(self.levels) == classes else None
-        return add_columns(
-            frame,
-            dataset.columns,
-            outputs,
-            Classes(classes, are_logits, levels),
-            Names(self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol()),
-        )
+        found = outputs.list_outputs(model)
+        are_logits = outputs.has_logits(model, found)
+        is_classifier = outputs.is_classifier(model, found)
+        count = outputs.count_classes(model, found) if is_classifier else 0
+        count = max(2, count) if are_logits else count
+        levels = self.levels if self.levels and len(self.levels) == count else None
+        classes = Classes(count, are_logits, levels)
+        names = Names(self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol())
+        return add_columns(frame, dataset.columns, found, classes, names)
 
     def _chosen_features(self) -> Any:
         if self.isDefined("features"):
@@ -223,9 +214,9 @@ class Names:
 class Classes:
     """Classes that a model's only output represents."""
 
-    count: int
-    are_logits: bool = False
-    levels: Sequence[str] | None = None
+    count: int  # 0: the output does not represent classes
+    are_logits: bool = False  # a softmax or sigmoid converts the numbers to probabilities
+    levels: Sequence[str] | None = None  # their names, if known
 
 
 def add_columns(
@@ -240,7 +231,7 @@ def add_columns(
     if len(outputs) > 1:
         given = [f".pred_{output.name}" for output in outputs]
         added = {
-            f"{names.prediction}_{o.name}": _number(o, place) for place, o in enumerate(outputs)
+            f"{names.prediction}_{o.name}": _number(o, index) for index, o in enumerate(outputs)
         }
         vectors = [name for name, o in zip(added, outputs, strict=True) if o.depth == 1]
     elif not classes.count:
@@ -252,22 +243,22 @@ def add_columns(
         vectors = [names.raw, names.probability]
     added = {name: sql for name, sql in added.items() if name}
     _reject_taken_names(kept, list(added))
-    columns = [frame[_quote(name)].alias(f"{_GIVEN}{place}") for place, name in enumerate(given)]
+    columns = [frame[_quote(name)].alias(f"{_GIVEN}{index}") for index, name in enumerate(given)]
     staged = frame.select(*(frame[_quote(name)] for name in kept), *columns).selectExpr(
-        "*", *(f"{sql} AS `.new{place}`" for place, sql in enumerate(added.values()))
+        "*", *(f"{sql} AS `.new{index}`" for index, sql in enumerate(added.values()))
     )
     metadata = {names.prediction: _describe(classes)} if classes.count else {}
     new = [
-        _finish(staged[f"`.new{place}`"], name, name in vectors, metadata.get(name))
-        for place, name in enumerate(added)
+        _finish(staged[f"`.new{index}`"], name, name in vectors, metadata.get(name))
+        for index, name in enumerate(added)
     ]
     return staged.select(*(staged[_quote(name)] for name in kept), *new)
 
 
-def _number(output: Output, place: int) -> str:
+def _number(output: Output, index: int) -> str:
     """Return the SQL for an output without classes: one number, a vector, or nested arrays."""
     wanted = {0: "double", 1: "array<double>"}.get(output.depth)
-    return f"CAST(`{_GIVEN}{place}` AS {wanted})" if wanted else f"`{_GIVEN}{place}`"
+    return f"CAST(`{_GIVEN}{index}` AS {wanted})" if wanted else f"`{_GIVEN}{index}`"
 
 
 def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:

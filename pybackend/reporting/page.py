@@ -90,15 +90,12 @@ _STEPS = ("worker", "timed steps", *PARTS, "shortest", "median", "95th percentil
 
 
 def _list_done(worker: Worker) -> list[Any]:
+    rate = worker.get("rows_per_second")
     return [
-        worker["number"],
-        worker["host"],
-        str(worker["pid"]),
-        worker["rows"],
-        worker["steps"],
+        *(worker["number"], worker["host"], str(worker["pid"]), worker["rows"], worker["steps"]),
         _seconds(worker["seconds"]),
         _seconds(worker.get("waited")),
-        _rate(worker.get("rows_per_second")),
+        Cell(rate, "–" if rate is None else _show_rate(rate)),
     ]
 
 
@@ -109,16 +106,12 @@ def _list_times(worker: Worker) -> list[Any]:
         worker["number"],
         times["steps"],
         *(_seconds(times[part]) for part in PARTS),
-        *(_seconds(quantiles[place]) for place in (0, 10, 19, 20)),
+        *(_seconds(quantiles[index]) for index in (0, 10, 19, 20)),
     ]
 
 
 def _seconds(value: float | None) -> Cell:
     return Cell(value, show_seconds(value))
-
-
-def _rate(value: float | None) -> Cell:
-    return Cell(value, "–" if value is None else show_number(float(f"{value:.4g}")))
 
 
 def _draw(workers: Sequence[Worker]) -> Iterator[str]:
@@ -136,9 +129,8 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         yield PAGE.figure("Waiting", svg, "Time spent waiting for other workers")
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
-        bars = [
-            Bar(_name(one), [(part, one["step_times"][part]) for part in PARTS]) for one in timed
-        ]
+        parts = ([(part, one["step_times"][part]) for part in PARTS] for one in timed)
+        bars = [Bar(_name(one), values) for one, values in zip(timed, parts, strict=True)]
         svg = draw_bars(
             "step time by worker in seconds, in four parts", bars, show_seconds, "chart-parts"
         )
@@ -146,10 +138,8 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
     boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
     if boxed:
         steps = sum(worker["step_times"]["steps"] for worker in boxed)
-        boxes = [
-            Box(_name(one), [one["step_times"]["quantiles"][place] for place in _BOX])
-            for one in boxed
-        ]
+        quantiles = ([one["step_times"]["quantiles"][index] for index in _BOX] for one in boxed)
+        boxes = [Box(_name(one), values) for one, values in zip(boxed, quantiles, strict=True)]
         svg = draw_boxes("distribution of step times by worker", boxes, show_seconds, "chart-steps")
         below = (
             f"{show_number(steps)} timed steps: box 25 % to 75 % with the median, line 5 % to "
@@ -167,8 +157,6 @@ def _show_rate(value: float) -> str:
 
 
 Record = Mapping[str, Any]
-# Shown elsewhere on the page.
-_NOT_SETTINGS = {"versions"}
 _TITLES = {"tfdist": "tfdist", "python": "Python", "tensorflow": "TensorFlow", "keras": "Keras"}
 
 
@@ -197,7 +185,7 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
 
 
 def to_float(value: Any) -> float:
-    """Convert a number in a record to float; None becomes NaN, and infinity is stored as text."""
+    """Convert a number in a record; None is NaN, and infinity is text, because JSON has neither."""
     return float("nan") if value is None else float(value)
 
 
@@ -267,22 +255,16 @@ def _describe_losses(record: Record) -> Iterator[str]:
     restarts, generations = record.get("restarts"), record.get("generations")
     if restarts:
         rows = [
-            [
-                number,
-                show_time(one["time"]),
-                one["lost"],
-                one["checkpoint"] or "the beginning",
-            ]
+            [number, show_time(one["time"]), one["lost"], one["checkpoint"] or "the beginning"]
             for number, one in enumerate(restarts, start=1)
         ]
         columns = ["restart", "when", "cause", "resumed from"]
         yield PAGE.table(columns, rows, "Restarts of the workers", "restarts")
     elif restarts is not None:
-        yield (
-            PAGE.text("No restarts: the same workers trained from start to finish.")
-            if not (generations and len(generations) > 1)
-            else PAGE.text("No restart.")
-        )
+        # Elastic workers leave and join without a restart.
+        is_same = not generations or len(generations) == 1
+        rest = "s: the same workers trained from start to finish." if is_same else "."
+        yield PAGE.text(f"No restart{rest}")
     if timeline := record.get("timeline"):
         yield make_timeline(timeline)
     if generations:
@@ -337,16 +319,14 @@ def _describe_settings(record: Record) -> Iterator[str]:
     settings = dict(record.get("settings") or {})
     versions = settings.get("versions") or record.get("versions") or {}
     hosts = sorted({worker["host"] for worker in record.get("workers") or []})
-    pairs = [
-        (_TITLES.get(name, name), str(version)) for name, version in versions.items() if version
-    ]
+    pairs = [(_TITLES.get(name, name), str(found)) for name, found in versions.items() if found]
     pairs.append(("hosts of workers", ", ".join(hosts)))
     if record.get("seed") is not None:
         settings = {"seed": record["seed"], **settings}
     pairs += [
         (name, show_value(value))
         for name, value in settings.items()
-        if name not in _NOT_SETTINGS and value is not None
+        if name != "versions" and value is not None
     ]
     yield PAGE.pairs(pairs, "settings")
 

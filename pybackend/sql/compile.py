@@ -167,7 +167,7 @@ def to_sql(
     -------
     SqlModel
         Its ``query`` reads the table ``weights``. ``rows()`` returns the rows of that table: (part,
-        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For OracleWriter,
+        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle,
         ``package(name)`` returns a script that creates this table and a package.
 
     Raises
@@ -347,14 +347,14 @@ def _match_features(
 def _list_shown(predictions: Predictions) -> tuple[Shown, ...]:
     names = [field.name for field in predictions.fields]
     if not (predictions.has_class or predictions.has_numbers):
-        return tuple(Shown(name, place) for place, name in enumerate(names))
+        return tuple(Shown(name, index) for index, name in enumerate(names))
     shown = []
     if predictions.has_class:
         shown.append(Shown(names.pop(0), 0, is_class=True, levels=predictions.levels))
     if predictions.has_numbers:
         size = predictions.outputs[0].shape[0]
-        places = [-1, 0] if size == 1 else range(len(names))
-        shown += [Shown(name, 0, place) for name, place in zip(names, places, strict=True)]
+        indices = [-1, 0] if size == 1 else range(len(names))
+        shown += [Shown(name, 0, index) for name, index in zip(names, indices, strict=True)]
     return tuple(shown)
 
 
@@ -383,8 +383,8 @@ def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
     prefix = free_prefix([*question.keys, *used])
     codes, shown = list[str](), list[str]()
     numbers: dict[str, tuple[str, ...]] = {}  # columns with the numbers of an encoded column
-    for place, (column, encoding) in enumerate(question.encodings.items()):
-        code = f"{prefix}{place}"
+    for index, (column, encoding) in enumerate(question.encodings.items()):
+        code = f"{prefix}{index}"
         cases = _list_cases(encoding, dialect)
         codes.append(f"CASE {quote(column)} {cases} END AS {quote(code)}")
         if not encoding.is_one_hot:

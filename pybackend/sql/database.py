@@ -180,11 +180,11 @@ class SqlWriter(ABC):
     def show(self, column: Shown, value: str, size: int) -> str:
         if column.is_class:
             return self.show_class(value, size, column.levels)
-        if column.place is None and size > 1:
+        if column.index is None and size > 1:
             return value
-        place = column.place or 0
-        shown = self.item(value, max(place, 0))
-        return f"1 - {shown}" if place < 0 else shown
+        index = column.index or 0
+        shown = self.item(value, max(index, 0))
+        return f"1 - {shown}" if index < 0 else shown
 
     def item(self, value: str, place: int) -> str:
         """Return SQL for a number of an array, by its position from 0."""

@@ -321,11 +321,11 @@ def check_source(database: Connection, question: Question) -> None:
         try:
             database.execute(f"SELECT {shown} FROM {source} s WHERE 1 = 0")
         except DatabaseError as error:
-            place = "" if argument == "table" else f" from {source}"
-            raise InputError(f"`{argument}` cannot be read{place}: {error.__cause__}") from error
+            where = "" if argument == "table" else f" from {source}"
+            raise InputError(f"`{argument}` cannot be read{where}: {error.__cause__}") from error
 
 
-def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:
+def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], where: str) -> None:
     """Reject names that are not among columns; ignore case, which depends on the database."""
     known = {column.lower() for column in columns}
     for name in names:
@@ -333,7 +333,7 @@ def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], pl
             listed = ", ".join(map(show, columns[:_MOST_SHOWN]))
             more = ", ..." if len(columns) > _MOST_SHOWN else ""
             raise InputError(
-                f"`{argument}`: {place} has no column {show(name)}; it has {listed}{more}"
+                f"`{argument}`: {where} has no column {show(name)}; it has {listed}{more}"
             )
 
 
@@ -414,9 +414,9 @@ class DatabaseCheck:
         shown, wanted = list[Shown](), list[Array]()
         for number, values in enumerate(self._expected):
             count = values.shape[1]
-            for place in np.unique(np.linspace(0, count - 1, _MOST_NUMBERS, dtype=np.int64)):
-                shown.append(Shown(f"x{len(shown)}", number, int(place)))
-                wanted.append(values[:, place])
+            for index in np.unique(np.linspace(0, count - 1, _MOST_NUMBERS, dtype=np.int64)):
+                shown.append(Shown(f"x{len(shown)}", number, int(index)))
+                wanted.append(values[:, index])
         features = {node.name: f"i{n}" for n, node in enumerate(self._graph.inputs)}
         tried = replace(
             question,
@@ -470,8 +470,8 @@ def _compare(dialect: str, got: Array, wanted: Array) -> float:
     if got.shape != wanted.shape:
         said = f"{got.shape[-1]} of {wanted.shape[1]} rows"
     else:
-        place = np.unravel_index(np.argmax(np.abs(got - wanted)), got.shape)
-        said = f"{got[place]} instead of Keras's {wanted[place]}"
+        index = np.unravel_index(np.argmax(np.abs(got - wanted)), got.shape)
+        said = f"{got[index]} instead of Keras's {wanted[index]}"
     raise DatabaseError(
         f"{dialect} does not compute what Keras does: {said}. Nothing was deployed. Check whether "
         "Keras predicts the same with TF_ENABLE_ONEDNN_OPTS=0 in the environment: some TensorFlow "

@@ -75,8 +75,8 @@ def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Va
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
     known = {
-        place: given[model.get_layer(place[0]).output.name]
-        for place in _histories(config["input_layers"])
+        key: given[model.get_layer(key[0]).output.name]
+        for key in _histories(config["input_layers"])
     }
     waiting = [
         (layer, number, node)
@@ -87,19 +87,19 @@ def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Va
         still = []
         for layer, number, node in waiting:
             needed = _histories(node["args"])
-            if any(place not in known for place in needed):
+            if any(key not in known for key in needed):
                 still.append((layer, number, node))
                 continue
-            found = _call_node(builder, model, layer, node, [known[place] for place in needed])
-            known.update({(layer["name"], number, place): v for place, v in enumerate(found)})
+            found = _call_node(builder, model, layer, node, [known[key] for key in needed])
+            known.update({(layer["name"], number, key): v for key, v in enumerate(found)})
         if len(still) == len(waiting):
             names = ", ".join(repr(layer["name"]) for layer, _, _ in still)
             raise InputError(f"the layers {names} take tensors that no layer returns")
         waiting = still
     # In `output_layers`, calls of a functional model are counted from 1.
     return [
-        known[name, number - isinstance(model.get_layer(name), _functional_class()), place]
-        for name, number, place in _histories(config["output_layers"])
+        known[name, number - isinstance(model.get_layer(name), _functional_class()), key]
+        for name, number, key in _histories(config["output_layers"])
     ]
 
 

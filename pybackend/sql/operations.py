@@ -246,8 +246,8 @@ class Shown:
 
     name: str
     output: int  # index of the graph's output
-    # Index of the number in the output; -1: 1 minus the first number; None: all, as an array.
-    place: int | None = None
+    # Of the number in the output; -1: 1 minus the first number; None: all, as an array.
+    index: int | None = None
     is_class: bool = False
     # Names of the classes, for the class of the largest number; None shows its index. For a single
     # number, the class is the second one if the number is above one half.

@@ -210,7 +210,7 @@ class OracleWriter(SqlWriter):
         return f"SELECT {self._of('v')}, {place} AS i, w.x AS x FROM {v} v {joined}"
 
     def show(self, column: Shown, value: str, size: int) -> str:
-        if column.place is None and size > 1 and not column.is_class:
+        if column.index is None and size > 1 and not column.is_class:
             raise InputError(
                 f"the output {column.name!r} has {size} numbers, but Oracle has no arrays: each "
                 "output must have one number, or one number per class"

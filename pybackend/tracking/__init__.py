@@ -82,7 +82,7 @@ def add_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def describe_origin() -> dict[str, str]:
-    """Return tags for the version of tfdist and for the commit of the working directory."""
+    """Return tags for the version of tfdist, and for the commit of the working directory if any."""
     found = {"tfdist.version": pybackend.__version__}
     try:
         git = subprocess.run(
@@ -94,7 +94,7 @@ def describe_origin() -> dict[str, str]:
 
 
 def describe_hosts(result: TrainResult) -> dict[str, str]:
-    """Return tags for the hosts, and for the place of a model that was not sent here."""
+    """Return tags for the hosts, and the URI of a model that was not sent here."""
     hosts = ",".join(dict.fromkeys(worker.host for worker in result.workers))
     found = {"tfdist.hosts": hosts, "tfdist.model_sha256": result.model_sha256}
     return {**found, "tfdist.model_uri": result.model_uri} if result.model_uri else found

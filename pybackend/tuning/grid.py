@@ -26,10 +26,11 @@ Arguments = dict[str, Any]
 class ModelFunction:
     """A function that builds the model of a trial from arguments."""
 
+    # Called with the arguments and the seed: returns the `model` of `barrier_train`.
     build: Callable[[Arguments, int], Any]
-    known: Collection[str]
-    needed: Collection[str] = ()
-    takes_any: bool = False
+    known: Collection[str]  # names of all its arguments
+    needed: Collection[str] = ()  # and of those without a default
+    takes_any: bool = False  # it also takes arguments with other names
 
     @classmethod
     def of(cls, model: Any) -> ModelFunction:
@@ -57,8 +58,8 @@ class ModelFunction:
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
         """Divide the values of a trial into those of this function and those of the call."""
-        options = {name: value for name, value in arguments.items() if name in OPTIONS}
-        return {n: value for n, value in arguments.items() if n not in options}, options
+        own = {name: value for name, value in arguments.items() if name not in OPTIONS}
+        return own, {name: value for name, value in arguments.items() if name in OPTIONS}
 
     def check(self, names: Collection[str]) -> None:
         """Raise `InputError` for names in a grid that are unknown or ambiguous, and for missing
@@ -103,15 +104,15 @@ def list_trials(grid: Any) -> list[Arguments]:
     elif callable(getattr(grid, "to_dict", None)) and hasattr(grid, "columns"):
         trials = _read_frame(grid)
     elif isinstance(grid, Sequence) and not isinstance(grid, (str, bytes)):
-        trials = [{n: _as_plain(v) for n, v in _check_row(row).items()} for row in grid]
+        if wrong := [row for row in grid if not isinstance(row, Mapping)]:
+            raise InputError(f"{_expected()}; it has {show(wrong[0])}")
+        trials = [{name: _as_plain(value) for name, value in row.items()} for row in grid]
     else:
         raise InputError(f"{_expected()}, not {show(grid)}")
     if not trials:
         raise InputError("`grid` has no trials")
-    for row in trials:
-        for name in row:
-            if not isinstance(name, str):
-                raise InputError(f"{_expected()}; it has the name {show(name)}")
+    if other := [name for row in trials for name in row if not isinstance(name, str)]:
+        raise InputError(f"{_expected()}; it has the name {show(other[0])}")
     return trials
 
 
@@ -136,21 +137,12 @@ def _read_frame(frame: Any) -> list[Arguments]:
     """Return the rows of a data frame of pandas or polars."""
     if hasattr(frame, "to_dicts"):
         return [dict(row) for row in frame.to_dicts()]
-    columns = {str(name): list(frame[name]) for name in frame.columns}
-    return [
-        {name: _as_plain(values[row]) for name, values in columns.items()}
-        for row in range(len(frame))
-    ]
-
-
-def _check_row(row: Any) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{_expected()}; it has {show(row)}")
-    return row
+    columns = {str(name): [_as_plain(value) for value in frame[name]] for name in frame.columns}
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(frame))]
 
 
 def _as_plain(value: Any) -> Any:
-    """Return a number of NumPy as Python's."""
+    """Return a number of NumPy as Python's, in which Keras saves it and messages show it."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
@@ -161,7 +153,8 @@ class TrialSource(Protocol):
     mode: Mode
 
     @property
-    def sees_epochs(self) -> bool: ...
+    def sees_epochs(self) -> bool:
+        """Whether `prunes` must be called after each epoch."""
 
     def list_known(self) -> list[Arguments]:
         """Return the arguments that are known in advance; if only names are, with any values."""
@@ -180,10 +173,8 @@ class ListedTrials:
     """Trials with known arguments, and a rule that stops poor ones."""
 
     def __init__(self, trials: list[Arguments], rule: Pruning | None, mode: Mode) -> None:
-        self.count = len(trials)
-        self.mode = mode
-        self._trials = trials
-        self._rule = rule
+        self.count, self.mode = len(trials), mode
+        self._trials, self._rule = trials, rule
         self._values: dict[int, dict[int, float]] = {}
 
     @property
@@ -215,10 +206,8 @@ class StudiedTrials:
     sees_epochs = True
 
     def __init__(self, study: Any, space: dict[str, Any], count: int, mode: Mode) -> None:
-        self.count = count
-        self.mode = mode
-        self._study = study
-        self._space = space
+        self.count, self.mode = count, mode
+        self._study, self._space = study, space
         self._asked: dict[int, Any] = {}
 
     def list_known(self) -> list[Arguments]:

@@ -215,9 +215,10 @@ class Search:
                 f"trials cannot run at once here ({self.launcher.where}): train on this machine "
                 f"({show('local')}), Spark, hosts(...), slurm() or kubernetes(...)"
             )
-        for arguments in self.source.list_known():
+        known = self.source.list_known()
+        for arguments in known:
             self.model.check(arguments)
-        for arguments in self.source.list_known():
+        for arguments in known:
             options = self.model.split(arguments)[1]
             if None not in options.values():  # else only names are known
                 make_job(TrainingJob, {**self.call.arguments, **options})

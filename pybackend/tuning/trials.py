@@ -24,8 +24,8 @@ from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 class StoredResult:
     """Result of a trial, without its model file. A pickle of it has the file."""
 
-    result: TrainResult
-    read: Callable[[], bytes]
+    result: TrainResult  # with an empty `content`
+    read: Callable[[], bytes]  # returns the content
 
     def load(self) -> TrainResult:
         return replace(self.result, content=self.read())
@@ -42,6 +42,7 @@ class ModelFiles:
 
     def __init__(self) -> None:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (as long as this object)
+        # Results read it by its number and offsets, so threads share no position in the file.
         self._number = file.fileno()
         self._end = 0
         weakref.finalize(self, file.close)
@@ -57,11 +58,11 @@ class ModelFiles:
 
     def _write(self, content: bytes) -> int:
         begin, left = self._end, memoryview(content)
-        place = begin
+        at = begin
         while left:  # a system call writes at most 2 GB
-            written = os.pwrite(self._number, left, place)
-            left, place = left[written:], place + written
-        self._end = place
+            written = os.pwrite(self._number, left, at)
+            left, at = left[written:], at + written
+        self._end = at
         return begin
 
     def _read(self, begin: int, size: int) -> bytes:

@@ -55,7 +55,7 @@ def run_here(module: str, *words: str) -> list[str]:
     Not `python -m`: with it, files in the current directory would shadow installed modules.
     """
     program = f"import sys; sys.path[0] = {package_root()!r}; "
-    program += f"from pybackend.{module} import main; main(*sys.argv[1:])"
+    program += f"from pybackend.core.{module} import main; main(*sys.argv[1:])"
     return [sys.executable, "-c", program, *words]
 
 

@@ -21,11 +21,13 @@ _PS_SECONDS = 10
 class Stat:
     """Status of a process or a thread, as the system reports it."""
 
+    # As in `ps`: "R" running, "S" sleeping, "D" in the kernel, "T" stopped, "Z" ended and not
+    # reaped, ...
     state: str
     parent: int
-    session: int
-    cpu: str
-    started: str
+    session: int  # ID of its leader
+    cpu: str  # time that it has computed, in a form that only changes if it computes
+    started: str  # in ticks since the machine started
 
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
@@ -98,12 +100,7 @@ def read_main_thread(pid: int) -> tuple[str, str] | None:
         if (_PROC / "self/stat").exists():
             stat = read_stat(f"{pid}/task/{pid}")
             return stat.state, stat.cpu
-        shown = subprocess.run(
-            ["ps", "-o", "state=,cputime=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=_PS_SECONDS,
-        ).stdout.split()
+        shown = _ps("-o", "state=,cputime=", "-p", str(pid)).split()
         return shown[0][0], shown[1]
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
@@ -137,13 +134,18 @@ def measure_peak() -> int:
 def measure_group(pid: int) -> int:
     """Return the memory of a process group, on systems without ``/proc``, such as macOS."""
     try:
-        shown = subprocess.run(
-            ["ps", "-axo", "pgid=,rss="], capture_output=True, text=True, timeout=_PS_SECONDS
-        ).stdout
+        shown = _ps("-axo", "pgid=,rss=")
     except (OSError, subprocess.SubprocessError):
         return 0
     pairs = (line.split() for line in shown.splitlines())
     return sum(int(size) * 1024 for group, size in pairs if int(group) == pid)
+
+
+def _ps(*options: str) -> str:
+    shown = subprocess.run(
+        ["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS, check=False
+    )
+    return shown.stdout
 
 
 def _read_kilobytes(pid: int, file: str, name: str) -> int:
