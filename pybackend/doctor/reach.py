@@ -92,13 +92,15 @@ async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> di
 
 
 def _listening(address: str) -> socket.socket:
-    with ExitStack() as stack:
-        server, target = _socket_for(address)
-        stack.enter_context(server)
+    server, target = _socket_for(address)
+    try:
+        # The launcher may have bound the port already, with this option but without listening.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(target)
         server.listen(1024)
-        stack.pop_all()
+    except BaseException:
+        server.close()
+        raise
     return server
 
 

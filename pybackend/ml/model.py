@@ -20,7 +20,6 @@ from pybackend.core.model.serialization import model_from_bytes
 from pybackend.core.words import show, term
 from pybackend.ml.params import PredictionParams
 from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode, flatten_stages
-from pybackend.sql.spark import let
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
@@ -273,14 +272,19 @@ def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
         border = 0 if classes.are_logits else 0.5
         return raw, probability, f"CAST({number} > {border}D AS double)"
     probability = _softmax(_DOUBLES) if classes.are_logits else _DOUBLES
-    chosen = let("r", _DOUBLES, "CAST(array_position(r, array_max(r)) - 1 AS double)")
+    chosen = _let("r", _DOUBLES, "CAST(array_position(r, array_max(r)) - 1 AS double)")
     return _DOUBLES, probability, chosen
 
 
 def _softmax(numbers: str) -> str:
-    quotients = let("s", "aggregate(e, 0D, (a, v) -> a + v)", "transform(e, v -> v / s)")
-    powers = let("e", "transform(r, v -> exp(v - m))", quotients)
-    return let("r", numbers, let("m", "array_max(r)", powers))
+    quotients = _let("s", "aggregate(e, 0D, (a, v) -> a + v)", "transform(e, v -> v / s)")
+    powers = _let("e", "transform(r, v -> exp(v - m))", quotients)
+    return _let("r", numbers, _let("m", "array_max(r)", powers))
+
+
+def _let(name: str, value: str, body: str) -> str:
+    """Return an expression in which a name stands for a value that Spark computes once per row."""
+    return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
 def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | None) -> Any:

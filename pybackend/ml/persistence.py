@@ -87,6 +87,7 @@ class EstimatorWriter(_StageWriter):
 
         stage = self.instance
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
+        # Functions, and callbacks among the options, could not be read in safe mode.
         if not is_keras_model(model):
             raise InputError(
                 "this estimator builds its model with a function, and functions are not saved: "
@@ -100,9 +101,7 @@ class EstimatorWriter(_StageWriter):
         self._save(path, encode(model, stage.customObjects, "train"), {}, values)
 
 
-class _Reader(MLReader[Any]):
-    """Code shared by the readers."""
-
+class _StageReader(MLReader[Any]):
     def __init__(self, cls: type) -> None:
         super().__init__()
         self.cls = cls
@@ -125,7 +124,7 @@ class _Reader(MLReader[Any]):
         return metadata, content
 
 
-class ModelReader(_Reader):
+class ModelReader(_StageReader):
     """Reader of a `KerasModel`, whose model is decoded on first use."""
 
     def load(self, path: str) -> Any:
@@ -143,7 +142,7 @@ class ModelReader(_Reader):
         return stage
 
 
-class EstimatorReader(_Reader):
+class EstimatorReader(_StageReader):
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
         self._options: dict[str, Any] = {}

@@ -249,11 +249,15 @@ class Connection:
     """
 
     dialect: str
+    writer: type[SqlWriter]
     has_vectors = False
     text_type, double_type = "text", "double precision"
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
+
+    def quote(self, name: str) -> str:
+        return self.writer.quote(name)
 
     def check(self) -> None:
         """Raise `InputError` if the database is too old for the queries."""

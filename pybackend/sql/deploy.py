@@ -16,28 +16,18 @@ from pybackend.core.job.call_options import Features, PredictionType
 from pybackend.core.job.options import ColumnEncoding
 from pybackend.core.model.quiet import quiet_about_traces
 from pybackend.core.words import show
+from pybackend.sql import operations as ops
 from pybackend.sql.compile import (
-    DIALECTS,
     PredictionColumns,
+    SqlModel,
     answer,
     ask,
     check_length,
     check_name,
 )
 from pybackend.sql.connect import connect
-from pybackend.sql.database import Connection
-from pybackend.sql.operations import (
-    Array,
-    Concatenate,
-    Gather,
-    Graph,
-    Lookup,
-    Question,
-    Shown,
-    SourceQuery,
-    WeightsPart,
-    list_columns,
-)
+from pybackend.sql.database import Connection, SqlWriter
+from pybackend.sql.operations import Array, Graph, Question, WeightsPart, list_columns
 
 TABLE = "tfdist_models"
 # Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.
@@ -55,6 +45,7 @@ _CASTS = {
     "vector": "real[]",
     "halfvec": "real[]",
 }
+# Characters of a type's name that errors show: a struct's name lists its fields.
 _SHOWN = 40
 # Number of columns that errors show.
 _MOST_SHOWN = 20
@@ -139,23 +130,24 @@ def deploy_model(
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
     check = DatabaseCheck(question.model, question.graph)
-    quote = DIALECTS[database.dialect].quote
     with database.transaction():
+        # Before anything is created: errors that name the argument, also where a database would
+        # only notice when the view is read.
         check_source(database, question)
         question = look_up_types(database, question)
         registry = Registry(database)
         version, is_shown = registry.next_version(name), bool(registry.live_versions(name))
         if not is_shown:
-            database.check_free(quote(name))
+            database.check_free(database.quote(name))
         view = _view_of(name, version)
         weights = _weights_of(view)
         check_length(database.dialect, weights)
         question = replace(question, weights=weights)
-        made = answer(database.dialect, question, database.has_vectors)
-        database.create_weights(quote(weights), made.parts)
+        made = _answer(database, question)
+        database.create_weights(database.quote(weights), made.parts)
         difference = check.compare(database, question)
-        database.create_view(quote(view), made.query)
-        database.try_view(quote(view))
+        database.create_view(database.quote(view), made.query)
+        database.try_view(database.quote(view))
         _show(database, name, view, is_new=not is_shown)
         registry.add(name, version, "deploy", difference)
     return Deployment(name, version, view, weights, difference)
@@ -186,7 +178,6 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
         raise InputError(f"`version` must be a whole number or {show(None)}, not {show(version)}")
     database = connect(con)
-    quote = DIALECTS[database.dialect].quote
     with database.transaction():
         registry = Registry(database)
         live = registry.live_versions(name)
@@ -198,15 +189,19 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
         gone = live if version is None else [version]
         left = [number for number in live if number not in gone]
         if not left:
-            database.execute(f"DROP VIEW IF EXISTS {quote(name)}")
+            database.execute(f"DROP VIEW IF EXISTS {database.quote(name)}")
         elif left[-1] != live[-1]:
             _show(database, name, _view_of(name, left[-1]), is_new=False)
         for number in gone:
             view = _view_of(name, number)
             # They may have been dropped by hand.
-            database.execute(f"DROP VIEW IF EXISTS {quote(view)}")
-            database.execute(f"DROP TABLE IF EXISTS {quote(_weights_of(view))}")
+            database.execute(f"DROP VIEW IF EXISTS {database.quote(view)}")
+            database.execute(f"DROP TABLE IF EXISTS {database.quote(_weights_of(view))}")
             registry.add(name, number, "undeploy", None)
+
+
+def _answer(database: Connection, question: Question) -> SqlModel:
+    return answer(database.dialect, question, database.has_vectors)
 
 
 def _view_of(name: str, version: int) -> str:
@@ -218,15 +213,11 @@ def _weights_of(view: str) -> str:
 
 
 def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
-    quote = DIALECTS[database.dialect].quote
-    query = f"SELECT * FROM {quote(view)}"
+    query = f"SELECT * FROM {database.quote(view)}"
     if is_new:
-        database.create_view(quote(name), query)
+        database.create_view(database.quote(name), query)
     else:
-        database.replace_view(quote(name), query)
-
-
-# Log of deployments and removals: a table to which rows are only added.
+        database.replace_view(database.quote(name), query)
 
 
 class Registry:
@@ -253,16 +244,12 @@ class Registry:
     def add(self, name: str, version: int, action: str, difference: float | None) -> None:
         """Record that a version was deployed ("deploy") or removed ("undeploy")."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._database.execute(
-            f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)",
-            (name, version, action, at, difference),
-        )
+        row = (name, version, action, at, difference)
+        self._database.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)", row)
 
     def _events(self, name: str) -> list[tuple[int, str]]:
-        found = self._database.execute(
-            f"SELECT version, action FROM {TABLE} WHERE name = ?",
-            (name,),
-        )
+        query = f"SELECT version, action FROM {TABLE} WHERE name = ?"
+        found = self._database.execute(query, (name,))
         return [(int(version), str(action)) for version, action in found]
 
 
@@ -277,8 +264,7 @@ def look_up_types(database: Connection, question: Question) -> Question:
     columns = [name for name in list_columns(question.features) if name not in question.encodings]
     if not columns:
         return question
-    quote = DIALECTS[database.dialect].quote
-    found = database.types_of(question.source, [quote(name) for name in columns])
+    found = database.types_of(question.source, [database.quote(name) for name in columns])
     types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
     for names in lists:
         for name in (name for name in names if name in types):
@@ -306,7 +292,7 @@ def check_source(database: Connection, question: Question) -> None:
     """Raise `InputError` for a table that cannot be read or lacks columns, with the database's
     error.
     """
-    source, quote = question.source, DIALECTS[database.dialect].quote
+    source = question.source
     wanted: dict[str, Sequence[str]] = {
         "key": question.keys,
         "features": list_columns(question.features),
@@ -317,7 +303,7 @@ def check_source(database: Connection, question: Question) -> None:
             check_listed(argument, names, columns, source)
         return
     for argument, names in {"table": ["1"], **wanted}.items():
-        shown = ", ".join(names if argument == "table" else map(quote, names))
+        shown = ", ".join(names if argument == "table" else map(database.quote, names))
         try:
             database.execute(f"SELECT {shown} FROM {source} s WHERE 1 = 0")
         except DatabaseError as error:
@@ -357,15 +343,15 @@ def augment(
     """
     database = connect(con)
     wanted = PredictionColumns(features, type, levels, categories, encode)
-    question = ask(model, database.dialect, SourceQuery(query), key, wanted)
+    question = ask(model, database.dialect, ops.SourceQuery(query), key, wanted)
     check_listed("features", list_columns(question.features), columns, "the query")
     with database.transaction():
         question = look_up_types(database, question)
-        parts = answer(database.dialect, question, database.has_vectors).parts
+        parts = _answer(database, question).parts
         weights = f"tfdist_weights_{_hash(parts)}"
-        database.keep_weights(DIALECTS[database.dialect].quote(weights), parts)
+        database.keep_weights(database.quote(weights), parts)
         question = replace(question, weights=weights)
-        return answer(database.dialect, question, database.has_vectors).query
+        return _answer(database, question).query
 
 
 def _hash(parts: Sequence[WeightsPart]) -> str:
@@ -411,32 +397,25 @@ class DatabaseCheck:
         """Return the largest difference between the database's numbers and Keras's; raise
         `DatabaseError` if it is larger than a rounding error.
         """
-        shown, wanted = list[Shown](), list[Array]()
+        shown, wanted = list[ops.Shown](), list[Array]()
         for number, values in enumerate(self._expected):
             count = values.shape[1]
             for index in np.unique(np.linspace(0, count - 1, _MOST_NUMBERS, dtype=np.int64)):
-                shown.append(Shown(f"x{len(shown)}", number, int(index)))
+                shown.append(ops.Shown(f"x{len(shown)}", number, int(index)))
                 wanted.append(values[:, index])
         features = {node.name: f"i{n}" for n, node in enumerate(self._graph.inputs)}
-        tried = replace(
-            question,
-            source=self._write_source(database.dialect),
-            keys=("n",),
-            features=features,
-            encodings={},
-            casts={},
-            shown=tuple(shown),
-        )
-        made = answer(database.dialect, tried, database.has_vectors)
+        rows = self._write_source(database.writer)
+        tried = replace(question, source=rows, keys=("n",), features=features, shown=tuple(shown))
+        tried = replace(tried, encodings={}, casts={})  # the rows are numbers
+        made = _answer(database, tried)
         found = sorted(database.execute(made.query), key=lambda row: int(row[0]))
         got = np.array([row[1:] for row in found], np.float64).T
         return _compare(database.dialect, got, np.array(wanted))
 
-    def _write_source(self, dialect: str) -> str:
-        array_of = DIALECTS[dialect].array_of
+    def _write_source(self, writer: type[SqlWriter]) -> str:
         rows = []
         for number in range(_ROWS):
-            arrays = [f"{array_of(x[number])} AS i{n}" for n, x in enumerate(self._rows)]
+            arrays = [f"{writer.array_of(x[number])} AS i{n}" for n, x in enumerate(self._rows)]
             rows.append(f"SELECT {number} AS n, {', '.join(arrays)}")
         return f"({' UNION ALL '.join(rows)})"
 
@@ -456,9 +435,9 @@ def _count_entries(graph: Graph, name: str) -> int | None:
     for node in graph.nodes.values():
         if name not in node.inputs:
             continue
-        if isinstance(node.operation, Lookup):
+        if isinstance(node.operation, ops.Lookup):
             found.append(len(node.operation.table))
-        elif isinstance(node.operation, (Gather, Concatenate)):
+        elif isinstance(node.operation, (ops.Gather, ops.Concatenate)):
             found.append(_count_entries(graph, node.name))
     known = [count for count in found if count is not None]
     return min(known, default=None)

@@ -348,7 +348,7 @@ def _sum(taken: Array, weights: Array, bias: float) -> str:
 
 
 class DuckdbConnection(Connection):
-    dialect = "duckdb"
+    dialect, writer = "duckdb", DuckdbWriter
 
     def check(self) -> None:
         version = self.execute("SELECT version()")[0][0]

@@ -244,7 +244,7 @@ def check_version(version: int) -> None:
 class PostgresConnection(Connection):
     """Connection from the package ``psycopg``."""
 
-    dialect = "postgresql"
+    dialect, writer = "postgresql", PostgresWriter
 
     def check(self) -> None:
         if self.raw.closed:

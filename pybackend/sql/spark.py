@@ -246,7 +246,7 @@ def let(name: str, value: str, body: str) -> str:
 class SparkConnection(Connection):
     """Spark session, classic or Connect; after a failure, changes are undone one by one."""
 
-    dialect = "spark"
+    dialect, writer = "spark", SparkWriter
     text_type, double_type = "string", "double"
 
     def __init__(self, raw: Any) -> None:

@@ -256,7 +256,7 @@ class SqliteWriter(SqlWriter):
 class SqliteConnection(Connection):
     """Connection from Python's ``sqlite3``."""
 
-    dialect = "sqlite"
+    dialect, writer = "sqlite", SqliteWriter
 
     def check(self) -> None:
         version = self.execute("SELECT sqlite_version()")[0][0]
