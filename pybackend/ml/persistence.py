@@ -39,6 +39,7 @@ class Trained:
 
 _MODEL = "model"
 _SCHEMA = "place int, content binary"
+# Rows of this size, because a row with a whole model might not fit into an array of the JVM.
 _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 _TRAINED = "trained"
@@ -55,6 +56,7 @@ def encode(
 
     view = ModelView(model)
     known = add_custom_objects(view, custom_objects)
+    # The model is of this session, so its own code may run when the file is read to compare it.
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
@@ -110,6 +112,7 @@ class _StageReader(MLReader[Any]):
         session = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
+        # Never the class that is named there: it would be imported.
         if metadata.get("class") != expected:
             raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a {expected}")
         # One partition after another: Spark limits the size of a job's results on the driver.

@@ -15,14 +15,16 @@ from pybackend.core.figures import show_number, show_seconds, show_time, show_va
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.report import PARTS
 
-# The page makes no request and runs no script.
+# The page makes no request and runs no script, so it may be opened and sent by mail as it is
+# (test_it_needs_nothing_else).
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def make_page(title: str, body: Sequence[str], data: Mapping[str, Any]) -> str:
     """Return the page, with its data for programs in the element ``tfdist-run``."""
     style = Path(__file__).with_name("page.css").read_text()
-    # Only this character could end the script element.
+    # Names of metrics and hosts are not ours. Only this character could end the script element
+    # (test_what_comes_from_users_is_text).
     embedded = json.dumps(data).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -64,6 +64,7 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
             f"report() needs a {term('TrainResult')} or a WorkerFailedError, not "
             f"{type(what).__name__}"
         )
+    # From the record, which is all that R passes to `write_report`.
     return write_report(json.loads(what.record), _read_model(what), target, title)
 
 

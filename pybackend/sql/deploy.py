@@ -254,9 +254,9 @@ class Registry:
 
 
 def look_up_types(database: Connection, question: Question) -> Question:
-    """Return the question with the types to which PostgreSQL must cast features. Raise `InputError`
-    for a column without numbers or arrays of numbers, and `DatabaseError` for one that does not
-    exist.
+    """Return the question with the types to which PostgreSQL must cast features.
+
+    `InputError`: a column has neither numbers nor arrays of numbers.
     """
     given = question.features.values()
     arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]

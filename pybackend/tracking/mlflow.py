@@ -177,7 +177,6 @@ class _MlflowRun(Tracked):
     def finish(self, result: TrainResult) -> None:
         try:
             self._add(tracking.describe_result(result), result.initial_epoch + result.epochs)
-            self._send()
             self._conclude()
             self._set_tags(tracking.describe_hosts(result))
             with self._artifacts() as folder:

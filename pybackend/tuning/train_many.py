@@ -179,11 +179,9 @@ def choose_metric(call: TrainingCall) -> str:
 
 @dataclass
 class Search:
-    """Trials of one call, and how to run them; the fields are those of `train_many` and
-    `TrialRunner`.
-    """
+    """Trials of a call; the fields are as in `train_many` and `TrialRunner`."""
 
-    call: TrainingCall
+    call: TrainingCall  # with what all trials share, without the model
     model: ModelFunction
     source: TrialSource
     launcher: Launcher
@@ -200,7 +198,7 @@ class Search:
         workers = check_whole_number(
             "workers_per_trial", self.call.options["workers"], least=1, most=MAX_WORKERS
         )
-        # All trials write their event files into one folder.
+        # All trials write their event files into one folder, in which each has its own.
         callbacks = [
             one.choose() if isinstance(one, EventFolder) else one
             for one in list_callbacks(self.call.options["callbacks"])
@@ -256,7 +254,7 @@ class Search:
             try:
                 return failed, arguments, self._prepare(len(failed) + 1, arguments)
             except Exception as error:
-                if not failed:  # an error that all trials share is raised here
+                if not failed:  # an error that all trials share, such as of the data, is raised
                     prepare_training(replace(self.call, model=_build_nothing), self._read)
                 seed = self.call.options["seed"] or 0
                 failed.append(make_trial(len(failed) + 1, arguments, seed, began, error))
