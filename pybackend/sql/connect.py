@@ -137,7 +137,7 @@ class RSqlite(_DBI, SqliteConnection):
     """Connection from the R package RSQLite."""
 
     def try_view(self, view: str) -> None:
-        SqliteConnection.try_view(self, view)
+        SqliteConnection.try_view(self, view)  # which computes no row
 
     def _add_functions(self) -> None:
         """Do nothing: R has already loaded an extension with these functions."""

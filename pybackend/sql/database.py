@@ -1,4 +1,4 @@
-"""What each database provides: a writer of queries, and a connection."""
+"""Writer of queries and connection: what each database provides."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class DuckdbWriter(SqlWriter):
 
     def _join_rows(self, operation: object, rows: Array) -> str:
         """Add an operation's rows to the weights table once; return the name of their list."""
-        key = id(operation)
+        key = id(operation)  # the steps of an unrolled recurrent layer have the same operations
         if key not in self._tables:
             alias = f"{self.prefix}w{len(self._tables)}"
             table = (

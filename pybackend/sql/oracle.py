@@ -34,6 +34,7 @@ class OracleWriter(SqlWriter):
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._graph = unroll(question.graph)
+        # A name in Oracle cannot begin with an underscore unless it is quoted.
         self.prefix = self.prefix.replace("_", "t_")
         self._parts: dict[int, str] = {}
         self._levels: list[str] = []
@@ -121,6 +122,7 @@ class OracleWriter(SqlWriter):
 
     def _part(self, key: object, rows: Array, alias: str = "w") -> str:
         """Add rows (i, o, x) to the weights table once; return the condition for them."""
+        # An unrolled recurrent layer has the same weights in each of its steps.
         if id(key) not in self._parts:
             self._parts[id(key)] = self.add_part(rows)
         return f"{alias}.part = {self._parts[id(key)]}"

@@ -154,7 +154,7 @@ class TrialSource(Protocol):
 
     @property
     def sees_epochs(self) -> bool:
-        """Whether `prunes` must be called after each epoch."""
+        """True if `prunes` must be called after each epoch."""
 
     def list_known(self) -> list[Arguments]:
         """Return the arguments that are known in advance; if only names are, with any values."""
