@@ -50,10 +50,10 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
         seen = barrier_run(spark, inspect_worker, workers=count, verbose=0)
     except (ClusterError, WorkerFailedError) as error:
         missing = _missing_packages(session) if _NO_PACKAGE.search(str(error)) else []
-        return _report([], missing or [_summarize(error)])
+        return _conclude([], missing or [_summarize(error)])
     for worker in seen:
         worker["reaches"] = not worker["unreached"]
-    return _report(seen, find_problems(seen, inspect_machine(), on_spark=session is not None))
+    return _conclude(seen, find_problems(seen, inspect_machine(), on_spark=session is not None))
 
 
 def _missing_packages(session: Any) -> list[str]:
@@ -67,7 +67,7 @@ def _missing_packages(session: Any) -> list[str]:
     return explain_missing_packages(seen, on_spark=True)
 
 
-def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
+def _conclude(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
     found = group_by_host(workers)
     if wrong:
         begin = "fix the problem above" if len(wrong) == 1 else "fix the first problem above"
