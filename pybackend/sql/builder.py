@@ -166,7 +166,6 @@ class GraphBuilder:
         return self.add(ops.Map(function, constants), [value], value.shape)
 
     def softmax(self, value: Value) -> Value:
-        """Apply the softmax over the last axis."""
         return self.add(ops.Softmax(value.shape[-1]), [value], value.shape)
 
 

@@ -102,16 +102,12 @@ def _columns_of(parts: Sequence[WeightsPart]) -> dict[str, Any]:
 
 
 class RDuckdb(_DBI, DuckdbConnection):
-    """Connection from the R package duckdb."""
-
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         numbers = "CAST('[' || numbers || ']' AS FLOAT[])"
         self._stage(table, _columns_of(parts), f"part, place, {numbers}")
 
 
 class RPostgres(_DBI, PostgresConnection):
-    """Connection from the R package RPostgres."""
-
     def check(self) -> None:
         check_version(int(self.execute("SELECT current_setting('server_version_num')")[0][0]))
 
@@ -134,8 +130,6 @@ class RPostgres(_DBI, PostgresConnection):
 
 
 class RSqlite(_DBI, SqliteConnection):
-    """Connection from the R package RSQLite."""
-
     def try_view(self, view: str) -> None:
         SqliteConnection.try_view(self, view)  # which computes no row
 

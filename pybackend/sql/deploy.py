@@ -355,7 +355,6 @@ def augment(
 
 
 def _hash(parts: Sequence[WeightsPart]) -> str:
-    """Return a hash of the weights and their layout."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.name} {part.numbers.shape} {part.is_kernel}".encode())

@@ -132,7 +132,6 @@ class Graph:
         return name
 
     def add(self, operation: Any, inputs: Sequence[str], size: int, layer: str = "") -> str:
-        """Add an operation and return the name of its value."""
         # Names of inputs are the user's, and may look like these.
         free = (f"v{n}" for n in count(len(self.nodes)))
         name = next(name for name in free if name not in self.nodes)

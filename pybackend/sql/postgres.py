@@ -242,8 +242,6 @@ def check_version(version: int) -> None:
 
 
 class PostgresConnection(Connection):
-    """Connection from the package ``psycopg``."""
-
     dialect, writer = "postgresql", PostgresWriter
 
     def check(self) -> None:

@@ -254,8 +254,6 @@ class SqliteWriter(SqlWriter):
 
 
 class SqliteConnection(Connection):
-    """Connection from Python's ``sqlite3``."""
-
     dialect, writer = "sqlite", SqliteWriter
 
     def check(self) -> None:

@@ -134,7 +134,6 @@ def _combine(grid: Mapping[str, Any]) -> list[Arguments]:
 
 
 def _read_frame(frame: Any) -> list[Arguments]:
-    """Return the rows of a data frame of pandas or polars."""
     if hasattr(frame, "to_dicts"):
         return [dict(row) for row in frame.to_dicts()]
     columns = {str(name): [_as_plain(value) for value in frame[name]] for name in frame.columns}
@@ -142,7 +141,7 @@ def _read_frame(frame: Any) -> list[Arguments]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return a number of NumPy as Python's, in which Keras saves it and messages show it."""
+    """Return a number of NumPy as Python's."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
@@ -235,7 +234,6 @@ class StudiedTrials:
 
 
 def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> TrialSource:
-    """Return the source of trials for the arguments of `train_many`."""
     rule = check_pruning(rule)
     if study is None:
         if trials is not None:
