@@ -102,6 +102,7 @@ class MirroredStrategyRunner:
             )
         return math.ceil(self._num_slots / int(float(amount)))
 
+    # `/`, because a function may have an argument named `self`.
     def run(self, /, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call a function on all workers, and return its value on the first.
 
