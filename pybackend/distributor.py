@@ -80,7 +80,7 @@ class TFDistributor:
         if not isinstance(fn, Script):
             check_takes(fn, "train_object(*args, **kwargs)", *args, **kwargs)
             fn = RankZero(fn)
-        # None leaves the choice to the launcher, which gives each worker its share of the GPUs.
+        # None leaves the choice to the launcher, which gives workers of a machine its GPUs in turn.
         gpus = None if self.use_gpu is None else int(self.use_gpu)
         options = {
             "workers": self.num_processes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -93,23 +94,17 @@ def _with_channels(windows: Array, channels: int) -> Array:
     return np.where(windows[..., None] < 0, -1, places)
 
 
-def _pool(operation: str) -> Lower:
-    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-        spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
-        places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
-        return _reduce(builder, operation, value, places, (*spots, value.shape[-1]))
-
-    return lower
+def _pool(operation: str, builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
+    places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
+    return _reduce(builder, operation, value, places, (*spots, value.shape[-1]))
 
 
-def _pool_all(operation: str) -> Lower:
-    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-        channels = value.shape[-1]
-        places = places_of(value.shape).reshape(-1, channels).T
-        ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
-        return _reduce(builder, operation, value, places, (*ones, channels))
-
-    return lower
+def _pool_all(operation: str, builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    channels = value.shape[-1]
+    places = places_of(value.shape).reshape(-1, channels).T
+    ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
+    return _reduce(builder, operation, value, places, (*ones, channels))
 
 
 def _reduce(
@@ -169,13 +164,11 @@ def _reshape(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     return Value(value.name, tuple(int(size) for size in shape))
 
 
-def _move(move: Callable[[Any, Array], Array]) -> Lower:
+def _move(
+    move: Callable[[Any, Array], Array], builder: GraphBuilder, layer: Any, value: Value
+) -> Value:
     """Translate a layer that only moves numbers, from its effect on positions."""
-
-    def lower(builder: GraphBuilder, layer: Any, value: Value) -> Value:
-        return builder.gather(value, move(layer, places_of(value.shape)))
-
-    return lower
+    return builder.gather(value, move(layer, places_of(value.shape)))
 
 
 def _by_axis(ends: Any) -> Any:
@@ -363,15 +356,15 @@ LAYERS: dict[str, Lower] = {
     "Activation": lambda builder, layer, value: builder.activate(value, layer.activation),
     "Add": lambda builder, layer, *values: builder.combine("add", values),
     "Average": _average,
-    "AveragePooling1D": _pool("mean"),
-    "AveragePooling2D": _pool("mean"),
+    "AveragePooling1D": partial(_pool, "mean"),
+    "AveragePooling2D": partial(_pool, "mean"),
     "BatchNormalization": _normalize_batch,
     "Bidirectional": _bidirectional,
     "Concatenate": _concatenate,
     "Conv1D": _conv,
     "Conv2D": _conv,
-    "Cropping1D": _move(_crop),
-    "Cropping2D": _move(_crop),
+    "Cropping1D": partial(_move, _crop),
+    "Cropping2D": partial(_move, _crop),
     "Dense": _dense,
     "DepthwiseConv1D": _depthwise,
     "DepthwiseConv2D": _depthwise,
@@ -379,23 +372,25 @@ LAYERS: dict[str, Lower] = {
     "Embedding": _embed,
     "Flatten": _reshape,
     "GRU": _recur,
-    "GlobalAveragePooling1D": _pool_all("mean"),
-    "GlobalAveragePooling2D": _pool_all("mean"),
-    "GlobalMaxPooling1D": _pool_all("maximum"),
-    "GlobalMaxPooling2D": _pool_all("maximum"),
+    "GlobalAveragePooling1D": partial(_pool_all, "mean"),
+    "GlobalAveragePooling2D": partial(_pool_all, "mean"),
+    "GlobalMaxPooling1D": partial(_pool_all, "maximum"),
+    "GlobalMaxPooling2D": partial(_pool_all, "maximum"),
     "LSTM": _recur,
     "LayerNormalization": _normalize_layer,
     "LeakyReLU": _leaky_relu,
-    "MaxPooling1D": _pool("maximum"),
-    "MaxPooling2D": _pool("maximum"),
+    "MaxPooling1D": partial(_pool, "maximum"),
+    "MaxPooling2D": partial(_pool, "maximum"),
     "Maximum": lambda builder, layer, *values: builder.combine("maximum", values),
     "Minimum": lambda builder, layer, *values: builder.combine("minimum", values),
     "Multiply": lambda builder, layer, *values: builder.combine("multiply", values),
     "Normalization": _normalize,
     "PReLU": _prelu,
-    "Permute": _move(lambda layer, places: places.transpose([axis - 1 for axis in layer.dims])),
+    "Permute": partial(
+        _move, lambda layer, places: places.transpose([axis - 1 for axis in layer.dims])
+    ),
     "ReLU": _relu,
-    "RepeatVector": _move(lambda layer, places: np.repeat(places[None], layer.n, axis=0)),
+    "RepeatVector": partial(_move, lambda layer, places: np.repeat(places[None], layer.n, axis=0)),
     "Rescaling": lambda builder, layer, value: builder.scale(value, layer.scale, layer.offset),
     "Reshape": _reshape,
     "SeparableConv1D": _separable,
@@ -404,6 +399,6 @@ LAYERS: dict[str, Lower] = {
     "Softmax": _softmax,
     "Subtract": lambda builder, layer, *values: builder.combine("subtract", values),
     "TimeDistributed": _each_time,
-    "ZeroPadding1D": _move(_pad),
-    "ZeroPadding2D": _move(_pad),
+    "ZeroPadding1D": partial(_move, _pad),
+    "ZeroPadding2D": partial(_move, _pad),
 }
