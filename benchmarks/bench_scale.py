@@ -121,8 +121,6 @@ def _projected(projection: Any) -> Table:
         _name(row): {
             "ms": row.seconds * 1e3,
             "speedup": row.speedup,
-            "speedup_low": row.speedup_low,
-            "speedup_high": row.speedup_high,
             "efficiency": row.efficiency,
         }
         for row in projection.rows
@@ -159,42 +157,19 @@ def _section(results: dict[str, pybackend.types.ScalingResult]) -> Iterator[str]
             ],
         )
     yield ""
-    yield f"The next table is a projection with {result.project(TO).confidence:.0%} intervals (a"
-    yield "bootstrap over blocks of steps and errors of the fit). It does not include effects of"
-    yield "larger clusters, such as shared switches and slow hosts. Efficiency of weak scaling:"
+    yield "The next table is a projection. It does not include effects of larger clusters, such as"
+    yield "shared switches and slow hosts. Efficiency of weak scaling:"
     yield ""
-    found = {where: result.project(TO) for where, result in results.items()}
-    weak = {w: [row for row in p.rows if row.mode == "weak"] for w, p in found.items()}
+    weak = {
+        where: [row for row in result.project(TO).rows if row.mode == "weak"]
+        for where, result in results.items()
+    }
     counts = [row.workers for row in next(iter(weak.values()))]
     yield from table(
         ["workers", *weak],
         [
-            [
-                f"{count}",
-                *(
-                    f"{rows[at].efficiency:.2f} ({rows[at].efficiency_low:.2f} to"
-                    f" {rows[at].efficiency_high:.2f})"
-                    for rows in weak.values()
-                ),
-            ]
+            [f"{count}", *(f"{rows[at].efficiency:.2f}" for rows in weak.values())]
             for at, count in enumerate(counts)
-        ],
-    )
-    yield ""
-    yield "The last table compares published efficiencies of other models on GPUs with the"
-    yield "projection for the same number of workers:"
-    yield ""
-    yield from table(
-        ["published", "workers", "of", "efficiency", *found],
-        [
-            [
-                f"{one.what} ({one.source})",
-                f"{one.workers}",
-                f"{one.base}",
-                f"{one.published:.2f}",
-                *(f"{p.beside[at].projected:.2f}" for p in found.values()),
-            ]
-            for at, one in enumerate(next(iter(found.values())).beside)
         ],
     )
 

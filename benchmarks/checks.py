@@ -16,7 +16,10 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians, for the small network with rows of images."""
     import keras
 
-    from pybackend.core.engine.probes import find_unsummable_metrics, is_mean_in_evaluation
+    from pybackend.core.engine.statistics.probes import (
+        find_unsummable_metrics,
+        is_mean_in_evaluation,
+    )
     from pybackend.core.model.serialization import model_to_bytes
     from pybackend.core.model.transfer import encode_file
     from pybackend.core.model.view import ModelView

@@ -21,7 +21,8 @@ import numpy as np
 
 import pybackend
 from pybackend.core.collective import Compression, join_mesh
-from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import address_of, listen
 
 # A Python with torch, which is too large to be among the packages of the benchmarks.
 TORCH = os.environ.get("TORCH_PYTHON")

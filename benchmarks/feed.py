@@ -142,10 +142,10 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
 def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:
     """Return the number of rows in a shuffled epoch over a row store."""
     from pybackend.core.data.rows import StoredRows
-    from pybackend.core.engine.feed import Feed
+    from pybackend.core.engine.row_batches import RowBatches
 
     rows = StoredRows(folder, in_memory)
-    feed = Feed(rows, [len(rows)], 0, batch_size, shuffle=True)
+    feed = RowBatches(rows, [len(rows)], 0, batch_size, shuffle=True)
     return sum(len(y) for _, y in feed.dataset())
 
 
@@ -175,7 +175,7 @@ def _batches(batch_size: int, rounds: int) -> Table:
 
     from pybackend.core.data.row_store import write_columns
     from pybackend.core.data.rows import StoredRows
-    from pybackend.core.engine.feed import Feed
+    from pybackend.core.engine.row_batches import RowBatches
 
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (ROWS, WIDTH), np.uint8)
@@ -185,7 +185,7 @@ def _batches(batch_size: int, rounds: int) -> Table:
         columns = StoredRows(Path(folder, "train"))
         cases = {
             "tf.data, in order": tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size),
-            "tfdist, shuffled": Feed(columns, [ROWS], 0, batch_size, shuffle=True).dataset(),
+            "tfdist, shuffled": RowBatches(columns, [ROWS], 0, batch_size, shuffle=True).dataset(),
         }
         middle = median_seconds({n: partial(_visit, data) for n, data in cases.items()}, rounds)
     rates = {name: ROWS / taken for name, taken in middle.items()}

@@ -22,7 +22,8 @@ from bench_scale import paced
 from page import table, write_sections
 
 from pybackend.core.collective import Mesh, join_mesh
-from pybackend.core.net.rendezvous import new_token, split_address
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import split_address
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "python"))
 from namespaces import Host, network

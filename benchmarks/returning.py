@@ -26,11 +26,12 @@ from standalone_session import WORKERS, standalone_session
 import pybackend
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.remote.task import receive_model
-from pybackend.core.launchers.spark.barrier import collect_rows, driver_addresses
+from pybackend.core.launchers.spark.barrier import collect_rows
 from pybackend.core.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
+from pybackend.core.launchers.spark.stage import driver_addresses
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.rendezvous import new_token
 
 Table = dict[str, dict[str, float]]
 BYTES = 100_000_000

@@ -16,7 +16,8 @@ import numpy as np
 from page import write_sections
 
 from pybackend.core.collective import CostModel, join_mesh
-from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import address_of, listen
 
 RANKS = (2, 3, 4, 8)
 BYTES = {"1 KB": 1024, "64 KB": 1 << 16, "1.4 MB": 1_400_000, "20 MB": 20_000_000}

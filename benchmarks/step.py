@@ -107,7 +107,7 @@ def train_apart(
     def work(context: pybackend.types.WorkerContext) -> Any:
         import keras
 
-        from pybackend.core.engine.feed import Feed
+        from pybackend.core.engine.row_batches import RowBatches
 
         own = [stopwatch(keras.callbacks.Callback)]
         if exchanged:
@@ -115,7 +115,7 @@ def train_apart(
         x, y = make_data()
         half = slice(context.rank, len(x), WORKERS)
         columns = {"x": x[half], "y": y[half]}
-        feed = Feed(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
+        feed = RowBatches(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
         del x, y
         build().fit(feed.dataset(), epochs=epochs, callbacks=own, verbose=0)
         return own[0].epochs[1:]
@@ -126,7 +126,8 @@ def train_apart(
 def connect(context: pybackend.types.WorkerContext) -> Any:
     """Connect the workers with each other; return their collective."""
     from pybackend.core.collective import join_mesh
-    from pybackend.core.net.rendezvous import address_of, listen, new_token
+    from pybackend.core.net.authentication import new_token
+    from pybackend.core.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
     token = context.all_gather(new_token())[0]

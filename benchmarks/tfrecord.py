@@ -58,7 +58,7 @@ def _batches() -> list[Any]:
 
 
 def _writing(folder: Path, batches: list[Any]) -> dict[str, Case]:
-    from pybackend.core.data.tfrecord.part import write_part
+    from pybackend.core.data.tfrecord.encode import write_part
 
     path = folder / "plain"
     write_part(batches, str(path), "plain")
@@ -88,7 +88,7 @@ def _by_examples(path: Path, rows: list[dict[str, Any]]) -> None:
 def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
     import tensorflow as tf
 
-    from pybackend.core.data.tfrecord.files import RecordFiles
+    from pybackend.core.data.tfrecord.record_files import RecordFiles
 
     path = _data_set(folder / "records", batches)
 
@@ -120,14 +120,14 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
 def _data_set(folder: Path, batches: list[Any]) -> str:
     """Write a folder as `write_tfrecords` does, with one file, and return the file's path."""
     from pybackend.core.data.tfrecord import folder
-    from pybackend.core.data.tfrecord.folder import Manifest
-    from pybackend.core.data.tfrecord.part import write_part
-    from pybackend.core.data.tfrecord.types import to_spark_fields
+    from pybackend.core.data.tfrecord.encode import write_part
+    from pybackend.core.data.tfrecord.folder import RecordsManifest
+    from pybackend.core.data.tfrecord.protobuf import to_spark_fields
 
     folder.begin(str(folder), "benchmark", False)
     part = write_part(batches, folder.choose_path(str(folder), "benchmark", "0"), "0")
     assert part is not None
-    manifest = Manifest(to_spark_fields(batches[0].schema), None, (part,)).to_json()
+    manifest = RecordsManifest(to_spark_fields(batches[0].schema), None, (part,)).to_json()
     manifest = folder.finish(str(folder), "benchmark", manifest, False)
     return str(folder / manifest["files"][0]["name"])
 

@@ -7,6 +7,7 @@ needs when it is first used.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -16,13 +17,12 @@ _NAMES = {
     "core.api.checkpoints": "load_checkpoint",
     "core.api.detached_job": "attach_job jobs",
     "core.api.environment": "pack_environment",
-    "core.api.mnist": "mnist train_mnist",
+    "mnist_example": "mnist train_mnist",
     "core.api.observer": "Observer",
-    "core.api.plan": "plan",
-    "core.api.predict": "predict_spark",
-    "core.api.records": "read_tfrecords write_tfrecords",
-    "core.api.run": "barrier_run",
-    "core.api.score": "barrier_evaluate barrier_predict",
+    "core.api.planning": "plan",
+    "core.api.tfrecords": "read_tfrecords write_tfrecords",
+    "core.api.function_run": "barrier_run",
+    "core.api.scoring": "barrier_evaluate barrier_predict predict_spark",
     "core.api.train": "barrier_train submit_training",
     "core.data.sharding": "replay_batches",
     "distributor": "TFDistributor",
@@ -30,23 +30,22 @@ _NAMES = {
         "ClusterError DatabaseError InputError PeerLostError RError SerializationError "
         "TfdistError UnverifiedFileWarning WorkerFailedError"
     ),
-    "core.job.checkpoint": "Recovery",
-    "core.job.learning_rate": "ScaleLearningRate",
-    "core.job.model_options": "ModelOptions",
-    "core.job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
-    "core.job.resources": "Resources",
+    "core.job.storage_options": "DataOptions ModelOptions Recovery",
+    "core.job.worker_options": (
+        "Elastic Exchange LocalSteps ParameterServer Resources ScaleLearningRate"
+    ),
     "core.launchers.hosts.launcher": "hosts",
-    "core.launchers.place": "join",
+    "core.launchers.joined.place": "join",
     "core.launchers.kubernetes.launcher": "kubernetes",
     "core.launchers.slurm.launcher": "slurm",
     "core.model.serialization": "load_model model_from_base64 model_to_base64 save_model",
     "core.r.function": "RFunction",
-    "reporting.call": "report",
-    "scaling.call": "bench_scale",
+    "reporting.reports": "report",
+    "scaling.bench": "bench_scale",
     "sql.compile": "to_sql",
     "sql.deploy": "deploy_model undeploy_model",
     "core.tf_config": "make_tf_config read_tf_config",
-    "tuning.call": "train_many",
+    "tuning.train_many": "train_many",
     "tuning.pruning": "MedianPruning SuccessiveHalving",
     "tracking.mlflow": "track_mlflow",
     "tracking.tensorboard": "track_tensorboard view_tensorboard",
@@ -68,16 +67,14 @@ if TYPE_CHECKING:
     from pybackend.core.api.detached_job import attach_job as attach_job
     from pybackend.core.api.detached_job import jobs as jobs
     from pybackend.core.api.environment import pack_environment as pack_environment
-    from pybackend.core.api.mnist import mnist as mnist
-    from pybackend.core.api.mnist import train_mnist as train_mnist
+    from pybackend.core.api.function_run import barrier_run as barrier_run
     from pybackend.core.api.observer import Observer as Observer
-    from pybackend.core.api.plan import plan as plan
-    from pybackend.core.api.predict import predict_spark as predict_spark
-    from pybackend.core.api.records import read_tfrecords as read_tfrecords
-    from pybackend.core.api.records import write_tfrecords as write_tfrecords
-    from pybackend.core.api.run import barrier_run as barrier_run
-    from pybackend.core.api.score import barrier_evaluate as barrier_evaluate
-    from pybackend.core.api.score import barrier_predict as barrier_predict
+    from pybackend.core.api.planning import plan as plan
+    from pybackend.core.api.scoring import barrier_evaluate as barrier_evaluate
+    from pybackend.core.api.scoring import barrier_predict as barrier_predict
+    from pybackend.core.api.scoring import predict_spark as predict_spark
+    from pybackend.core.api.tfrecords import read_tfrecords as read_tfrecords
+    from pybackend.core.api.tfrecords import write_tfrecords as write_tfrecords
     from pybackend.core.api.train import barrier_train as barrier_train
     from pybackend.core.api.train import submit_training as submit_training
     from pybackend.core.data.sharding import replay_batches as replay_batches
@@ -90,18 +87,18 @@ if TYPE_CHECKING:
     from pybackend.core.errors import TfdistError as TfdistError
     from pybackend.core.errors import UnverifiedFileWarning as UnverifiedFileWarning
     from pybackend.core.errors import WorkerFailedError as WorkerFailedError
-    from pybackend.core.job.checkpoint import Recovery as Recovery
-    from pybackend.core.job.learning_rate import ScaleLearningRate as ScaleLearningRate
-    from pybackend.core.job.model_options import ModelOptions as ModelOptions
-    from pybackend.core.job.options import DataOptions as DataOptions
-    from pybackend.core.job.options import Elastic as Elastic
-    from pybackend.core.job.options import Exchange as Exchange
-    from pybackend.core.job.options import LocalSteps as LocalSteps
-    from pybackend.core.job.options import ParameterServer as ParameterServer
-    from pybackend.core.job.resources import Resources as Resources
+    from pybackend.core.job.storage_options import DataOptions as DataOptions
+    from pybackend.core.job.storage_options import ModelOptions as ModelOptions
+    from pybackend.core.job.storage_options import Recovery as Recovery
+    from pybackend.core.job.worker_options import Elastic as Elastic
+    from pybackend.core.job.worker_options import Exchange as Exchange
+    from pybackend.core.job.worker_options import LocalSteps as LocalSteps
+    from pybackend.core.job.worker_options import ParameterServer as ParameterServer
+    from pybackend.core.job.worker_options import Resources as Resources
+    from pybackend.core.job.worker_options import ScaleLearningRate as ScaleLearningRate
     from pybackend.core.launchers.hosts.launcher import hosts as hosts
+    from pybackend.core.launchers.joined.place import join as join
     from pybackend.core.launchers.kubernetes.launcher import kubernetes as kubernetes
-    from pybackend.core.launchers.place import join as join
     from pybackend.core.launchers.slurm.launcher import slurm as slurm
     from pybackend.core.model.serialization import load_model as load_model
     from pybackend.core.model.serialization import model_from_base64 as model_from_base64
@@ -111,8 +108,10 @@ if TYPE_CHECKING:
     from pybackend.core.tf_config import make_tf_config as make_tf_config
     from pybackend.core.tf_config import read_tf_config as read_tf_config
     from pybackend.distributor import TFDistributor as TFDistributor
-    from pybackend.reporting.call import report as report
-    from pybackend.scaling.call import bench_scale as bench_scale
+    from pybackend.mnist_example import mnist as mnist
+    from pybackend.mnist_example import train_mnist as train_mnist
+    from pybackend.reporting.reports import report as report
+    from pybackend.scaling.bench import bench_scale as bench_scale
     from pybackend.sql.compile import to_sql as to_sql
     from pybackend.sql.deploy import deploy_model as deploy_model
     from pybackend.sql.deploy import undeploy_model as undeploy_model
@@ -120,9 +119,9 @@ if TYPE_CHECKING:
     from pybackend.tracking.tensorboard import track_tensorboard as track_tensorboard
     from pybackend.tracking.tensorboard import view_tensorboard as view_tensorboard
     from pybackend.tracking.wandb import track_wandb as track_wandb
-    from pybackend.tuning.call import train_many as train_many
     from pybackend.tuning.pruning import MedianPruning as MedianPruning
     from pybackend.tuning.pruning import SuccessiveHalving as SuccessiveHalving
+    from pybackend.tuning.train_many import train_many as train_many
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 
@@ -144,3 +143,17 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _register_hooks() -> None:
+    """In a process that bench-scale started, let it change the training calls.
+
+    A script in R can be told only through its environment, which Python in it shares.
+    """
+    if "TFDIST_BENCH_SCALE" in os.environ:
+        from pybackend.core.api import hooks
+
+        hooks.append(lambda: importlib.import_module("pybackend.scaling.script_hook").HOOK)
+
+
+_register_hooks()

@@ -14,37 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.core import errors
 from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
 from pybackend.core.api.detached_job import DetachedJob, jobs
 from pybackend.core.api.display import Tell, relayed_to
 from pybackend.core.api.in_process import evaluate_here, predict_here
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.result_file import read_result, write_result
-from pybackend.core.api.returned_model import read_model_file
+from pybackend.core.api.result_files import read_model_file, read_result, write_result
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import check_writable
 from pybackend.core.data.predictions import Predictions
-from pybackend.core.errors import (
-    ClusterError,
-    Failure,
-    InputError,
-    Moment,
-    TfdistError,
-    WorkerFailedError,
-)
 from pybackend.core.job.call_options import checks
-from pybackend.core.job.options import Elastic
+from pybackend.core.job.worker_options import Elastic
 from pybackend.core.launchers import SparklyrWorkers, attach_spark
 from pybackend.core.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.core.words import show, speak
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.reporting.call import report, write_report
-from pybackend.sql.dbi import connect_dbi
+from pybackend.reporting.reports import report, write_report
+from pybackend.sql.connect import connect_dbi
 from pybackend.sql.deploy import augment
-from pybackend.sql.query import SourceQuery
+from pybackend.sql.operations import SourceQuery
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Mode
-from pybackend.tuning.result import Trial, Trials
+from pybackend.tuning.trials import Trial, Trials
 
 __all__ = [
     "SourceQuery",
@@ -98,7 +90,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
     """
     try:
         return {"ok": True, "value": _show_nul(fn(*args, **kwargs))}
-    except TfdistError as error:
+    except errors.TfdistError as error:
         return {"ok": False, "error": error.to_dict()}
 
 
@@ -134,12 +126,8 @@ def answer(request: str) -> str:
 def check_options(values: dict[str, Any], shown: dict[str, str], takes_elastic: bool) -> None:
     """Check options of a call before it looks at its data.
 
-    Parameters
-    ----------
-    shown
-        The names of the options in errors.
-    takes_elastic
-        Whether ``workers`` may be an `Elastic`.
+    ``shown`` has the names of the options in errors. With ``takes_elastic``, ``workers`` may be an
+    `Elastic`.
     """
     known = checks()
     for name, value in values.items():
@@ -149,7 +137,6 @@ def check_options(values: dict[str, Any], shown: dict[str, str], takes_elastic: 
 
 
 def model_of(result: Any) -> Any:
-    """Return the model of a `TrainResult`."""
     return result.model
 
 
@@ -171,11 +158,8 @@ def describe_weights(result: Any) -> dict[str, str]:
 def restore_model(model: Any, weights: dict[str, str]) -> Any:
     """Load the trained weights and optimizer state into a model that its function rebuilt.
 
-    Parameters
-    ----------
-    weights
-        The dict that `describe_weights` returned, with ``text``, the weights file in base64, and
-        ``sha256``, its digest.
+    ``weights`` is what `describe_weights` returned, with ``text``, the weights file in base64, and
+    ``sha256``, its digest.
     """
     from pybackend.core.job.job import WEIGHTS
     from pybackend.core.model.file_checks import check_digest
@@ -192,7 +176,6 @@ def copy_model(uri: str, path: str) -> None:
 
 
 def write_onnx(model: Any, path: str) -> float:
-    """Write a model as an ONNX file, as `TrainResult.export` does."""
     check_writable(path, "path")
     from pybackend.core.model.onnx import write_onnx
 
@@ -201,7 +184,7 @@ def write_onnx(model: Any, path: str) -> float:
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     """Return the levels of the label used in training if the model has as many classes."""
-    from pybackend.core.model.outputs import count_classes, has_logits, list_outputs
+    from pybackend.core.model.inputs_outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
     classes = count_classes(model, outputs)
@@ -218,8 +201,8 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
     )
     try:
         return predict_here(lambda: model, None, rows, call)
-    except InputError as error:
-        raise InputError(str(error).replace("`x`", "`newdata`")) from error
+    except errors.InputError as error:
+        raise errors.InputError(str(error).replace("`x`", "`newdata`")) from error
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
@@ -237,18 +220,9 @@ def shape_columns(
 ) -> dict[str, dict[str, Any]]:
     """Return the columns that `predict_spark` would add, with classes as codes.
 
-    Parameters
-    ----------
-    outputs
-        The model's outputs, as it returns them.
-    levels_of
-        Of several outputs, the names of the classes of each output that has classes.
-
-    Returns
-    -------
-    dict
-        By output ("" for a single one): ``names`` and ``columns`` of equal length; ``levels`` of
-        the class if the first column is the class, else None.
+    ``levels_of`` has, of several outputs, the names of the classes of each that has classes. The
+    keys are outputs ("" for a single one); the values have ``names`` and ``columns`` of equal
+    length, and ``levels`` of the class if the first column is the class, else None.
     """
     from keras import tree
 
@@ -284,30 +258,29 @@ def check_levels(model: Any, levels: list[str]) -> None:
 
 def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
     """Reject features with more or fewer numbers per row than the model's input has."""
-    from pybackend.core.model.inputs import check_feature_names
+    from pybackend.core.model.inputs_outputs import check_feature_names
 
     check_feature_names(model, names if isinstance(names, dict) else {"": names})
 
 
 def find_text_inputs(model: Any) -> list[str] | None:
     """Return the names of the model's inputs that take text; None if its inputs are unknown."""
-    from pybackend.core.model.inputs import find_text_inputs
+    from pybackend.core.model.inputs_outputs import find_text_inputs
 
     return find_text_inputs(model)
 
 
 def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
-    """Return the column names of Parquet or TFRecord files."""
-    from pybackend.core.data.files import as_places
+    from pybackend.core.data.files import as_paths
     from pybackend.core.data.sources import open_row_files
 
-    names: list[str] = open_row_files(as_places(path), tfrecord_spec, "data").schema.names
+    names: list[str] = open_row_files(as_paths(path), tfrecord_spec, "data").schema.names
     return names
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
     """Return one name as text, for a column of arrays, unless the model takes a single number."""
-    from pybackend.sql.lowering import size_of
+    from pybackend.sql.builder import size_of
 
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
     takes_number = len(shapes) == 1 and None not in shapes[0] and size_of(shapes[0]) == 1
@@ -330,27 +303,23 @@ def describe_sql(made: Any) -> dict[str, Any]:
 
 
 def list_jobs(folder: str | None) -> list[dict[str, Any]]:
-    """Return all detached jobs as plain data."""
     return [job.to_dict() for job in jobs(folder)]
 
 
 def job_status(job: DetachedJob) -> str:
-    """Return the status of a detached job."""
     return job.status
 
 
 def job_result(job: DetachedJob, seconds: float | None, verbose: int | None) -> Any:
-    """Wait for the result of a detached job."""
     try:
         return job.result(seconds, verbose=verbose)
     except TimeoutError as error:
-        raise ClusterError(f"{error}; it goes on") from None
+        raise errors.ClusterError(f"{error}; it goes on") from None
 
 
 def model_function(
     build: Callable[..., Any], known: list[str], needed: list[str], takes_any: bool
 ) -> ModelFunction:
-    """Return a function of R that builds the models of `train_many` in this session."""
     return ModelFunction(build, known, needed, takes_any)
 
 
@@ -360,15 +329,13 @@ def describe_trial(trial: Trial) -> dict[str, Any]:
     return {**known, "arguments": _describe_values(trial.arguments)}
 
 
+_OF_TRIALS = ("arguments", "metric", "mode", "parallelism", "seconds")
+
+
 def describe_trials(trials: Trials) -> dict[str, Any]:
-    """Return the table of `train_many` as plain data."""
     return {
         "records": [_describe_values(record) for record in trials.records],
-        "arguments": trials.arguments,
-        "metric": trials.metric,
-        "mode": trials.mode,
-        "parallelism": trials.parallelism,
-        "seconds": trials.seconds,
+        **{name: getattr(trials, name) for name in _OF_TRIALS},
     }
 
 
@@ -379,12 +346,12 @@ def find_trial(
     if number is None:
         trial = trials.best(metric, mode)
     elif number > len(trials):
-        raise InputError(f"`trial` is {number}, but there are {len(trials)} trials")
+        raise errors.InputError(f"`trial` is {number}, but there are {len(trials)} trials")
     else:
         trial = trials[number - 1]
     result = trial.result
     if result is None:
-        raise InputError(f"trial {trial.number} has no model: {trial.error}")
+        raise errors.InputError(f"trial {trial.number} has no model: {trial.error}")
     return {"arguments": trial.arguments, "result": result}
 
 
@@ -415,6 +382,8 @@ def report_failure(
     """Write the report of an error that `capture` described."""
     log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
     # The message begins with the reason; the rest of it is in the other fields.
-    failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
-    moments = [Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
-    return str(report(WorkerFailedError([failure], (), moments), path, title=title))
+    failure = errors.Failure(
+        message=message.partition("\n")[0], log=log, traceback=traceback, **fields
+    )
+    moments = [errors.Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
+    return str(report(errors.WorkerFailedError([failure], (), moments), path, title=title))

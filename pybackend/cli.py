@@ -54,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_example(add_command: Callable[..., Any]) -> None:
-    """Add the first example."""
     mnist = add_command(
         "mnist",
         _mnist,
@@ -128,7 +127,6 @@ def _add_clusters(add_command: Callable[..., Any]) -> None:
 
 
 def _add_programs(add_command: Callable[..., Any]) -> None:
-    """Add the commands that run scripts, and TensorBoard."""
     run = add_command(
         "run",
         _run,
@@ -190,7 +188,6 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
 
 
 def _add_jobs(add_command: Callable[..., Any]) -> None:
-    """Add the command for detached training runs."""
     jobs = add_command(
         "jobs",
         _jobs,
@@ -252,16 +249,16 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from pybackend.doctor.probe import probe
-    from pybackend.doctor.session import start_session
+    from pybackend.doctor.spark_master import start_session
 
     with start_session(options.master, dict(options.conf)) as session:
-        report = probe(session, options.workers)
-    for host in report["hosts"]:
+        found = probe(session, options.workers)
+    for host in found["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")
-    for problem in report["problems"]:
+    for problem in found["problems"]:
         print(f"problem: {problem}")
-    print(report["verdict"])
-    return 1 if report["problems"] else 0
+    print(found["verdict"])
+    return 1 if found["problems"] else 0
 
 
 def _tf_config(options: argparse.Namespace) -> int:
@@ -284,7 +281,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _secret(options: argparse.Namespace) -> int:
-    from pybackend.core.net.secret import FILE_VARIABLE, default_path, make_secret
+    from pybackend.core.net.authentication import FILE_VARIABLE, default_path, make_secret
 
     path = Path(options.file) if options.file else default_path()
     is_new = make_secret(path)
@@ -356,7 +353,7 @@ def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
 
 
 def _bench_scale(options: argparse.Namespace) -> int:
-    from pybackend.core.api.figure_file import check_figure
+    from pybackend.core.api.rendering import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:
@@ -403,7 +400,7 @@ def _modes(text: str) -> str:
 
 
 def _master(text: str) -> str:
-    from pybackend.doctor.session import check_master
+    from pybackend.doctor.spark_master import check_master
 
     try:
         return check_master(text)

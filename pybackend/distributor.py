@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.core.api.data_checks import check_takes
-from pybackend.core.api.run import check_function, run_function
+from pybackend.core.api.call_data import check_takes
+from pybackend.core.api.function_run import check_function, run_function
 from pybackend.core.errors import InputError
 from pybackend.core.function.adapters import RankZero, Script
 from pybackend.core.job.arguments import check_flag, check_whole_number
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import get_session
 
 
@@ -80,6 +80,7 @@ class TFDistributor:
         if not isinstance(fn, Script):
             check_takes(fn, "train_object(*args, **kwargs)", *args, **kwargs)
             fn = RankZero(fn)
+        # None leaves the choice to the launcher, which gives workers of a machine its GPUs in turn.
         gpus = None if self.use_gpu is None else int(self.use_gpu)
         options = {
             "workers": self.num_processes,

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.core.api.data_checks import check_takes
-from pybackend.core.api.progress import printer
-from pybackend.core.api.run import run_function
+from pybackend.core.api.call_data import check_takes
+from pybackend.core.api.display import printer
+from pybackend.core.api.function_run import run_function
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.function.adapters import RankZero
 from pybackend.core.job.arguments import check_flag, check_whole_number
 from pybackend.core.job.messages import Note
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import get_session, read_setting
 
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
@@ -102,6 +102,7 @@ class MirroredStrategyRunner:
             )
         return math.ceil(self._num_slots / int(float(amount)))
 
+    # `/`, because a function may have an argument named `self`.
     def run(self, /, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call a function on all workers, and return its value on the first.
 
@@ -142,7 +143,6 @@ class MirroredStrategyRunner:
         return run_function(self._spark, fn, (), kwargs, **options)[0]
 
     def _gpus_of_driver(self) -> tuple[str, ...]:
-        """Return the driver's GPUs, one for each slot."""
         found = self.sc.resources.get(self._gpu_resource_name)
         if found is None:
             name = f"spark.driver.resource.{self._gpu_resource_name}"

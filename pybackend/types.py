@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 # Names by module.
 _NAMES = {
     "core.api.detached_job": "DetachedJob",
-    "core.api.plan": "Plan PlannedWorker",
-    "core.api.records": "WrittenRecords",
-    "core.api.result": "TrainResult",
+    "core.api.planning": "Plan PlannedWorker",
+    "core.api.tfrecords": "WrittenRecords",
+    "core.api.train_result": "TrainResult",
     "core.errors": "Failure Moment",
     "core.job.context": "WorkerContext",
     "core.job.report": "Audit Generation Restart StepTimes WorkerReport",
     "core.launchers.environment.archive": "PackedEnvironment",
-    "scaling.result": "ScalingResult",
-    "scaling.rows": "ScalingRow",
+    "scaling.measured": "ScalingRow",
+    "scaling.scaling_result": "ScalingResult",
     "sql.compile": "SqlModel",
     "sql.deploy": "Deployment",
     "tracking.tensorboard": "TensorBoardView",
     "core.tf_config": "ClusterSpec",
-    "tuning.result": "Trial Trials",
+    "tuning.trials": "Trial Trials",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from pybackend.core.api.detached_job import DetachedJob as DetachedJob
-    from pybackend.core.api.plan import Plan as Plan
-    from pybackend.core.api.plan import PlannedWorker as PlannedWorker
-    from pybackend.core.api.records import WrittenRecords as WrittenRecords
-    from pybackend.core.api.result import TrainResult as TrainResult
+    from pybackend.core.api.planning import Plan as Plan
+    from pybackend.core.api.planning import PlannedWorker as PlannedWorker
+    from pybackend.core.api.tfrecords import WrittenRecords as WrittenRecords
+    from pybackend.core.api.train_result import TrainResult as TrainResult
     from pybackend.core.errors import Failure as Failure
     from pybackend.core.errors import Moment as Moment
     from pybackend.core.job.context import WorkerContext as WorkerContext
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from pybackend.core.job.report import WorkerReport as WorkerReport
     from pybackend.core.launchers.environment.archive import PackedEnvironment as PackedEnvironment
     from pybackend.core.tf_config import ClusterSpec as ClusterSpec
-    from pybackend.scaling.result import ScalingResult as ScalingResult
-    from pybackend.scaling.rows import ScalingRow as ScalingRow
+    from pybackend.scaling.measured import ScalingRow as ScalingRow
+    from pybackend.scaling.scaling_result import ScalingResult as ScalingResult
     from pybackend.sql.compile import SqlModel as SqlModel
     from pybackend.sql.deploy import Deployment as Deployment
     from pybackend.tracking.tensorboard import TensorBoardView as TensorBoardView
-    from pybackend.tuning.result import Trial as Trial
-    from pybackend.tuning.result import Trials as Trials
+    from pybackend.tuning.trials import Trial as Trial
+    from pybackend.tuning.trials import Trials as Trials
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 

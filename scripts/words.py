@@ -50,9 +50,9 @@ OPENINGS = {r"Of an? ": "say the subject first", r"Who(?:ever)? \w+s ": "say who
 ALLOWED = {
     ("docs/architecture.md", "refused"),  # connections, as in the rest
     ("pybackend/doctor/reach.py", "refused"),
-    ("pybackend/core/launchers/spark/preflight.py", "refused"),
-    ("pybackend/core/net/dialing.py", "refused"),
-    ("pybackend/core/net/dialing.py", "refuses"),
+    ("pybackend/core/launchers/spark/barrier_task.py", "refused"),
+    ("pybackend/core/net/rendezvous.py", "refused"),
+    ("pybackend/core/net/rendezvous.py", "refuses"),
     ("pybackend/core/net/meeting_client.py", "refused"),
 }
 

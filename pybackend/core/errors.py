@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from pybackend.core.figures import show_time
-from pybackend.core.words import either
+from pybackend.core.words import either, show_time
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_REASON = 200
@@ -38,15 +37,9 @@ def printable(text: str) -> str:
     return _UNSHOWN.sub(lambda found: repr(found[0])[1:-1], _COLOURS.sub("", text))
 
 
-def skip_frames(frames: TracebackType | None, places: tuple[str, ...]) -> TracebackType | None:
-    """Return the frames of a traceback from the first one that is in none of some places.
-
-    Parameters
-    ----------
-    places
-        Beginnings of the names of files.
-    """
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(places):
+def skip_frames(frames: TracebackType | None, folders: tuple[str, ...]) -> TracebackType | None:
+    """Return the frames of a traceback from the first one whose file is in none of some folders."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folders):
         frames = frames.tb_next
     return frames
 
@@ -291,15 +284,12 @@ class WorkerFailedError(TfdistError):
         own = [moment for moment in self.timeline if moment.rank == root.rank]
         super().__init__(_describe(root, others, own[-_MOST_SHOWN:]))
 
-    def is_loss(self, is_kept: bool) -> bool:
+    def is_loss(self, is_saved: bool) -> bool:
         """Return whether workers were lost, and no worker failed because of the code that it ran.
 
-        Parameters
-        ----------
-        is_kept
-            True if there are checkpoints: then reaching a time limit also counts as a loss.
+        If there are checkpoints (``is_saved``), reaching a time limit also counts as a loss.
         """
-        lost = [f.is_loss or (is_kept and f.exception_type == "TimeLimit") for f in self.failures]
+        lost = [f.is_loss or (is_saved and f.exception_type == "TimeLimit") for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost or failure.follows(are_lost)
@@ -334,12 +324,10 @@ def _describe(root: Failure, others: Sequence[Failure], timeline: Sequence[Momen
         lines += ["", f"Timeline of worker {root.rank}:", *(f"  {x}" for x in timeline)]
     if others:
         lines += ["", "Other workers:"]
-        lines += [
-            f"  worker {f.rank} on {f.host}: {_name_type(f)}{f.message.splitlines()[0]}"
-            if f.message
-            else f"  worker {f.rank} on {f.host}: {f.exception_type}"
-            for f in others
-        ]
+        for other in others:
+            # The first line: the others' tracebacks would hide the root cause.
+            what = f"{_name_type(other)}{other.message.splitlines()[0]}" if other.message else ""
+            lines.append(f"  worker {other.rank} on {other.host}: {what or other.exception_type}")
     if root.advice:
         lines += ["", f"What to do: {root.advice}"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Write, read and check TF_CONFIG, through which TensorFlow's processes find each other.
+"""Write, read and check TF_CONFIG, through which TensorFlow's processes find each other, and roles.
 
 Most mistakes in it make TensorFlow wait forever. Here, each mistake raises an error that names the
 entry. This is pure Python, and host names are not resolved.
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from pybackend.core.errors import ClusterError
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.arguments import check_whole_number, counted
 from pybackend.core.words import either, element, show
 
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -166,10 +167,7 @@ def _read(text: str | None) -> ClusterSpec:
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     """Return host (lower case; short IPv6 without brackets) and port; ``entry`` is for errors.
 
-    Raises
-    ------
-    ClusterError
-        TensorFlow could not use the address, or would wait forever.
+    Raises `ClusterError` if TensorFlow could not use the address, or would wait forever.
     """
     subject = f"{entry} = {show(address)}"
     if not isinstance(address, str):
@@ -262,3 +260,87 @@ def _to_plain(value: Any) -> Any:
 
 def _is_dense(tasks: Addresses) -> bool:
     return list(tasks) == list(range(len(tasks)))
+
+
+Roles = tuple[tuple[str, int], ...]
+_SINGLE = ("chief", "evaluator")
+
+
+def check_roles(value: Any) -> Roles:
+    """Check the argument ``roles``; return pairs of a role and its count, in the order of ranks.
+
+    None: no pairs.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise InputError(
+            "`roles` must map roles to numbers of workers, e.g. "
+            f"{show({'chief': 1, 'worker': 2, 'ps': 1})}, not {show(value)}"
+        )
+    if unknown := [role for role in value if role not in ROLES]:
+        fix = f": call it {show('chief')}, as TensorFlow 2 does" if unknown[0] == "master" else ""
+        raise InputError(f"`roles` has {show(unknown[0])}; expected {', '.join(ROLES)}{fix}")
+    counts = {
+        role: check_whole_number(f"roles[{show(role)}]", value[role], least=0)
+        for role in ROLES
+        if role in value
+    }
+    for role in _SINGLE:
+        if counts.get(role, 0) > 1:
+            raise InputError(f"`roles[{show(role)}]` must be 0 or 1, not {counts[role]}")
+    if not counts.get("chief") and not counts.get("worker"):
+        raise InputError(f"`roles` must have a chief or a worker, not just {show(value)}")
+    return tuple((role, count) for role, count in counts.items() if count)
+
+
+def find_role(roles: Roles, rank: int) -> tuple[str, int]:
+    """Return the role of a rank and its index within the role; without roles, all are workers."""
+    index = rank
+    for role, count in roles:
+        if index < count:
+            return role, index
+        index -= count
+    return "worker", index
+
+
+def ranks_of(roles: Roles, role: str) -> list[int]:
+    count = sum(number for _, number in roles)
+    return [rank for rank in range(count) if find_role(roles, rank)[0] == role]
+
+
+def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
+    """Return the TF_CONFIG text of a rank; the addresses are ``host:port`` by rank."""
+    if not roles:
+        return make_tf_config(addresses, rank)
+    role, index = find_role(roles, rank)
+    by_role: dict[str, list[str]] = {name: [] for name in ROLES}
+    for other, address in enumerate(addresses):
+        by_role[find_role(roles, other)[0]].append(address)
+    if role != "evaluator":  # TensorFlow expects that it does not belong to the others' cluster
+        del by_role["evaluator"]
+    return make_tf_config(by_role.pop("worker"), index, role=role, **by_role)
+
+
+def describe_processes(roles: Roles, workers: int) -> str:
+    """Return the processes of a training, e.g. ``2 workers, a chief and 1 parameter server``."""
+    if not roles:
+        return counted(workers, "worker")
+    counts = dict(roles)
+    servers = counted(counts["ps"], "parameter server")
+    return f"{counted(counts['worker'], 'worker')}, a chief and {servers}"
+
+
+def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
+    """Return the ranks whose return ends the call: the chief or, if there is none, all workers."""
+    leading = "chief" if dict(roles).get("chief") else "worker"
+    return {rank for rank in range(workers) if find_role(roles, rank)[0] == leading}
+
+
+def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
+    """Return the ranks that are stopped once the leading ones have returned."""
+    counts = dict(roles)
+    following = {"ps", "evaluator"}
+    if counts.get("chief") and counts.get("ps"):  # then the workers only serve the chief
+        following.add("worker")
+    return {rank for rank in range(workers) if find_role(roles, rank)[0] in following}

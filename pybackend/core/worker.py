@@ -23,42 +23,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 
-from pybackend.core.errors import (
-    ClusterError,
-    Failure,
-    InputError,
-    PeerLostError,
-    RError,
-    SerializationError,
-    skip_frames,
-)
+from pybackend.core import errors
+from pybackend.core.errors import InputError, RError, SerializationError
+from pybackend.core.job import messages
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import FunctionJob, Job, ModelJob, TrainingJob
-from pybackend.core.job.messages import (
-    Announced,
-    Answer,
-    Answers,
-    Emit,
-    Event,
-    Failed,
-    FromLauncher,
-    Note,
-    Order,
-    Phase,
-    Phases,
-    Regroup,
-    Reported,
-    Waits,
-)
+from pybackend.core.job.messages import Answers, Emit, Note, Order, Phase
 from pybackend.core.job.notice import RESTARTS, PreemptedError
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.model.quiet import uncollected
+from pybackend.core.quiet import uncollected
 from pybackend.core.words import setting, show, speak
 
 if TYPE_CHECKING:
@@ -80,7 +59,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job in the folder, and write a report of its success or failure."""
     folder = Path(arguments[0])
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
@@ -91,10 +69,7 @@ def main(arguments: list[str]) -> int:
     lifeline = (_own_stdin(), folder, orders, asked, answers)
     threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
-    def write(event: Event) -> None:
-        events.write(encode(event) + "\n")
-
-    emit = Phases(write)
+    emit = messages.Phases(lambda event: events.write(encode(event) + "\n"))
     rank = int(os.environ["TFDIST_WORKER"])  # for life; `TFDIST_RANK` may change
     host = os.environ["TFDIST_HOST"]
     at_end = contextlib.ExitStack()
@@ -102,19 +77,8 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job.from_json((folder / JOB).read_text())
         speak(job.language)
-        worker: WorkerProcess[Any] = WorkerProcess(
-            job=job,
-            rank=rank,
-            host=host,
-            folder=folder,
-            server=server,
-            orders=orders,
-            asked=asked,
-            answers=answers,
-            emit=emit,
-            at_end=at_end,
-            conclude=conclude,
-        )
+        inbox = orders, asked, answers
+        worker = WorkerProcess(job, rank, host, folder, server, *inbox, emit, at_end, conclude)
         report = _work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
@@ -122,18 +86,16 @@ def main(arguments: list[str]) -> int:
     return 0 if report.ok else 1
 
 
+@dataclass
 class _Conclusion:
     """Publish the worker's first report, from any thread, and ignore later ones."""
 
-    def __init__(
-        self, folder: Path, events: IO[str], emit: Emit, at_end: contextlib.ExitStack
-    ) -> None:
-        self._folder = folder
-        self._events = events
-        self._emit = emit
-        self._at_end = at_end
-        self._lock = threading.Lock()
-        self._is_over = False
+    _folder: Path
+    _events: IO[str]
+    _emit: Emit
+    _at_end: contextlib.ExitStack
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_over: bool = False
 
     def __call__(self, report: WorkerReport) -> None:
         with self._lock:
@@ -144,14 +106,14 @@ class _Conclusion:
                 if report.ok:  # once the report exists, the launcher may end this process
                     self._at_end.close()
                 _publish(report, self._folder)
-                self._emit(Reported())
+                self._emit(messages.Reported())
                 self._events.close()
             except OSError as error:
                 # The disk is full, or the launcher exited. If this process ended here, the lifeline
                 # could not delete the folder.
                 with contextlib.suppress(OSError):
                     failure = _failure(report.rank, report.host, error)
-                    self._emit(Failed(report.failure or failure))
+                    self._emit(messages.Failed(report.failure or failure))
 
 
 @dataclass(frozen=True)
@@ -171,7 +133,6 @@ class WorkerProcess(Generic[Kind]):
     conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
 
     def report(self, **found: Any) -> WorkerReport:
-        """Return a report of this worker."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     def receive(self) -> tuple[WorkerProcess[Kind], Order]:
@@ -196,7 +157,7 @@ class WorkerProcess(Generic[Kind]):
                 order.token,
                 timeout,
                 connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
-                patience=Patience(on_wait=self._say_wait),
+                patience=Patience(on_wait=lambda *wait: self.emit(messages.Waits(*wait))),
                 encrypt=self.job.encrypt,
                 shares_memory=self.job.shares_memory,
             )
@@ -204,9 +165,6 @@ class WorkerProcess(Generic[Kind]):
             yield collective
         finally:
             collective.close()
-
-    def _say_wait(self, peer: int, seconds: float, is_second: bool) -> None:
-        self.emit(Waits(peer, seconds, is_second))
 
 
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
@@ -229,7 +187,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
         return _train_elastically(worker)
     worker, order = worker.receive()
     if worker.job.is_asynchronous:
-        return _train_asynchronously(worker, order)
+        return _train_with_parameter_servers(worker, order)
     sources, sent = _read_own(worker, order)
     with worker.join(order, bool(sources)) as collective:
         if worker.job.needs_tensorflow_server:
@@ -238,25 +196,15 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
             worker.emit(Note(_OPEN_SERVERS))
             start_runtime(order.reserved, worker.rank, worker.job.timeout)
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
-        trained = train(
-            worker.job,
-            collective,
-            counts,
-            worker.folder,
-            worker.emit,
-            stream=sources.stream,
-            answers=worker.answers,
-            sent=sent,
-        )
-    if trained.discard is not None:
-        worker.at_end.callback(trained.discard)
+        given = worker.job, collective, counts, worker.folder, worker.emit
+        trained = train(*given, stream=sources.stream, answers=worker.answers, sent=sent)
     return _report_training(worker, trained)
 
 
 def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[str, Any]]:
     """Read the data that workers read themselves; also return what the driver pickled."""
     from pybackend.core.data.reading import read_sources
-    from pybackend.core.model.load import unpickle_sent
+    from pybackend.core.model.transfer import unpickle_sent
 
     worker.emit(Phase("reading the data"))
     sent = unpickle_sent(worker.job, worker.folder)
@@ -265,7 +213,7 @@ def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[s
 
 
 def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
-    from pybackend.core.engine.elastic import Membership, train_in_generations
+    from pybackend.core.engine.elastic.generations import Membership, train_in_generations
 
     def join(
         job: TrainingJob, rank: int, order: Order, server: socket.socket
@@ -282,24 +230,24 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     member, host, server = worker.rank, worker.host, worker.server
     membership = Membership(member, host, server, wait, worker.asked.is_set, join, worker.answers)
     trained = train_in_generations(worker.job, membership, worker.folder, worker.emit)
-    if trained.discard is not None:
-        worker.at_end.callback(trained.discard)
     return _report_training(worker, trained)
 
 
-def _train_asynchronously(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
-    from pybackend.core.parameter_server.train import train_asynchronously
+def _train_with_parameter_servers(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
+    from pybackend.core.parameter_server.process import train_with_parameter_servers
 
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
     if rank == 0:
         worker.emit(Note(_OPEN_SERVERS))
-    trained = train_asynchronously(
+    trained = train_with_parameter_servers(
         job, rank, worker.folder, worker.server, order, worker.emit, end, worker.answers
     )
     return _report_training(worker, trained)
 
 
 def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> WorkerReport:
+    if trained.discard is not None:
+        worker.at_end.callback(trained.discard)
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -316,7 +264,7 @@ def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> W
 
 
 def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
-    from pybackend.core.engine.score import score
+    from pybackend.core.engine.evaluation import score
 
     worker, order = worker.receive()
     sources, sent = _read_own(worker, order)
@@ -329,15 +277,16 @@ def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
 
 def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     from pybackend.core.function.call import Hooks, call_function
-    from pybackend.core.job.values import encode_value
-
-    def announce(name: str, text: str) -> None:
-        worker.emit(Announced(name, text))
+    from pybackend.core.job.value_codec import encode_value
 
     order = worker.orders.get()
     job, rank = worker.job, worker.rank
     end = partial(_end_server, worker, value=encode_value(None))
-    hooks = Hooks(worker.host, end, announce, lambda text: worker.emit(Note(text)))
+    hooks = Hooks(
+        end,
+        lambda name, text: worker.emit(messages.Announced(name, text)),
+        lambda text: worker.emit(Note(text)),
+    )
     value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
     return worker.report(seconds=seconds, value=value)
 
@@ -381,10 +330,10 @@ def _lifeline(
 ) -> None:
     """Forward the launcher's orders; when the pipe closes, clean up and kill the process group."""
     for line in pipe:
-        message = decode(line, *get_args(FromLauncher))
-        if isinstance(message, Regroup):
+        message = decode(line, *get_args(messages.FromLauncher))
+        if isinstance(message, messages.Regroup):
             asked.set()
-        elif isinstance(message, Answer):
+        elif isinstance(message, messages.Answer):
             answers.take(message)
         else:
             asked.clear()
@@ -396,11 +345,11 @@ def _lifeline(
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _failure(rank: int, host: str, error: BaseException) -> Failure:
+def _failure(rank: int, host: str, error: BaseException) -> errors.Failure:
     kind, message = _name(error), _message(error)
     if isinstance(error, PreemptedError):
         kind, message = error.describe(rank)
-    return Failure(
+    return errors.Failure(
         rank,
         host,
         exception_type=kind,
@@ -451,11 +400,11 @@ def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
     """Return the frames, starting with the first one outside this package; all if there is none."""
     # As in the frames: code that was compiled elsewhere has the paths of that machine.
     ours = os.path.dirname(_skip_ours.__code__.co_filename)
-    return skip_frames(frames, (ours, "<frozen")) or frames
+    return errors.skip_frames(frames, (ours, "<frozen")) or frames
 
 
 def _advice(error: BaseException) -> str:
-    if isinstance(error, PeerLostError):
+    if isinstance(error, errors.PeerLostError):
         return "check the log of the lost worker, and the network between the two hosts"
     if isinstance(error, PreemptedError):
         return RESTARTS
@@ -475,7 +424,7 @@ def _advice(error: BaseException) -> str:
     # TensorFlow's error, for the memory of a GPU or of the machine.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"
-    if isinstance(error, ClusterError):
+    if isinstance(error, errors.ClusterError):
         return "see the message"
     folder = os.environ.get("TMPDIR", "/")
     if not os.path.isdir(folder):  # most errors name a file that was in it, or not even that
@@ -500,7 +449,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:
-    """Write the report atomically: a launcher never reads a part of it."""
+    # Renamed, because a launcher must never read a part of it.
     partial = folder / f"{REPORT}.partial"
     partial.write_text(encode(report))
     partial.replace(folder / REPORT)

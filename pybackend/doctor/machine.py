@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.core.job.packages import UNKNOWN, find_version
 from pybackend.core.machine.capacity import count_cores, read_memory
+from pybackend.core.machine.packages import UNKNOWN, find_version
 from pybackend.core.r.function import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
@@ -37,28 +37,20 @@ _PROGRAM_SECONDS = 20.0
 
 
 def doctor() -> dict[str, Any]:
-    """Return versions (None if absent), cores, memory, GPUs, and the problems found.
-
-    Returns
-    -------
-    dict
-        The entries of `inspect_machine`, ``java``, ``spark_home`` (the Spark inside PySpark),
-        ``problems`` (list of text) and ``verdict``: whether this machine is ready, or what to do
-        first.
+    """Return the entries of `inspect_machine`, ``java``, ``spark_home`` (the Spark inside PySpark),
+    ``problems`` (sentences) and ``verdict``: whether this machine is ready, or what to do first.
     """
     found = {**inspect_machine(), "java": find_java(), "spark_home": _find_spark_home()}
-    return {**found, "problems": _problems(found), "verdict": _verdict(found)}
+    problems = [*_missing(found), *_spark_problems(found), *_r_problems(found)]
+    return {**found, "problems": problems, "verdict": _verdict(found)}
 
 
 def inspect_machine() -> dict[str, Any]:
     """Return this machine's versions and hardware as plain data, fast enough for every worker.
 
-    Returns
-    -------
-    dict
-        ``python``, ``python_version``, ``version``, one entry per package, ``rscript``, ``r`` and
-        ``reticulate`` (the R package), ``rpy2_problem`` (why an installed rpy2 cannot use this R),
-        ``cores``, ``memory_gb``, ``gpus`` (list of names).
+    Entries are ``python``, ``python_version``, ``version``, one per package (None if absent),
+    ``rscript``, ``r`` and ``reticulate`` (the R package), ``rpy2_problem`` (why an installed rpy2
+    cannot use this R), ``cores``, ``memory_gb`` and ``gpus`` (a list of names).
     """
     packages = {name: find_version(name) for name in _PACKAGES}
     r = _r()
@@ -88,7 +80,7 @@ def find_missing(
 
 
 def find_java() -> str | None:
-    """Return the version of the Java that Spark would start; None if Java is missing."""
+    """Return the version of the Java that Spark would start; None if it is missing."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     match = re.search(r'version "([^"]+)"', _output(program, "-version"))
@@ -104,15 +96,10 @@ def _find_spark_home() -> str | None:
     return str(home) if (home / "bin" / "spark-submit").exists() else None
 
 
-def _problems(found: dict[str, Any]) -> list[str]:
-    return [*_missing(found), *_spark_problems(found), *_r_problems(found)]
-
-
 def _missing(found: dict[str, Any]) -> list[str]:
     return [
-        f"{name} is not installed: install {name} >= {wanted}"
-        if have is None
-        else f"{name} {have} is too old: install {name} >= {wanted}"
+        f"{name} {'is not installed' if have is None else f'{have} is too old'}: install {name} >= "
+        f"{wanted}"
         for name, have, wanted in find_missing(found)
     ]
 
@@ -146,7 +133,6 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def install_command(found: Mapping[str, Any], on_spark: bool = False) -> str:
-    """Return the command that installs the missing packages."""
     wanted = " ".join(f"'{name}>={least}'" for name, _, least in find_missing(found, on_spark))
     return f"{found['python']} -m pip install {wanted}"
 
@@ -156,10 +142,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _r() -> dict[str, str | None]:
-    """Return the path and version of R, and the version of its reticulate.
-
-    This starts R, because only R knows its libraries. R without packages starts in 50 ms.
-    """
+    """Return the path and version of R, and the version of its reticulate."""
+    # Only R knows its libraries. Without packages, it starts in 50 ms.
     rscript = shutil.which("Rscript")
     bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
     versions = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
@@ -171,27 +155,16 @@ def _r() -> dict[str, str | None]:
 
 
 def _try_rpy2() -> str | None:
-    """Return why rpy2 cannot use this machine's R; None if it can.
-
-    This runs in a separate process, because the import loads R.
-    """
-    # The mode that workers use.
+    """Return why rpy2 cannot use this machine's R; None if it can."""
+    # In a process of its own, because the import loads R; in the mode that workers use.
     environment = {**os.environ, "RPY2_CFFI_MODE": "ABI"}
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", "import rpy2.rinterface"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROGRAM_SECONDS,
-        )
+        tried = _run(sys.executable, "-c", "import rpy2.rinterface", env=environment)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     if tried.returncode == 0:
         return None
-    return (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+    return (tried.stdout.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
 
 
 def _gpus() -> list[str]:
@@ -204,16 +177,21 @@ def _output(program: str | None, *arguments: str) -> str:
     if program is None:
         return ""
     try:
-        shown = subprocess.run(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=True,
-            timeout=_PROGRAM_SECONDS,
-        )
+        shown = _run(program, *arguments)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return shown.stdout
+    return shown.stdout if shown.returncode == 0 else ""
+
+
+def _run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # where Java prints its version
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=_PROGRAM_SECONDS,
+    )

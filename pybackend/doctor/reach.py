@@ -31,13 +31,8 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def inspect_worker(context: WorkerContext) -> dict[str, Any]:
-    """Inspect this worker's machine and its connections to the others; run by `barrier_run`.
-
-    Returns
-    -------
-    dict
-        The entries of `inspect_machine` and of `try_peers`, and ``rank``, ``address``, ``host``,
-        ``hostname`` and ``ports`` (first and last port that the system picks from, or None).
+    """Return `inspect_machine` and `try_peers`, and ``rank``, ``address``, ``host``, ``hostname``
+    and ``ports`` (first and last port that the system picks from, or None); run by `barrier_run`.
     """
     address = context.addresses[context.rank]
     return {
@@ -52,7 +47,6 @@ def inspect_worker(context: WorkerContext) -> dict[str, Any]:
 
 
 def inspect_host() -> dict[str, Any]:
-    """Inspect a host whose workers cannot connect: `inspect_machine` and ``hostname``."""
     return {"host": None, "hostname": socket.gethostname(), **inspect_machine()}
 
 
@@ -61,20 +55,13 @@ def try_peers(
 ) -> dict[str, Any]:
     """Connect to all other workers while they connect to this one.
 
-    Parameters
-    ----------
-    addresses
-        ``host:port`` by rank. The launcher may already have bound this worker's own port, with
-        SO_REUSEADDR but without listening.
-    patience
-        Seconds during which refused connections are retried, and during which this worker listens
-        until all others have connected. The call returns at most `ATTEMPT_SECONDS` later.
+    ``addresses`` has ``host:port`` by rank. The launcher may already have bound this worker's own
+    port, with SO_REUSEADDR but without listening. For ``patience`` seconds, refused connections are
+    retried, and this worker listens until all others have connected; the call returns at most
+    `ATTEMPT_SECONDS` later.
 
-    Returns
-    -------
-    dict
-        ``unreached``: a list of dicts with ``rank`` and ``reason``, one per worker that was not
-        reached; ``listen_error``: why this worker could not listen, or None.
+    Returns ``unreached``: dicts with ``rank`` and ``reason``; and ``listen_error``: why this worker
+    could not listen, or None.
     """
     return asyncio.run(_try_peers(addresses, rank, time.monotonic() + patience))
 
@@ -105,18 +92,19 @@ async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> di
 
 
 def _listening(address: str) -> socket.socket:
-    with ExitStack() as stack:
-        server, place = _socket_for(address)
-        stack.enter_context(server)
+    server, target = _socket_for(address)
+    try:
+        # The launcher may have bound the port already, with this option but without listening.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(place)
+        server.bind(target)
         server.listen(1024)
-        stack.pop_all()
+    except BaseException:
+        server.close()
+        raise
     return server
 
 
 async def _welcome(server: socket.socket, expected: int) -> None:
-    """Accept one connection from each of the other workers."""
     for _ in range(expected):
         connection, _ = await asyncio.get_running_loop().sock_accept(server)
         connection.close()
@@ -136,9 +124,9 @@ async def _find_reason(address: str, deadline: float, crowd: asyncio.Semaphore) 
 
 
 async def _attempt(address: str) -> str | None:
-    connection, place = _socket_for(address)
+    connection, target = _socket_for(address)
     with connection:
-        reached = asyncio.get_running_loop().sock_connect(connection, place)
+        reached = asyncio.get_running_loop().sock_connect(connection, target)
         try:
             await asyncio.wait_for(reached, ATTEMPT_SECONDS)
         except TimeoutError:
@@ -153,10 +141,10 @@ async def _attempt(address: str) -> str | None:
 def _socket_for(address: str) -> tuple[socket.socket, Any]:
     """Return a socket for the address family, and the address in the form that sockets take."""
     host, port = parse_address(address)
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind)
     made.setblocking(False)
-    return made, place
+    return made, target
 
 
 def _describe(error: OSError) -> str:

@@ -11,12 +11,12 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from pybackend.core.api.calls import suggest
-from pybackend.core.api.model import find_source
-from pybackend.core.api.progress import printer
+from pybackend.core.api.display import printer
+from pybackend.core.api.sent_objects import find_source
 from pybackend.core.api.train import barrier_train
 from pybackend.core.errors import InputError
 from pybackend.core.job.messages import Note
-from pybackend.core.job.model_options import check_model_options
+from pybackend.core.job.storage_options import check_model_options
 from pybackend.core.launchers import SparkLauncher, is_spark_frame
 from pybackend.core.words import term
 from pybackend.ml.model import KerasModel

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.core.api.model import is_keras_model
-from pybackend.core.api.predict import predict_spark
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.scoring import predict_spark
+from pybackend.core.api.sent_objects import is_keras_model
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.data.predictions import Output
 from pybackend.core.errors import InputError
-from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.job.storage_options import ModelOptions
 from pybackend.core.model.serialization import model_from_bytes
-from pybackend.core.words import term
-from pybackend.ml.columns import Classes, Names, add_columns
+from pybackend.core.words import show, term
 from pybackend.ml.params import PredictionParams
-from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode
+from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode, flatten_stages
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
@@ -68,7 +69,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         self._lock = threading.Lock()
         self._custom_objects = customObjects
         self._safe_mode = safeMode
-        self.trained = _describe(model) if trained is None else trained
+        self.trained = _read_trained(model) if trained is None else trained
         if uid is not None:
             self._resetUid(uid)
         self._set(**params)
@@ -123,12 +124,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self
 
     def _transform(self, dataset: Any) -> Any:
-        from pybackend.core.model.outputs import (
-            count_classes,
-            has_logits,
-            is_classifier,
-            list_outputs,
-        )
+        from pybackend.core.model import inputs_outputs as outputs
 
         model = self.model
         frame = predict_spark(
@@ -145,19 +141,15 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
                 custom_objects=self._custom_objects, safe_mode=self._safe_mode
             ),
         )
-        outputs = list_outputs(model)
-        are_logits = has_logits(model, outputs)
-        classes = count_classes(model, outputs) if is_classifier(model, outputs) else 0
-        if are_logits:
-            classes = max(2, classes)
-        levels = self.levels if self.levels and len(self.levels) == classes else None
-        return add_columns(
-            frame,
-            dataset.columns,
-            outputs,
-            Classes(classes, are_logits, levels),
-            Names(self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol()),
-        )
+        found = outputs.list_outputs(model)
+        are_logits = outputs.has_logits(model, found)
+        is_classifier = outputs.is_classifier(model, found)
+        count = outputs.count_classes(model, found) if is_classifier else 0
+        count = max(2, count) if are_logits else count
+        levels = self.levels if self.levels and len(self.levels) == count else None
+        classes = Classes(count, are_logits, levels)
+        names = Names(self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol())
+        return add_columns(frame, dataset.columns, found, classes, names)
 
     def _chosen_features(self) -> Any:
         if self.isDefined("features"):
@@ -167,12 +159,8 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self.trained.features
 
     def content(self) -> bytes:
-        """Return the model's file, as `write` saves it.
-
-        Raises
-        ------
-        InputError, SerializationError
-            A Keras file would not preserve the whole model.
+        """Return the model's file, as `write` saves it; an error if a Keras file would not preserve
+        the whole model.
         """
         if isinstance(self._source, bytes):
             return self._source
@@ -188,9 +176,143 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return ModelReader(cls)
 
 
-def _describe(model: Any) -> Trained:
+def _read_trained(model: Any) -> Trained:
     if not isinstance(model, TrainResult):
         return Trained()
     levels = None if model.levels is None else [str(level) for level in model.levels]
     columns = (model.features, model.tensors, model.categories, model.encode)
     return Trained(model.history, levels, *columns)
+
+
+def find_keras(stages: Sequence[Any]) -> KerasModel | None:
+    """Return the last Keras model among fitted stages, including those of pipelines."""
+    parts = [part for stage in stages for part in flatten_stages(stage)]
+    found = [part for part in parts if isinstance(part, KerasModel)]
+    return found[-1] if found else None
+
+
+# Columns of pyspark's classifiers and regressors, made of a model's outputs. This uses plain Spark
+# SQL, so that nothing runs before Spark needs the rows.
+
+# Names of the columns with the model's outputs. SQL never contains the user's names, because Spark
+# replaces ``${...}`` in SQL.
+_GIVEN = ".given"
+_DOUBLES = f"CAST(`{_GIVEN}0` AS array<double>)"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the columns; an empty name omits its column."""
+
+    prediction: str
+    probability: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classes that a model's only output represents."""
+
+    count: int  # 0: the output does not represent classes
+    are_logits: bool = False  # a softmax or sigmoid converts the numbers to probabilities
+    levels: Sequence[str] | None = None  # their names, if known
+
+
+def add_columns(
+    frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: Classes, names: Names
+) -> Any:
+    """Replace the columns of the model's outputs with the columns of a pipeline.
+
+    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. `InputError`:
+    ``kept`` has one of the names already.
+    """
+    given = [".pred"]
+    if len(outputs) > 1:
+        given = [f".pred_{output.name}" for output in outputs]
+        added = {
+            f"{names.prediction}_{o.name}": _number(o, index) for index, o in enumerate(outputs)
+        }
+        vectors = [name for name, o in zip(added, outputs, strict=True) if o.depth == 1]
+    elif not classes.count:
+        added = {names.prediction: _number(outputs[0], 0)}
+        vectors = [names.prediction] if outputs[0].depth == 1 else []
+    else:
+        raw, probability, chosen = _classify(outputs[0], classes)
+        added = {names.raw: raw, names.probability: probability, names.prediction: chosen}
+        vectors = [names.raw, names.probability]
+    added = {name: sql for name, sql in added.items() if name}
+    _reject_taken_names(kept, list(added))
+    columns = [frame[_quote(name)].alias(f"{_GIVEN}{index}") for index, name in enumerate(given)]
+    staged = frame.select(*(frame[_quote(name)] for name in kept), *columns).selectExpr(
+        "*", *(f"{sql} AS `.new{index}`" for index, sql in enumerate(added.values()))
+    )
+    metadata = {names.prediction: _describe(classes)} if classes.count else {}
+    new = [
+        _finish(staged[f"`.new{index}`"], name, name in vectors, metadata.get(name))
+        for index, name in enumerate(added)
+    ]
+    return staged.select(*(staged[_quote(name)] for name in kept), *new)
+
+
+def _number(output: Output, index: int) -> str:
+    """Return the SQL for an output without classes: one number, a vector, or nested arrays."""
+    wanted = {0: "double", 1: "array<double>"}.get(output.depth)
+    return f"CAST(`{_GIVEN}{index}` AS {wanted})" if wanted else f"`{_GIVEN}{index}`"
+
+
+def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
+    """Return the SQL for the raw numbers, the probabilities and the class."""
+    if output.depth == 0:
+        number = f"CAST(`{_GIVEN}0` AS double)"
+        if classes.are_logits:
+            sigmoid = f"1 / (1 + exp(-{number}))"
+            raw, probability = f"array(-{number}, {number})", f"array(1 - {sigmoid}, {sigmoid})"
+        else:
+            raw = probability = f"array(1 - {number}, {number})"
+        border = 0 if classes.are_logits else 0.5
+        return raw, probability, f"CAST({number} > {border}D AS double)"
+    probability = _softmax(_DOUBLES) if classes.are_logits else _DOUBLES
+    chosen = _let("r", _DOUBLES, "CAST(array_position(r, array_max(r)) - 1 AS double)")
+    return _DOUBLES, probability, chosen
+
+
+def _softmax(numbers: str) -> str:
+    quotients = _let("s", "aggregate(e, 0D, (a, v) -> a + v)", "transform(e, v -> v / s)")
+    powers = _let("e", "transform(r, v -> exp(v - m))", quotients)
+    return _let("r", numbers, _let("m", "array_max(r)", powers))
+
+
+def _let(name: str, value: str, body: str) -> str:
+    """Return an expression in which a name stands for a value that Spark computes once per row."""
+    return f"element_at(transform(array({value}), {name} -> {body}), 1)"
+
+
+def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | None) -> Any:
+    if is_vector:
+        from pyspark.ml.functions import array_to_vector
+
+        column = array_to_vector(column)
+    return column.alias(name, metadata=metadata) if metadata else column.alias(name)
+
+
+def _describe(classes: Classes) -> dict[str, Any]:
+    """Return Spark ML metadata for a column of classes, in which `IndexToString` finds names."""
+    known = {"vals": list(classes.levels)} if classes.levels else {"num_vals": classes.count}
+    return {"ml_attr": {"type": "nominal", **known}}
+
+
+def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
+    """Reject names that Spark considers equal, because it ignores case."""
+    taken = {name.lower() for name in kept}
+    for name in added:
+        if name.lower() in taken:
+            raise InputError(
+                f"the {term('DataFrame')} would have two columns named {show(name)}: rename the "
+                "prediction columns with setPredictionCol(), setProbabilityCol() and "
+                f"setRawPredictionCol(), or drop the column of the {term('DataFrame')}"
+            )
+        taken.add(name.lower())
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -6,16 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyspark.ml.param import Param, TypeConverters
-from pyspark.ml.param.shared import (
-    HasFeaturesCol,
-    HasLabelCol,
-    HasPredictionCol,
-    HasProbabilityCol,
-    HasRawPredictionCol,
-    HasValidationIndicatorCol,
-    HasWeightCol,
-)
+from pyspark.ml.param import Param, TypeConverters, shared
 from pyspark.ml.util import Identifiable
 
 from pybackend.core.api.train import barrier_train
@@ -48,8 +39,6 @@ class _Unbound(Identifiable):
 
 
 def setter(name: str) -> Callable[..., Any]:
-    """Return a method that sets the Param of this name."""
-
     def set_value(self: Any, value: Any) -> Any:
         return self._set(**{name: value})
 
@@ -58,8 +47,6 @@ def setter(name: str) -> Callable[..., Any]:
 
 
 def getter(name: str) -> Callable[..., Any]:
-    """Return a method that returns the value of the Param of this name, or its default."""
-
     def get_value(self: Any) -> Any:
         return self.getOrDefault(name)
 
@@ -93,7 +80,11 @@ def param(name: str, doc: str, convert: Callable[[Any], Any]) -> tuple[Any, Any,
 
 
 class PredictionParams(
-    HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol
+    shared.HasFeaturesCol,
+    shared.HasLabelCol,
+    shared.HasPredictionCol,
+    shared.HasProbabilityCol,
+    shared.HasRawPredictionCol,
 ):
     """Params for predictions; a fitted model inherits them from its estimator."""
 
@@ -126,7 +117,7 @@ class PredictionParams(
         return self.getOrDefault(name) if self.isDefined(name) else None
 
 
-class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
+class TrainingParams(PredictionParams, shared.HasWeightCol, shared.HasValidationIndicatorCol):
     """Params for training: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels, setLabels, getLabels = param(

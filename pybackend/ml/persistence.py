@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Literal
 
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
 from pybackend.core.job.call_options import CLASSES
 from pybackend.core.job.job import MODEL_FILE
-from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.job.storage_options import ColumnEncoding
 from pybackend.core.model.file_checks import check_digest
 from pybackend.core.model.serialization import model_from_bytes, sha256_of
 from pybackend.core.words import either, show
@@ -38,6 +39,7 @@ class Trained:
 
 _MODEL = "model"
 _SCHEMA = "place int, content binary"
+# Rows of this size, because a row with a whole model might not fit into an array of the JVM.
 _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 _TRAINED = "trained"
@@ -48,18 +50,17 @@ def encode(
     model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
 ) -> bytes:
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
-    from pybackend.core.api.model import add_custom_objects
+    from pybackend.core.api.sent_objects import add_custom_objects
     from pybackend.core.model.transfer import encode_file
     from pybackend.core.model.view import ModelView
 
     view = ModelView(model)
     known = add_custom_objects(view, custom_objects)
+    # The model is of this session, so its own code may run when the file is read to compare it.
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
-class _Writer(MLWriter):
-    """Code shared by the writers."""
-
+class _StageWriter(MLWriter):
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
@@ -77,29 +78,18 @@ class _Writer(MLWriter):
         frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class ModelWriter(_Writer):
-    """Writer of a `KerasModel`."""
-
+class ModelWriter(_StageWriter):
     def saveImpl(self, path: str) -> None:
-        """Write the stage into a new folder; see `KerasModel.content` for errors."""
         self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
 
 
-class EstimatorWriter(_Writer):
-    """Writer of a `KerasEstimator`."""
-
+class EstimatorWriter(_StageWriter):
     def saveImpl(self, path: str) -> None:
-        """Write the stage into a new folder.
-
-        Raises
-        ------
-        InputError
-            The model is a function, or callbacks are set: neither can be read in safe mode.
-        """
-        from pybackend.core.api.model import is_keras_model
+        from pybackend.core.api.sent_objects import is_keras_model
 
         stage = self.instance
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
+        # Functions, and callbacks among the options, could not be read in safe mode.
         if not is_keras_model(model):
             raise InputError(
                 "this estimator builds its model with a function, and functions are not saved: "
@@ -113,9 +103,7 @@ class EstimatorWriter(_Writer):
         self._save(path, encode(model, stage.customObjects, "train"), {}, values)
 
 
-class _Reader(MLReader[Any]):
-    """Code shared by the readers."""
-
+class _StageReader(MLReader[Any]):
     def __init__(self, cls: type) -> None:
         super().__init__()
         self.cls = cls
@@ -124,6 +112,7 @@ class _Reader(MLReader[Any]):
         session = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
+        # Never the class that is named there: it would be imported.
         if metadata.get("class") != expected:
             raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a {expected}")
         # One partition after another: Spark limits the size of a job's results on the driver.
@@ -138,18 +127,12 @@ class _Reader(MLReader[Any]):
         return metadata, content
 
 
-class ModelReader(_Reader):
+class ModelReader(_StageReader):
     """Reader of a `KerasModel`, whose model is decoded on first use."""
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder.
-
-        Raises
-        ------
-        InputError
-            The folder contains a different kind of stage.
-        SerializationError
-            The model's file was changed after it was written.
+        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
+        content.
         """
         metadata, content = self._load(path)
         found = metadata.get(_TRAINED)
@@ -162,9 +145,7 @@ class ModelReader(_Reader):
         return stage
 
 
-class EstimatorReader(_Reader):
-    """Reader of a `KerasEstimator`."""
-
+class EstimatorReader(_StageReader):
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
         self._options: dict[str, Any] = {}
@@ -180,7 +161,7 @@ class EstimatorReader(_Reader):
         return self
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder; errors as in `ModelReader.load` and `load_model`."""
+        """Read a folder; errors as in `ModelReader.load` and `load_model`."""
         metadata, content = self._load(path)
         options = self._options
         stage = self.cls(
@@ -224,3 +205,50 @@ def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in options.items()
     }
+
+
+# Pipelines with stages of sparklyr and of this package, for R.
+
+
+def save_stages(
+    session: Any, parts: Sequence[Any], path: str, overwrite: bool, is_fitted: bool
+) -> None:
+    """Write stages, or the paths at which sparklyr saved them, as one Spark ML pipeline."""
+    stages = [stage for part in parts for stage in _list_stages(session, part)]
+    pipeline = PipelineModel(stages) if is_fitted else Pipeline(stages=stages)
+    writer = pipeline.write().session(session)
+    try:
+        (writer.overwrite() if overwrite else writer).save(path)
+    except Exception as error:
+        if "already exists" in str(error):
+            raise InputError(f"{show(path)} already exists: use `overwrite = TRUE`") from error
+        raise
+
+
+def load_stages(session: Any, path: str) -> tuple[bool, Any]:
+    """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline."""
+    try:
+        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+    except Exception as error:
+        raise InputError(f"there is no pipeline at {show(path)}: {error}") from error
+    kind = str(metadata.get("class")).rpartition(".")[2]
+    if kind not in ("Pipeline", "PipelineModel"):
+        raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a pipeline")
+    is_fitted = kind == "PipelineModel"
+    reader = PipelineModel.read() if is_fitted else Pipeline.read()
+    return is_fitted, reader.session(session).load(path)
+
+
+def _list_stages(session: Any, part: Any) -> list[Any]:
+    if not isinstance(part, str):
+        return [part]
+    metadata = DefaultParamsReader.loadMetadata(part, find_home(session))
+    if str(metadata.get("class")).rpartition(".")[2] in ("Pipeline", "PipelineModel"):
+        return flatten_stages(load_stages(session, part)[1])
+    return [DefaultParamsReader.loadParamsInstance(part, find_home(session))]
+
+
+def flatten_stages(stage: Any) -> list[Any]:
+    if isinstance(stage, Pipeline):
+        return list(stage.getStages())
+    return list(stage.stages) if isinstance(stage, PipelineModel) else [stage]

@@ -1,9 +1,18 @@
-"""Projection of step times to more workers than were measured, with confidence intervals."""
+"""Projection of step times to more workers than were measured, with a fitted model.
+
+A worker's own part of a step, which reads data and computes, takes a fixed time plus a time per
+row. Communication follows the all-reduce's cost model, whose latency and bandwidth are fitted. All
+wait for the slowest worker: if the workers' own times are normal, the largest of N exceeds their
+mean by the spread times a factor of N (Blom, "Statistical Estimates and Transformed
+Beta-Variables", 1958).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -11,23 +20,54 @@ import numpy as np
 from pybackend.core.collective import CostModel
 from pybackend.core.errors import InputError
 from pybackend.core.words import term
-from pybackend.scaling.fit import StepModel, fit_model
-from pybackend.scaling.rows import Mode, ScalingRow
+from pybackend.scaling.measured import Array, Mode, ScalingRow
 
-_SAMPLES = 400
-Target = tuple[Mode, int]
-Seconds = Mapping[Target, float]
-METHOD = (
-    "bootstrap: stretches of consecutive steps are resampled (Künsch 1989); for each row, a "
-    "relative error of computing and one of communication are drawn from those of the fit (Efron "
-    "and Tibshirani 1993), scaled up for its degrees of freedom; the model is fitted again, and an "
-    "error of the same kind is drawn for its prediction"
-)
+# If one number of workers communicates, only a common factor of latency and bandwidth is known.
+_TIE = 1e-6
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Model that predicts how many seconds a step takes.
+
+    Attributes
+    ----------
+    own
+        Fixed seconds, and seconds per row, of a worker's own part of a step.
+    costs
+        Costs of the collectives in a step.
+    spread
+        Standard deviation of the duration of a worker's own part, relative to its mean.
+    buffers
+        Bytes of each buffer that a step exchanges.
+    """
+
+    own: tuple[float, float]
+    costs: CostModel
+    spread: float
+    buffers: tuple[int, ...]
+
+    def predict(self, workers: int, batch_size: float) -> float:
+        """Return the seconds that a step takes with ``batch_size`` rows per worker."""
+        fixed, per_row = self.own
+        own = (fixed + per_row * batch_size) * (1 + self.spread * expected_excess(workers))
+        if workers == 1:
+            return own
+        costs = self.costs
+        return own + sum(
+            min(costs.predict_ring(nbytes, workers), costs.predict_doubling(nbytes, workers))
+            for nbytes in self.buffers
+        )
+
+
+def expected_excess(workers: int) -> float:
+    """Return how far the largest of N normal values lies above their mean, in deviations."""
+    return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
 
 
 @dataclass(frozen=True)
 class ProjectedRow:
-    """Projected step; ``low`` and ``high`` are the ends of the interval.
+    """Projected step.
 
     Attributes
     ----------
@@ -41,28 +81,8 @@ class ProjectedRow:
     workers: int
     batch_size: float
     seconds: float
-    seconds_low: float
-    seconds_high: float
     speedup: float
-    speedup_low: float
-    speedup_high: float
     efficiency: float
-    efficiency_low: float
-    efficiency_high: float
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Published efficiency, and the projected efficiency of weak scaling with as many workers."""
-
-    source: str
-    what: str
-    workers: int
-    base: int
-    published: float
-    projected: float
-    projected_low: float
-    projected_high: float
 
 
 @dataclass(frozen=True)
@@ -75,20 +95,13 @@ class Projection:
         Predictions by mode and number of workers.
     model
         The fitted model.
-    confidence
-        Confidence level of the intervals.
     error
         Typical relative error of the fit: the median over the rows it was fitted to.
-    beside
-        Published efficiencies, each with the one projected for this training run; empty without
-        weak scaling.
     """
 
     rows: list[ProjectedRow]
     model: StepModel
-    confidence: float
     error: float
-    beside: list[Beside]
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -100,65 +113,22 @@ class Projection:
         lines = [
             f"Projected (fit: α {costs.latency_seconds * 1e6:.0f} µs, "
             f"β {costs.seconds_per_byte * 1e9:.2f} ns per byte, spread {self.model.spread:.2f}; "
-            f"typical error {self.error:.0%}; {self.confidence:.0%} intervals)",
-            f"{'mode':8}{'workers':>8}{'ms':>10}{'speed-up':>28}{'efficiency':>24}",
+            f"typical error {self.error:.0%})",
+            f"{'mode':8}{'workers':>8}{'ms':>10}{'speed-up':>12}{'efficiency':>12}",
         ]
         lines += [
-            f"{row.mode:8}{row.workers:8}{row.seconds * 1e3:10.2f}"
-            + f"{row.speedup:12.1f} ({row.speedup_low:.1f} to {row.speedup_high:.1f})".rjust(28)
-            + f"{row.efficiency:.2f} ({row.efficiency_low:.2f} to {row.efficiency_high:.2f})".rjust(
-                24
-            )
+            f"{row.mode:8}{row.workers:8}{row.seconds * 1e3:10.2f}{row.speedup:12.1f}"
+            f"{row.efficiency:12.2f}"
             for row in self.rows
         ]
-        if self.beside:
-            lines.append(
-                "Published weak-scaling efficiencies, and the projection for this training run:"
-            )
-        for one in self.beside:
-            lines.append(
-                f"  {one.what}, {one.workers} GPUs, relative to {one.base}: {one.published:.2f}; "
-                f"here {one.projected:.2f} ({one.projected_low:.2f} to {one.projected_high:.2f})  "
-                f"[{one.source}]"
-            )
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """Seconds per step by target: the best estimate, and estimates from resampled data."""
-
-    rows: Sequence[ScalingRow]
-    best: Seconds
-    samples: Sequence[Seconds]
-    confidence: float
-
-    def seconds(self, target: Target) -> tuple[float, float, float]:
-        """Return the seconds per step, and the ends of the interval."""
-        return self._with_interval(self.best[target], [one[target] for one in self.samples])
-
-    def efficiency(self, target: Target, base: int = 1) -> tuple[float, float, float]:
-        """Return the efficiency relative to ``base`` workers, and the ends of the interval."""
-        mode, _ = target
-        share = find_batch_size(self.rows, target) / find_batch_size(self.rows, (mode, base))
-        values = [share * one[mode, base] / one[target] for one in (self.best, *self.samples)]
-        return self._with_interval(values[0], values[1:])
-
-    def _with_interval(self, value: float, others: Sequence[float]) -> tuple[float, float, float]:
-        tail = (1 - self.confidence) / 2
-        low, high = np.quantile(others, [tail, 1 - tail])
-        return value, float(low), float(high)
-
-
-def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Projection:
+def project_rows(rows: Sequence[ScalingRow], to: int) -> Projection:
     """Fit the model to the measured rows, and predict step times with more workers.
 
-    Rows whose workers share cores are excluded if rows for two numbers of workers remain.
-
-    Raises
-    ------
-    InputError
-        There are not enough rows to fit the model.
+    Rows whose workers share cores are excluded if rows for two numbers of workers remain. If too
+    few remain to fit the model, this raises an `InputError`.
     """
     quiet = [row for row in rows if not row.is_crowded]
     rows = quiet if len({row.workers for row in quiet}) > 1 else list(rows)
@@ -170,46 +140,27 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
             f"and workers that exchange gradients (not {term('LocalSteps')})"
         )
     costs = CostModel(*np.exp(np.log(np.maximum(known, 1e-15)).mean(axis=0)).tolist())
+    model = _fit(rows, buffers, costs)
+    errors = [abs(row.seconds / model.predict(row.workers, row.batch_size) - 1) for row in rows]
     wanted = _list_targets(rows, to)
-    published = PUBLISHED if any(row.mode == "weak" for row in rows) else ()
-    targets: set[Target] = {*wanted, *((row.mode, n) for row in rows for n in (1, row.workers))}
-    targets |= {("weak", n) for one in published for n in (one.base, one.workers)}
-
-    def fit(parts: Sequence[Any]) -> tuple[StepModel, Seconds]:
-        model = fit_model(rows, buffers, costs, parts)
-        return model, {t: model.predict(t[1], find_batch_size(rows, t)) for t in targets}
-
-    parts = [row.stretches.mean(axis=0) for row in rows]
-    model, best = fit(parts)
-    errors = np.log([row.seconds / best[row.mode, row.workers] for row in rows])
-    noise = _Noise(_find_errors(model, rows, parts))
-    samples: list[Seconds] = []
-    for _ in range(_SAMPLES):
-        _, found = fit([noise.disturb(row.stretches) for row in rows])
-        samples.append({t: s * float(noise.draw()) for t, s in found.items()})
-    estimate = _Estimate(rows, best, samples, confidence)
     return Projection(
-        [_describe(estimate, target) for target in wanted],
+        [_project(model, rows, mode, workers) for mode, workers in wanted],
         model,
-        confidence,
-        float(np.median(np.abs(np.expm1(errors)))),
-        [
-            Beside(
-                one.source,
-                one.what,
-                one.workers,
-                one.base,
-                one.efficiency,
-                *estimate.efficiency(("weak", one.workers), one.base),
-            )
-            for one in published
-        ],
+        float(np.median(errors)),
     )
 
 
-def find_batch_size(rows: Sequence[ScalingRow], target: Target) -> float:
+def _project(
+    model: StepModel, rows: Sequence[ScalingRow], mode: Mode, workers: int
+) -> ProjectedRow:
+    size, alone = (_find_batch_size(rows, mode, count) for count in (workers, 1))
+    seconds = model.predict(workers, size)
+    efficiency = size / alone * model.predict(1, alone) / seconds
+    return ProjectedRow(mode, workers, size, seconds, workers * efficiency, efficiency)
+
+
+def _find_batch_size(rows: Sequence[ScalingRow], mode: Mode, workers: int) -> float:
     """Return the number of rows per worker: as measured, or derived from other measurements."""
-    mode, workers = target
     own = [row for row in rows if row.mode == mode]
     exact = next((row.batch_size for row in own if row.workers == workers), None)
     if exact is not None:
@@ -218,115 +169,93 @@ def find_batch_size(rows: Sequence[ScalingRow], target: Target) -> float:
     return base.batch_size * base.workers / workers if mode == "strong" else base.batch_size
 
 
-def _describe(estimate: _Estimate, target: Target) -> ProjectedRow:
-    mode, workers = target
-    efficiency, low, high = estimate.efficiency(target)
-    return ProjectedRow(
-        mode,
-        workers,
-        find_batch_size(estimate.rows, target),
-        *estimate.seconds(target),
-        workers * efficiency,
-        workers * low,
-        workers * high,
-        efficiency,
-        low,
-        high,
-    )
-
-
-class _Noise:
-    """Random errors of measurements, drawn from a fixed seed."""
-
-    def __init__(self, errors: Sequence[float]) -> None:
-        self._errors = np.array(errors)
-        self._generator = np.random.default_rng(0)
-
-    def draw(self, count: int | None = None) -> Any:
-        """Draw factors that differ from 1 as much as measured values differ from fitted ones."""
-        signs = self._generator.choice([-1.0, 1.0], count)
-        return np.exp(signs * self._generator.choice(self._errors, count))
-
-    def disturb(self, stretches: Any) -> Any:
-        """Resample the seconds for each part of a measured row."""
-        count = len(stretches)
-        drawn = stretches[self._generator.integers(0, count, count)].mean(axis=0)
-        own, communication = self.draw(2)
-        return drawn * np.array([own, own, communication, own])
-
-
-def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[Any]) -> list[float]:
-    """Return logarithms of measured over fitted values, scaled up as for unseen rows."""
-    own = [
-        (part[0] + part[1], model.predict_own(row.batch_size))
-        for row, part in zip(rows, parts, strict=True)
-    ]
-    others = [
-        (part[2], model.predict_communication(row.workers))
-        for row, part in zip(rows, parts, strict=True)
-        if row.workers > 1
-    ]
-    found = [float(np.log(seen / said)) for seen, said in [*own, *others] if min(seen, said) > 0]
-    # Parameters: a fixed time and one per row, latency and bandwidth, if the rows determine them.
-    sizes = len({round(row.batch_size) for row in rows})
-    counts = len({row.workers for row in rows if row.workers > 1})
-    free = max(1, len(found) - min(2, sizes) - min(2, counts))
-    return [error * float(np.sqrt(len(found) / free)) for error in found]
-
-
-def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[Target]:
+def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[tuple[Mode, int]]:
     """Return the powers of two above the measured numbers of workers, and the largest one wanted.
 
     With a shared batch, there are at most as many workers as the batch has rows.
     """
-    found: list[Target] = []
+    found: list[tuple[Mode, int]] = []
     modes: tuple[Mode, ...] = ("strong", "weak")
     for mode in modes:
         own = [row.workers for row in rows if row.mode == mode]
         if own:
-            last = to if mode == "weak" else min(to, int(find_batch_size(rows, (mode, 1))))
+            last = to if mode == "weak" else min(to, int(_find_batch_size(rows, mode, 1)))
             counts = {2**k for k in range(1, 20)} | {last}
             found += [(mode, n) for n in sorted(counts) if max(own) < n <= last]
     return found
 
 
-# Published scaling efficiencies of synchronous training with growing batches.
+def _fit(rows: Sequence[ScalingRow], buffers: Sequence[int], costs: CostModel) -> StepModel:
+    """Fit by least squares of relative errors, with no parameter below zero.
 
-
-@dataclass(frozen=True)
-class Published:
-    """Published scaling efficiency.
-
-    Attributes
-    ----------
-    source, what
-        The publication, and the trained model.
-    workers, base
-        Number of GPUs, and the number that the efficiency is relative to.
-    efficiency
-        Between 0 and 1.
+    The ``costs`` measured when the workers connected determine which algorithm the workers chose;
+    the cost of addition is not fitted.
     """
+    own = np.array([row.data + row.compute for row in rows])
+    excess = np.array([expected_excess(row.workers) for row in rows])
+    waiting = np.array([row.waiting for row in rows])
+    total = np.array([row.seconds for row in rows])
+    return StepModel(
+        own=_fit_line(np.array([row.batch_size for row in rows]), np.maximum(own, 1e-12)),
+        costs=_fit_costs(rows, buffers, costs),
+        spread=float(_solve((own * excess / total)[:, None], waiting / total)[0]),
+        buffers=tuple(buffers),
+    )
 
-    source: str
-    what: str
-    workers: int
-    base: int
-    efficiency: float
+
+def _fit_line(sizes: Array, seconds: Array) -> tuple[float, float]:
+    """Return a fixed time and a time per row, which is 0 if all batches have the same size."""
+    columns = [1 / seconds]
+    if np.ptp(sizes) > 0.01 * sizes.max():
+        columns.append(sizes / seconds)
+    found = _solve(np.stack(columns, axis=1), np.ones(len(sizes)))
+    return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
 
 
-_HOROVOD = "Horovod's documentation, Benchmarks: 4 GPUs a server, 25 Gbit/s"
-_MXNET = "MXNet's image classification example: 16 GPUs a server, AWS p2.16xlarge"
-PUBLISHED = (
-    Published(
-        "Goyal et al. 2017, Accurate, Large Minibatch SGD",
-        "ResNet-50",
-        256,
-        8,
-        0.90,
-    ),
-    Published(_HOROVOD, "Inception V3", 512, 1, 0.90),
-    Published(_HOROVOD, "ResNet-101", 512, 1, 0.90),
-    Published(_HOROVOD, "VGG-16", 512, 1, 0.68),
-    Published(_MXNET, "ResNet-152", 256, 1, 0.87),  # 4,630 images per second, of 20.8 on one
-    Published(_MXNET, "AlexNet", 256, 1, 0.53),  # 61,938, of 457
-)
+def _fit_costs(rows: Sequence[ScalingRow], buffers: Sequence[int], costs: CostModel) -> CostModel:
+    """Fit latency and bandwidth as multiples of those measured when the workers connected."""
+    only = (
+        CostModel(costs.latency_seconds, 0.0, 0.0),
+        CostModel(0.0, costs.seconds_per_byte, 0.0),
+        CostModel(0.0, 0.0, costs.add_seconds_per_byte),
+    )
+    lines, wanted = [[_TIE, -_TIE]], [0.0]
+    for row in rows:
+        if row.workers > 1 and row.communication > 0:
+            latency, per_byte, adding = (
+                sum(_predict_as(costs, one, nbytes, row.workers) for nbytes in buffers)
+                / row.communication
+                for one in only
+            )
+            lines.append([latency, per_byte])
+            wanted.append(max(1 - adding, 0.0))
+    if len(lines) == 1:
+        return costs
+    latency, per_byte = _solve(np.array(lines), np.array(wanted)).tolist()
+    return CostModel(
+        latency * costs.latency_seconds,
+        per_byte * costs.seconds_per_byte,
+        costs.add_seconds_per_byte,
+    )
+
+
+def _predict_as(chosen_by: CostModel, costs: CostModel, nbytes: float, workers: int) -> float:
+    """Predict the seconds for the algorithm that the workers chose according to ``chosen_by``."""
+    if chosen_by.choose(nbytes, workers) == "ring":
+        return costs.predict_ring(nbytes, workers)
+    return costs.predict_doubling(nbytes, workers)
+
+
+def _solve(lines: Array, wanted: Array) -> Array:
+    """Solve least squares with no value below zero, by trying every choice of zero values."""
+    count = lines.shape[1]
+    best, least = np.zeros(count), float((wanted**2).sum())
+    for size in range(1, count + 1):
+        for free in combinations(range(count), size):
+            chosen = lines[:, free]
+            values = np.linalg.lstsq(chosen, wanted, rcond=None)[0]
+            error = float(((chosen @ values - wanted) ** 2).sum())
+            if (values >= 0).all() and error < least:
+                best, least = np.zeros(count), error
+                best[list(free)] = values
+    return best

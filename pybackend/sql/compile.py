@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pybackend.core.api.model_columns import check_levels, check_type, predictions_of
-from pybackend.core.api.predict import check_model
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.scoring import check_model
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.data.columns import ONE_HOT, ColumnSpec, encoding_of
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import Features, PredictionType
-from pybackend.core.job.options import ColumnEncoding, DataOptions, check_data_options
+from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, check_data_options
 from pybackend.core.words import REST, setting, show
+from pybackend.sql.database import SqlWriter
 from pybackend.sql.duckdb import DuckdbWriter
-from pybackend.sql.encoding import encode_source, find_encodings
-from pybackend.sql.graph import Graph
+from pybackend.sql.operations import (
+    Encoding,
+    Graph,
+    Question,
+    Shown,
+    SourceQuery,
+    WeightsPart,
+    free_prefix,
+    list_columns,
+    simplify,
+)
 from pybackend.sql.oracle import OracleWriter, write_package
 from pybackend.sql.postgres import PostgresWriter
-from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsPart, list_columns
 from pybackend.sql.spark import SparkWriter
 from pybackend.sql.sqlite import SqliteWriter
-from pybackend.sql.writer import SqlWriter
 
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
 DIALECTS: dict[str, type[SqlWriter]] = {
@@ -33,7 +42,7 @@ DIALECTS: dict[str, type[SqlWriter]] = {
     "oracle": OracleWriter,
 }
 # Longest name in PostgreSQL.
-MOST_BYTES = 63
+_MOST_BYTES = 63
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ def to_sql(
     -------
     SqlModel
         Its ``query`` reads the table ``weights``. ``rows()`` returns the rows of that table: (part,
-        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For OracleWriter,
+        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle,
         ``package(name)`` returns a script that creates this table and a package.
 
     Raises
@@ -189,26 +198,31 @@ def ask(
     key: str | Sequence[str],
     wanted: PredictionColumns,
 ) -> Question:
-    """Return a `Question` for a dialect from the arguments of `to_sql`, without a weights table."""
+    """Return the question that the arguments of `to_sql` ask, without the name of a weights
+    table.
+    """
     if dialect not in DIALECTS:
         listed = ", ".join(map(show, DIALECTS))
         raise InputError(f"`dialect` must be one of {listed}, not {show(dialect)}")
     check_type(wanted.type)
     names = check_levels(wanted.levels)
-    relation = f"({table.sql})" if isinstance(table, SourceQuery) else quote_table(dialect, table)
-    keys = check_columns("key", key)
+    relation = f"({table.sql})" if isinstance(table, SourceQuery) else _quote_table(dialect, table)
+    keys = _check_columns("key", key)
     check_model(model)
     check_data_options(DataOptions(categories=wanted.categories, encode=wanted.encode))
-    known = check_levels(model.levels) if isinstance(model, TrainResult) else None
+    result = model if isinstance(model, TrainResult) else None
+    known = check_levels(result.levels) if result else None
     features, categories, encode = wanted.features, wanted.categories, wanted.encode
     if features is None:
-        features = features_of(model)
+        features = _features_of(result)
         categories = model.categories if categories is None else categories
         encode = model.encode if encode is None else encode
-    keras_model = model.model if isinstance(model, TrainResult) else model
+    keras_model = result.model if result else model
 
-    from pybackend.sql.graph import simplify
-    from pybackend.sql.lower import add_probabilities, lower_model
+    from pybackend.sql.lower import (
+        add_probabilities,  # imports Keras
+        lower_model,  # imports Keras
+    )
 
     # Layers first: those that cannot become SQL are named, independently of the outputs' meaning.
     graph = simplify(lower_model(keras_model))
@@ -216,17 +230,16 @@ def ask(
     if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
         keras_model = add_probabilities(keras_model)
         graph = simplify(lower_model(keras_model))
-    shown = list_shown(predictions)
+    shown = _list_shown(predictions)
     _check_shown(dialect, keys, shown)
-    encodings = find_encodings(list_columns(features), categories, encode)
-    found = match_features(graph, features, encodings)
+    encodings = _find_encodings(list_columns(features), categories, encode)
+    found = _match_features(graph, features, encodings)
     return Question(graph, relation, keys, found, shown, "", encodings, model=keras_model)
 
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
-    """Return the query of a dialect, and its weights."""
     kind = DIALECTS[dialect]
-    writer = kind(encode_source(question, kind), has_vectors)
+    writer = kind(_encode_source(question, kind), has_vectors)
     query = writer.write()
     shown = tuple(column.name for column in question.shown)
     return SqlModel(dialect, query, question.weights, tuple(writer.parts), question.keys, shown)
@@ -238,8 +251,8 @@ def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> N
     for name in names:
         check_length(dialect, name)
     folded = [name.lower() for name in names]
-    for name, lower in zip(names, folded, strict=True):
-        if folded.count(lower) > 1:
+    for name in names:
+        if folded.count(name.lower()) > 1:
             raise InputError(
                 f"the result would have two columns named {show(name)}, because databases do not "
                 "distinguish upper and lower case: rename the key, pass other `levels`, or give "
@@ -250,14 +263,13 @@ def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> N
 def check_length(dialect: str, name: str) -> None:
     """Reject a name that PostgreSQL would truncate without an error."""
     length = len(name.encode())
-    if dialect == "postgresql" and length > MOST_BYTES:
+    if dialect == "postgresql" and length > _MOST_BYTES:
         raise InputError(
-            f"PostgreSQL names can have at most {MOST_BYTES} bytes; {show(name)} has {length}"
+            f"PostgreSQL names can have at most {_MOST_BYTES} bytes; {show(name)} has {length}"
         )
 
 
-def quote_table(dialect: str, table: str | Sequence[str]) -> str:
-    """Return a table's quoted name."""
+def _quote_table(dialect: str, table: str | Sequence[str]) -> str:
     parts = [table] if isinstance(table, str) else list(table)
     if not parts or not all(isinstance(part, str) and part for part in parts):
         raise InputError(
@@ -276,7 +288,7 @@ def check_name(argument: str, name: str) -> str:
     return name
 
 
-def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
+def _check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
     """Return column names; there must be at least one, and no duplicates."""
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in names:
@@ -288,25 +300,23 @@ def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...
     return names
 
 
-def features_of(result: Any) -> Any:
+def _features_of(result: TrainResult | None) -> Any:
     """Return the columns that were the inputs in a training run."""
-    found = result.features if isinstance(result, TrainResult) else None
-    if found is None:
+    if result is None or result.features is None:
         raise InputError("`features` is needed: the columns that make up the model's input")
     if result.tensors:
         raise InputError(
             "`features` is needed: training read its columns with `tensors`, which SQL does not "
             "support; pass a column of arrays of numbers"
         )
-    return found
+    return result.features
 
 
-def match_features(
+def _match_features(
     graph: Graph,
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]],
     encodings: Mapping[str, Encoding],
 ) -> dict[str, str | tuple[str, ...]]:
-    """Return the columns for each of the graph's inputs."""
     names = [node.name for node in graph.inputs]
     if not isinstance(features, Mapping):
         if len(names) > 1:
@@ -336,16 +346,74 @@ def match_features(
     return found
 
 
-def list_shown(predictions: Predictions) -> tuple[Shown, ...]:
-    """Return the columns of the result."""
+def _list_shown(predictions: Predictions) -> tuple[Shown, ...]:
     names = [field.name for field in predictions.fields]
     if not (predictions.has_class or predictions.has_numbers):
-        return tuple(Shown(name, place) for place, name in enumerate(names))
+        return tuple(Shown(name, index) for index, name in enumerate(names))
     shown = []
     if predictions.has_class:
         shown.append(Shown(names.pop(0), 0, is_class=True, levels=predictions.levels))
     if predictions.has_numbers:
         size = predictions.outputs[0].shape[0]
-        places = [-1, 0] if size == 1 else range(len(names))
-        shown += [Shown(name, 0, place) for name, place in zip(names, places, strict=True)]
+        indices = [-1, 0] if size == 1 else range(len(names))
+        shown += [Shown(name, 0, index) for name, index in zip(names, indices, strict=True)]
     return tuple(shown)
+
+
+# Category columns, encoded as numbers as in training.
+
+
+def _find_encodings(
+    columns: Iterable[str], categories: Mapping[str, Sequence[Any]] | None, encode: Any
+) -> dict[str, Encoding]:
+    """Return the encodings of the columns that have categories, with the same rules as training."""
+    spec = ColumnSpec(encode=encode)
+    return {
+        column: Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)
+        for column in columns
+        if categories and column in categories
+    }
+
+
+def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
+    """Return the question with a source in which categories are numbers, and other values NULL."""
+    if not question.encodings:
+        return question
+    quote, used = dialect.quote, list_columns(question.features)
+    plain = [name for name in used if name not in question.encodings]
+    retained = [quote(name) for name in dict.fromkeys([*question.keys, *plain])]
+    prefix = free_prefix([*question.keys, *used])
+    codes, shown = list[str](), list[str]()
+    numbers: dict[str, tuple[str, ...]] = {}  # columns with the numbers of an encoded column
+    for index, (column, encoding) in enumerate(question.encodings.items()):
+        code = f"{prefix}{index}"
+        cases = _list_cases(encoding, dialect)
+        codes.append(f"CASE {quote(column)} {cases} END AS {quote(code)}")
+        if not encoding.is_one_hot:
+            numbers[column] = (code,)
+            shown.append(quote(code))
+            continue
+        numbers[column] = tuple(f"{code}_{n}" for n in range(len(encoding.values)))
+        shown += [
+            f"CASE WHEN {quote(code)} = {n} THEN 1 WHEN {quote(code)} IS NOT NULL THEN 0 END "
+            f"AS {quote(name)}"
+            for n, name in enumerate(numbers[column])
+        ]
+    features = {
+        key: given
+        if isinstance(given, str) and given not in numbers
+        else tuple(name for column in _as_tuple(given) for name in numbers.get(column, (column,)))
+        for key, given in question.features.items()
+    }
+    inner = f"SELECT {', '.join([*retained, *codes])} FROM {question.source} s"
+    source = f"(SELECT {', '.join([*retained, *shown])} FROM ({inner}) s)"
+    return replace(question, source=source, features=features, encodings={})
+
+
+def _list_cases(encoding: Encoding, dialect: type[SqlWriter]) -> str:
+    literals = (dialect.text(x) if isinstance(x, str) else str(x).upper() for x in encoding.values)
+    return " ".join(f"WHEN {literal} THEN {code}" for code, literal in enumerate(literals))
+
+
+def _as_tuple(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given

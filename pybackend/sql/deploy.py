@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from pybackend.core.errors import DatabaseError, InputError
 from pybackend.core.job.call_options import Features, PredictionType
-from pybackend.core.job.options import ColumnEncoding
+from pybackend.core.job.storage_options import ColumnEncoding
+from pybackend.core.quiet import quiet_about_traces
 from pybackend.core.words import show
-from pybackend.sql.compile import (
-    DIALECTS,
-    PredictionColumns,
-    answer,
-    ask,
-    check_length,
-    check_name,
-)
-from pybackend.sql.connections import Connection, connect
-from pybackend.sql.query import Question, SourceQuery, WeightsPart, list_columns
+from pybackend.sql import operations as ops
+from pybackend.sql.compile import PredictionColumns, SqlModel, answer, ask, check_length, check_name
+from pybackend.sql.connect import connect
+from pybackend.sql.database import Connection, SqlWriter
+from pybackend.sql.operations import Array, Graph, Question, WeightsPart, list_columns
 
 TABLE = "tfdist_models"
 # Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.
@@ -40,6 +38,7 @@ _CASTS = {
     "vector": "real[]",
     "halfvec": "real[]",
 }
+# Characters of a type's name that errors show: a struct's name lists its fields.
 _SHOWN = 40
 # Number of columns that errors show.
 _MOST_SHOWN = 20
@@ -123,26 +122,25 @@ def deploy_model(
     question = ask(model, database.dialect, table, key, wanted)
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
-    from pybackend.sql.check import DatabaseCheck
-
     check = DatabaseCheck(question.model, question.graph)
-    quote = DIALECTS[database.dialect].quote
     with database.transaction():
+        # Before anything is created: errors that name the argument, also where a database would
+        # only notice when the view is read.
         check_source(database, question)
         question = look_up_types(database, question)
         registry = Registry(database)
         version, is_shown = registry.next_version(name), bool(registry.live_versions(name))
         if not is_shown:
-            database.check_free(quote(name))
+            database.check_free(database.quote(name))
         view = _view_of(name, version)
         weights = _weights_of(view)
         check_length(database.dialect, weights)
         question = replace(question, weights=weights)
-        made = answer(database.dialect, question, database.has_vectors)
-        database.create_weights(quote(weights), made.parts)
+        made = _answer(database, question)
+        database.create_weights(database.quote(weights), made.parts)
         difference = check.compare(database, question)
-        database.create_view(quote(view), made.query)
-        database.try_view(quote(view))
+        database.create_view(database.quote(view), made.query)
+        database.try_view(database.quote(view))
         _show(database, name, view, is_new=not is_shown)
         registry.add(name, version, "deploy", difference)
     return Deployment(name, version, view, weights, difference)
@@ -173,7 +171,6 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
         raise InputError(f"`version` must be a whole number or {show(None)}, not {show(version)}")
     database = connect(con)
-    quote = DIALECTS[database.dialect].quote
     with database.transaction():
         registry = Registry(database)
         live = registry.live_versions(name)
@@ -185,15 +182,19 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
         gone = live if version is None else [version]
         left = [number for number in live if number not in gone]
         if not left:
-            database.execute(f"DROP VIEW IF EXISTS {quote(name)}")
+            database.execute(f"DROP VIEW IF EXISTS {database.quote(name)}")
         elif left[-1] != live[-1]:
             _show(database, name, _view_of(name, left[-1]), is_new=False)
         for number in gone:
             view = _view_of(name, number)
             # They may have been dropped by hand.
-            database.execute(f"DROP VIEW IF EXISTS {quote(view)}")
-            database.execute(f"DROP TABLE IF EXISTS {quote(_weights_of(view))}")
+            database.execute(f"DROP VIEW IF EXISTS {database.quote(view)}")
+            database.execute(f"DROP TABLE IF EXISTS {database.quote(_weights_of(view))}")
             registry.add(name, number, "undeploy", None)
+
+
+def _answer(database: Connection, question: Question) -> SqlModel:
+    return answer(database.dialect, question, database.has_vectors)
 
 
 def _view_of(name: str, version: int) -> str:
@@ -205,20 +206,15 @@ def _weights_of(view: str) -> str:
 
 
 def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
-    """Make the view with a name show a version."""
-    quote = DIALECTS[database.dialect].quote
-    query = f"SELECT * FROM {quote(view)}"
+    query = f"SELECT * FROM {database.quote(view)}"
     if is_new:
-        database.create_view(quote(name), query)
+        database.create_view(database.quote(name), query)
     else:
-        database.replace_view(quote(name), query)
-
-
-# Log of deployments and removals: a table to which rows are only added.
+        database.replace_view(database.quote(name), query)
 
 
 class Registry:
-    """Table of deployments in a database, created if it does not exist."""
+    """Log of deployments in a database: a table to which rows are only added."""
 
     def __init__(self, database: Connection) -> None:
         self._database = database
@@ -234,7 +230,6 @@ class Registry:
         return max((version for version, _ in self._events(name)), default=0) + 1
 
     def live_versions(self, name: str) -> list[int]:
-        """Return the versions that are deployed, in order."""
         events = self._events(name)
         gone = {version for version, action in events if action == "undeploy"}
         return sorted({version for version, _ in events} - gone)
@@ -242,28 +237,19 @@ class Registry:
     def add(self, name: str, version: int, action: str, difference: float | None) -> None:
         """Record that a version was deployed ("deploy") or removed ("undeploy")."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._database.execute(
-            f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)",
-            (name, version, action, at, difference),
-        )
+        row = (name, version, action, at, difference)
+        self._database.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)", row)
 
     def _events(self, name: str) -> list[tuple[int, str]]:
-        found = self._database.execute(
-            f"SELECT version, action FROM {TABLE} WHERE name = ?",
-            (name,),
-        )
+        query = f"SELECT version, action FROM {TABLE} WHERE name = ?"
+        found = self._database.execute(query, (name,))
         return [(int(version), str(action)) for version, action in found]
 
 
 def look_up_types(database: Connection, question: Question) -> Question:
-    """Return the `Question` with the types to which its features must be cast.
+    """Return the question with the types to which PostgreSQL must cast features.
 
-    Raises
-    ------
-    InputError
-        A column does not hold numbers, or arrays of numbers.
-    DatabaseError
-        The table or a column does not exist.
+    `InputError`: a column has neither numbers nor arrays of numbers.
     """
     given = question.features.values()
     arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
@@ -271,8 +257,7 @@ def look_up_types(database: Connection, question: Question) -> Question:
     columns = [name for name in list_columns(question.features) if name not in question.encodings]
     if not columns:
         return question
-    quote = DIALECTS[database.dialect].quote
-    found = database.types_of(question.source, [quote(name) for name in columns])
+    found = database.types_of(question.source, [database.quote(name) for name in columns])
     types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
     for names in lists:
         for name in (name for name in names if name in types):
@@ -297,14 +282,10 @@ def _refuse(name: str, kind: str, hint: str) -> InputError:
 
 
 def check_source(database: Connection, question: Question) -> None:
-    """Reject a table that cannot be read, or that lacks columns.
-
-    Raises
-    ------
-    InputError
-        The message names the argument and includes the database's error.
+    """Raise `InputError` for a table that cannot be read or lacks columns, with the database's
+    error.
     """
-    source, quote = question.source, DIALECTS[database.dialect].quote
+    source = question.source
     wanted: dict[str, Sequence[str]] = {
         "key": question.keys,
         "features": list_columns(question.features),
@@ -315,15 +296,15 @@ def check_source(database: Connection, question: Question) -> None:
             check_listed(argument, names, columns, source)
         return
     for argument, names in {"table": ["1"], **wanted}.items():
-        shown = ", ".join(names if argument == "table" else map(quote, names))
+        shown = ", ".join(names if argument == "table" else map(database.quote, names))
         try:
             database.execute(f"SELECT {shown} FROM {source} s WHERE 1 = 0")
         except DatabaseError as error:
-            place = "" if argument == "table" else f" from {source}"
-            raise InputError(f"`{argument}` cannot be read{place}: {error.__cause__}") from error
+            where = "" if argument == "table" else f" from {source}"
+            raise InputError(f"`{argument}` cannot be read{where}: {error.__cause__}") from error
 
 
-def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:
+def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], where: str) -> None:
     """Reject names that are not among columns; ignore case, which depends on the database."""
     known = {column.lower() for column in columns}
     for name in names:
@@ -331,7 +312,7 @@ def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], pl
             listed = ", ".join(map(show, columns[:_MOST_SHOWN]))
             more = ", ..." if len(columns) > _MOST_SHOWN else ""
             raise InputError(
-                f"`{argument}`: {place} has no column {show(name)}; it has {listed}{more}"
+                f"`{argument}`: {where} has no column {show(name)}; it has {listed}{more}"
             )
 
 
@@ -350,34 +331,121 @@ def augment(
 ) -> str:
     """Return SQL for a query's rows with a model's predictions, without running it.
 
-    The weights are written to a temporary table, once for each model and connection.
-
-    Parameters
-    ----------
-    con, model, features, type, levels, categories, encode
-        As in `deploy_model`.
-    query, columns
-        SQL of the rows, and its columns.
-    key
-        Columns of the query to include in the result, in addition to the predictions.
+    The weights are written to a temporary table, once for each model and connection. ``columns``
+    are those of the query; ``key`` lists those to show in addition to the predictions.
     """
     database = connect(con)
     wanted = PredictionColumns(features, type, levels, categories, encode)
-    question = ask(model, database.dialect, SourceQuery(query), key, wanted)
+    question = ask(model, database.dialect, ops.SourceQuery(query), key, wanted)
     check_listed("features", list_columns(question.features), columns, "the query")
     with database.transaction():
         question = look_up_types(database, question)
-        parts = answer(database.dialect, question, database.has_vectors).parts
+        parts = _answer(database, question).parts
         weights = f"tfdist_weights_{_hash(parts)}"
-        database.keep_weights(DIALECTS[database.dialect].quote(weights), parts)
+        database.keep_weights(database.quote(weights), parts)
         question = replace(question, weights=weights)
-        return answer(database.dialect, question, database.has_vectors).query
+        return _answer(database, question).query
 
 
 def _hash(parts: Sequence[WeightsPart]) -> str:
-    """Return a hash of the weights and their layout."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.name} {part.numbers.shape} {part.is_kernel}".encode())
         digest.update(part.numbers.tobytes())
     return digest.hexdigest()[:24]
+
+
+# Check that a database computes the same as Keras.
+
+_ROWS = 3
+# Most numbers of an output that are compared, evenly spread.
+_MOST_NUMBERS = 32
+# Sums in another order differ by about 1e-6; a wrong formula or weight by more than these.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+class DatabaseCheck:
+    """Random rows for a model, and Keras's predictions for them."""
+
+    def __init__(self, model: Any, graph: Graph) -> None:
+        import keras
+
+        rng = np.random.default_rng(0)
+        self._graph = graph
+        self._rows = [
+            _draw(rng, _count_entries(graph, node.name), node.size, tensor.dtype)
+            for node, tensor in zip(graph.inputs, model.inputs, strict=True)
+        ]
+        shaped = [
+            rows.reshape(_ROWS, *tensor.shape[1:]).astype(tensor.dtype)
+            for rows, tensor in zip(self._rows, model.inputs, strict=True)
+        ]
+        given = shaped[0] if len(shaped) == 1 else keras.tree.pack_sequence_as(model.input, shaped)
+        with quiet_about_traces():
+            outputs = keras.tree.flatten(model.predict(given, verbose=0))
+        self._expected = [np.asarray(output, np.float64).reshape(_ROWS, -1) for output in outputs]
+
+    def compare(self, database: Connection, question: Question) -> float:
+        """Return the largest difference between the database's numbers and Keras's; raise
+        `DatabaseError` if it is larger than a rounding error.
+        """
+        shown, wanted = list[ops.Shown](), list[Array]()
+        for number, values in enumerate(self._expected):
+            count = values.shape[1]
+            for index in np.unique(np.linspace(0, count - 1, _MOST_NUMBERS, dtype=np.int64)):
+                shown.append(ops.Shown(f"x{len(shown)}", number, int(index)))
+                wanted.append(values[:, index])
+        features = {node.name: f"i{n}" for n, node in enumerate(self._graph.inputs)}
+        rows = self._write_source(database.writer)
+        tried = replace(question, source=rows, keys=("n",), features=features, shown=tuple(shown))
+        tried = replace(tried, encodings={}, casts={})  # the rows are numbers
+        made = _answer(database, tried)
+        found = sorted(database.execute(made.query), key=lambda row: int(row[0]))
+        got = np.array([row[1:] for row in found], np.float64).T
+        return _compare(database.dialect, got, np.array(wanted))
+
+    def _write_source(self, writer: type[SqlWriter]) -> str:
+        rows = []
+        for number in range(_ROWS):
+            arrays = [f"{writer.array_of(x[number])} AS i{n}" for n, x in enumerate(self._rows)]
+            rows.append(f"SELECT {number} AS n, {', '.join(arrays)}")
+        return f"({' UNION ALL '.join(rows)})"
+
+
+def _draw(rng: np.random.Generator, entries: int | None, size: int, dtype: str) -> Array:
+    """Draw random numbers for an input; integers for integer inputs and lookups."""
+    if entries is None and not dtype.startswith("float"):
+        entries = 2 if dtype == "bool" else 100
+    if entries is None:
+        return rng.normal(size=(_ROWS, size)).astype(np.float32)
+    return rng.integers(0, entries, (_ROWS, size)).astype(np.float32)
+
+
+def _count_entries(graph: Graph, name: str) -> int | None:
+    """Return the size of the smallest table in which an input's numbers are looked up."""
+    found: list[int | None] = []
+    for node in graph.nodes.values():
+        if name not in node.inputs:
+            continue
+        if isinstance(node.operation, ops.Lookup):
+            found.append(len(node.operation.table))
+        elif isinstance(node.operation, (ops.Gather, ops.Concatenate)):
+            found.append(_count_entries(graph, node.name))
+    known = [count for count in found if count is not None]
+    return min(known, default=None)
+
+
+def _compare(dialect: str, got: Array, wanted: Array) -> float:
+    if got.shape == wanted.shape and np.allclose(got, wanted, _RELATIVE, _ABSOLUTE):
+        return float(np.abs(got - wanted).max())
+    if got.shape != wanted.shape:
+        said = f"{got.shape[-1]} of {wanted.shape[1]} rows"
+    else:
+        index = np.unravel_index(np.argmax(np.abs(got - wanted)), got.shape)
+        said = f"{got[index]} instead of Keras's {wanted[index]}"
+    raise DatabaseError(
+        f"{dialect} does not compute what Keras does: {said}. Nothing was deployed. Check whether "
+        "Keras predicts the same with TF_ENABLE_ONEDNN_OPTS=0 in the environment: some TensorFlow "
+        "2.21 kernels are wrong for single-channel convolutions with strides. If it does, report "
+        "this, with the model's summary"
+    )

@@ -6,19 +6,24 @@ element. So arrays are combined by zipping them, and sums of products over windo
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Thread
+from typing import Any
 
 import numpy as np
 
 from pybackend.core.errors import InputError
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, number
-from pybackend.sql.graph import Array, Graph, Node, unroll
-from pybackend.sql.query import Question
-from pybackend.sql.writer import SqlWriter, levels_of
-from pybackend.sql.zips import Zip, fuse
+from pybackend.sql import operations as ops
+from pybackend.sql.database import LARGEST, Connection, SqlWriter, levels_of, number
+from pybackend.sql.operations import Array, Graph, Node, Question, WeightsPart, drop_unused, unroll
 
+# Seconds between two checks for an interrupt, and for its effect.
+_PAUSE = 0.05
 # Most nested queries; DuckDB's own limit is 1000.
 _MOST_LEVELS = 900
 # Most products written out in a query; DuckDB parses some thousand per second.
@@ -26,12 +31,8 @@ _MOST_PRODUCTS = 40_000
 
 
 def _check_size(graph: Graph) -> None:
-    """Reject a query that DuckDB would reject, or take minutes to parse.
-
-    Raises
-    ------
-    InputError
-        The message names the layer with the largest part of the query.
+    """Reject a query that DuckDB would reject, or take minutes to parse; name the layer with the
+    largest part of it.
     """
     layers = Counter(node.layer for node in graph.nodes.values())
     if len(graph.nodes) > _MOST_LEVELS:
@@ -55,8 +56,6 @@ def _check_size(graph: Graph) -> None:
 
 
 class DuckdbWriter(SqlWriter):
-    """Writer of a query for DuckDB."""
-
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._graph = fuse(unroll(question.graph))
@@ -94,7 +93,7 @@ class DuckdbWriter(SqlWriter):
 
     def _join_rows(self, operation: object, rows: Array) -> str:
         """Add an operation's rows to the weights table once; return the name of their list."""
-        key = id(operation)
+        key = id(operation)  # the steps of an unrolled recurrent layer have the same operations
         if key not in self._tables:
             alias = f"{self.prefix}w{len(self._tables)}"
             table = (
@@ -210,7 +209,6 @@ def _let(name: str, value: str, body: str) -> str:
 
 
 def _floats(value: str) -> str:
-    """Cast to a list of float32."""
     return f"CAST({value} AS FLOAT[])"
 
 
@@ -224,3 +222,190 @@ def _select(x: str, places: Array) -> str:
         end = last + (1 if steps[0] > 0 else -1)
         return f"list_select({x}, range({first + 1}, {end + 1}, {int(steps[0])}))"
     return f"list_select({x}, [{', '.join(map(str, places + 1))}])"
+
+
+# Windows that move over an array as zipped lists, which DuckDB computes in one operation.
+
+_RELU = ops.Map("relu")
+# Pooled sums are written out for every spot of the pooling's window.
+_MOST_SPOTS = 9
+_MOST_POOLED_PRODUCTS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Zip:
+    """Sums of products of the numbers in a window, at each position of the window."""
+
+    # Positions of the numbers in a window, for each of the pooled spots: an array of shape (spots,
+    # numbers of a window, positions of the window). Position -1 stands for `fill`.
+    places: Array
+    fill: float
+    linear: ops.Linear
+    is_positive: bool = False  # sums below zero count as zero
+    pooling: str | None = None  # "maximum" or "sum" of the spots; None for a single spot
+
+    @cached_property
+    def _distinct(self) -> tuple[Array, Array]:
+        """Distinct lists, and for each number in a window the index of its list."""
+        lists, which = np.unique(
+            self.places.reshape(-1, self.places.shape[-1]), axis=0, return_inverse=True
+        )
+        return lists, which.reshape(self.places.shape[:2])
+
+    @property
+    def lists(self) -> Array:
+        """Positions in the zipped lists, of shape (lists, positions)."""
+        return self._distinct[0]
+
+    @property
+    def formulas(self) -> Iterator[str]:
+        """Formulas of ``t[1]``, ``t[2]``, ..., the numbers of the lists at one position."""
+        _, inputs, _ = self.linear.kernel.shape
+        for group, (kernel, biases) in enumerate(
+            zip(self.linear.kernel, self.linear.bias, strict=True)
+        ):
+            taken = self._distinct[1][:, group * inputs : (group + 1) * inputs]
+            for weights, bias in zip(kernel.T, biases, strict=True):
+                yield self._pool([_sum(spot, weights, bias) for spot in taken])
+
+    def _pool(self, sums: list[str]) -> str:
+        if self.pooling == "sum":
+            return " + ".join(f"greatest({x}, 0)" if self.is_positive else x for x in sums)
+        if self.is_positive:
+            sums = [*sums, "0"]
+        return sums[0] if len(sums) == 1 else f"greatest({', '.join(sums)})"
+
+
+def fuse(graph: Graph) -> Graph:
+    """Fuse sums of products at several positions, and adjacent operations, into zips."""
+    uses = [name for node in graph.nodes.values() for name in node.inputs]
+    once = {name for name in graph.nodes if [*uses, *graph.outputs].count(name) == 1}
+    made = dict(graph.nodes)
+    for node in graph.nodes.values():
+        fused = _fuse_linear(made, once, node) or _fuse_relu(made, once, node)
+        fused = fused or _fuse_pooling(made, once, node)
+        if fused is not None:
+            made[node.name] = fused
+    return drop_unused(Graph(made, graph.outputs))
+
+
+def _before(nodes: dict[str, Node], once: set[str], node: Node, kind: type) -> Node | None:
+    """Return a node's input if it is an operation of some kind that no other node uses."""
+    found = nodes[node.inputs[0]] if node.inputs and node.inputs[0] in once else None
+    return found if found is not None and isinstance(found.operation, kind) else None
+
+
+def _fuse_linear(nodes: dict[str, Node], once: set[str], node: Node) -> Node | None:
+    linear = node.operation
+    if not isinstance(linear, ops.Linear):
+        return None
+    groups, inputs, outputs = linear.kernel.shape
+    positions = node.size // (groups * outputs)
+    if groups == positions == 1:
+        return None
+    places = np.arange(positions * groups * inputs).reshape(1, positions, -1).swapaxes(1, 2)
+    gathered = _before(nodes, once, node, ops.Gather)
+    if gathered is None:
+        return replace(node, operation=Zip(places, 0.0, linear))
+    gather = gathered.operation
+    zipped = Zip(gather.places[places], gather.fill, linear)
+    return replace(node, operation=zipped, inputs=gathered.inputs)
+
+
+def _fuse_relu(nodes: dict[str, Node], once: set[str], node: Node) -> Node | None:
+    zipped = _before(nodes, once, node, Zip)
+    if node.operation != _RELU or zipped is None or zipped.operation.pooling == "sum":
+        return None
+    operation = replace(zipped.operation, is_positive=True)
+    return replace(node, operation=operation, inputs=zipped.inputs, layer=zipped.layer)
+
+
+def _fuse_pooling(nodes: dict[str, Node], once: set[str], node: Node) -> Node | None:
+    """Fuse a pooling of sums, if its windows have the same positions in all channels."""
+    reduce = node.operation
+    gathered = _before(nodes, once, node, ops.Gather) if isinstance(reduce, ops.Reduce) else None
+    zipped = _before(nodes, once, gathered, Zip) if gathered is not None else None
+    if gathered is None or zipped is None or zipped.operation.pooling is not None:
+        return None
+    linear, channels = zipped.operation.linear, zipped.operation.linear.bias.size
+    products = linear.kernel.size * reduce.count
+    is_small = reduce.count <= _MOST_SPOTS and products <= _MOST_POOLED_PRODUCTS
+    places = gathered.operation.places
+    if not is_small or (places < 0).any() or node.size % channels:
+        return None
+    spots, channel = np.divmod(places.reshape(-1, channels, reduce.count), channels)
+    is_same = (spots == spots[:, :1]).all() and (channel == np.arange(channels)[:, None]).all()
+    if not is_same:
+        return None
+    moved = zipped.operation.places[0][:, spots[:, 0].T].swapaxes(0, 1)
+    operation = replace(zipped.operation, places=moved, pooling=reduce.operation)
+    return replace(node, operation=operation, inputs=zipped.inputs, layer=zipped.layer)
+
+
+def _sum(taken: Array, weights: Array, bias: float) -> str:
+    products = [f"t[{i + 1}] * {number(w)}" for i, w in zip(taken, weights, strict=True)]
+    return " + ".join([*products, number(bias)])
+
+
+class DuckdbConnection(Connection):
+    dialect, writer = "duckdb", DuckdbWriter
+
+    def check(self) -> None:
+        version = self.execute("SELECT version()")[0][0]
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 3):
+            raise InputError(f"DuckDB must be 1.3 or newer, not {version}")
+
+    def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # On a thread, so that Ctrl-C can interrupt all threads of DuckDB. DuckDB's own handling of
+        # Ctrl-C waits until its other threads have finished their parts of the statement.
+        rows: Future[list[Any]] = Future()
+
+        def run() -> None:
+            if not rows.set_running_or_notify_cancel():
+                return
+            try:
+                rows.set_result(self.raw.execute(sql, list(values)).fetchall())
+            except BaseException as error:
+                rows.set_exception(error)
+
+        try:
+            Thread(target=run).start()
+            while wait([rows], _PAUSE).not_done:
+                pass  # a signal that arrives just before a wait does not end it
+            return [tuple(row) for row in rows.result()]
+        except KeyboardInterrupt:
+            if not rows.cancel():
+                while wait([rows], _PAUSE).not_done:
+                    self.raw.interrupt()  # has no effect before the statement has begun
+            raise
+
+    def _is_in_transaction(self) -> bool:
+        """Compare two transaction ids, which differ outside a transaction."""
+        numbers = {self._run("SELECT txid_current()", ())[0][0] for _ in range(2)}
+        return len(numbers) == 1
+
+    @property
+    def _columns(self) -> str:
+        return "part VARCHAR, place INTEGER, numbers FLOAT[]"
+
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        import pyarrow as pa
+
+        for part in parts:
+            rows, width = part.numbers.shape
+            offsets = np.arange(rows + 1, dtype=np.int32) * width
+            numbers = pa.array(np.ascontiguousarray(part.numbers, np.float32).ravel())
+            staged = pa.table(
+                {
+                    "place": pa.array(np.arange(rows, dtype=np.int32)),
+                    "numbers": pa.ListArray.from_arrays(pa.array(offsets), numbers),
+                }
+            )
+            name = "tfdist_staged_weights"
+            self.raw.register(name, staged)
+            try:
+                self.execute(
+                    f"INSERT INTO {table} SELECT ?, place, numbers FROM {name}", [part.name]
+                )
+            finally:
+                self.raw.unregister(name)

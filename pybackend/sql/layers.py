@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
 from pybackend.core.words import setting
-from pybackend.sql.graph import Array, Lookup, Slope
-from pybackend.sql.lowering import (
-    Lowering,
+from pybackend.sql.builder import (
+    GraphBuilder,
     Shape,
     Value,
     check_layer,
@@ -19,82 +19,69 @@ from pybackend.sql.lowering import (
     numbers_of,
     places_of,
 )
-from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
+from pybackend.sql.operations import Array, Fold, Lookup, Slope
 
 # Called with the layer's tensors; only those in `_SEVERAL` take more than one.
 Lower = Callable[..., Value]
 
 
-def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    """Add the operations of a layer to the graph and return its output.
-
-    Raises
-    ------
-    InputError
-        The layer cannot be translated to SQL; the message names it and the reason.
+def lower_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> Value:
+    """Add the operations of a layer to the graph and return its output; `InputError` names a layer
+    that cannot be translated, and the reason.
     """
-    lowering.layer = layer
+    builder.layer = layer
     lower = LAYERS.get(type(layer).__name__)
     if lower is None:
-        raise lowering.refuse(f"the supported layers are {', '.join(sorted(LAYERS))}")
-    check_layer(lowering, layer)
+        raise builder.refuse(f"the supported layers are {', '.join(sorted(LAYERS))}")
+    check_layer(builder, layer)
     if len(values) > 1 and type(layer).__name__ not in _SEVERAL:
-        raise lowering.refuse(f"it is called with {len(values)} tensors")
-    return lower(lowering, layer, *values)
+        raise builder.refuse(f"it is called with {len(values)} tensors")
+    return lower(builder, layer, *values)
 
 
-def _keep(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return value
-
-
-def _dense(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _dense(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     kernel = numbers_of(layer.kernel)
-    bias = numbers_of(layer.bias) if layer.use_bias else None
-    made = lowering.linear(value, kernel, bias, (*value.shape[:-1], kernel.shape[1]))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(value, kernel, _bias(layer), (*value.shape[:-1], kernel.shape[1]))
+    return builder.activate(made, layer.activation)
 
 
-def _conv(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return _convolve(lowering, layer, value, numbers_of(layer.kernel), _bias(layer), layer.groups)
-
-
-def _convolve(
-    lowering: Lowering, layer: Any, value: Value, kernel: Array, bias: Array | None, groups: int
-) -> Value:
+def _conv(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    kernel, groups = numbers_of(layer.kernel), layer.groups
     channels, filters = value.shape[-1], kernel.shape[-1]
     spots, windows = find_windows(value.shape[:-1], layer, layer.kernel_size)
     taps = windows.shape[-1]
     places = _with_channels(windows, channels)  # (positions, taps, channels)
     split = places.reshape(-1, taps, groups, channels // groups).transpose(0, 2, 1, 3)
+    # Keras's kernel is (taps, inputs of a group, filters), with the filters of each group together.
     # For each group: (taps x inputs, outputs).
     apart = kernel.reshape(taps, channels // groups, groups, filters // groups)
     each = apart.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
-    made = lowering.linear(lowering.gather(value, split), each, bias, (*spots, filters))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(builder.gather(value, split), each, _bias(layer), (*spots, filters))
+    return builder.activate(made, layer.activation)
 
 
-def _depthwise(lowering: Lowering, layer: Any, value: Value) -> Value:
-    made = _spread(lowering, layer, value, numbers_of(layer.kernel), _bias(layer))
-    return lowering.activate(made, layer.activation)
+def _depthwise(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    made = _spread(builder, layer, value, numbers_of(layer.kernel), _bias(layer))
+    return builder.activate(made, layer.activation)
 
 
 def _spread(
-    lowering: Lowering, layer: Any, value: Value, kernel: Array, bias: Array | None
+    builder: GraphBuilder, layer: Any, value: Value, kernel: Array, bias: Array | None
 ) -> Value:
     channels, times = (int(size) for size in kernel.shape[-2:])
     spots, windows = find_windows(value.shape[:-1], layer, layer.kernel_size)
     places = _with_channels(windows, channels).transpose(0, 2, 1)  # (positions, channels, taps)
     each = kernel.reshape(-1, channels, times).transpose(1, 0, 2)
-    return lowering.linear(lowering.gather(value, places), each, bias, (*spots, channels * times))
+    return builder.linear(builder.gather(value, places), each, bias, (*spots, channels * times))
 
 
-def _separable(lowering: Lowering, layer: Any, value: Value) -> Value:
-    spread = _spread(lowering, layer, value, numbers_of(layer.depthwise_kernel), None)
+def _separable(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    spread = _spread(builder, layer, value, numbers_of(layer.depthwise_kernel), None)
     points = numbers_of(layer.pointwise_kernel)
     *_, inputs, outputs = points.shape
     kernel = points.reshape(inputs, outputs)
-    made = lowering.linear(spread, kernel, _bias(layer), (*spread.shape[:-1], outputs))
-    return lowering.activate(made, layer.activation)
+    made = builder.linear(spread, kernel, _bias(layer), (*spread.shape[:-1], outputs))
+    return builder.activate(made, layer.activation)
 
 
 def _bias(layer: Any) -> Array | None:
@@ -107,35 +94,30 @@ def _with_channels(windows: Array, channels: int) -> Array:
     return np.where(windows[..., None] < 0, -1, places)
 
 
-def _pool(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
-        spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
-        places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
-        return _reduce(lowering, operation, value, places, (*spots, value.shape[-1]))
-
-    return lower
+def _pool(operation: str, builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
+    places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
+    return _reduce(builder, operation, value, places, (*spots, value.shape[-1]))
 
 
-def _pool_all(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
-        channels = value.shape[-1]
-        places = places_of(value.shape).reshape(-1, channels).T
-        ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
-        return _reduce(lowering, operation, value, places, (*ones, channels))
-
-    return lower
+def _pool_all(operation: str, builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    channels = value.shape[-1]
+    places = places_of(value.shape).reshape(-1, channels).T
+    ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
+    return _reduce(builder, operation, value, places, (*ones, channels))
 
 
-def _reduce(lowering: Lowering, operation: str, value: Value, places: Array, shape: Shape) -> Value:
+def _reduce(
+    builder: GraphBuilder, operation: str, value: Value, places: Array, shape: Shape
+) -> Value:
     if operation == "maximum":
-        found = lowering.reduce("maximum", value, places)
-        return Value(found.name, shape)
-    found = lowering.reduce("sum", value, places)
-    counts = (places >= 0).sum(axis=-1)
-    return Value(lowering.scale(found, 1 / counts, 0.0).name, shape)
+        return Value(builder.reduce("maximum", value, places).name, shape)
+    # As in TensorFlow, padding does not count.
+    total = builder.reduce("sum", value, places)
+    return Value(builder.scale(total, 1 / (places >= 0).sum(axis=-1), 0.0).name, shape)
 
 
-def _normalize_batch(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize_batch(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x) for x in (layer.moving_mean, layer.moving_variance))
     factor = 1 / np.sqrt(variance.astype(np.float64) + layer.epsilon)
     if layer.scale:
@@ -144,203 +126,279 @@ def _normalize_batch(lowering: Lowering, layer: Any, value: Value) -> Value:
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
     shape = [1] * len(value.shape)
     shape[axis - 1 if axis > 0 else axis] = -1
-    return lowering.scale(value, factor.reshape(shape), shift.reshape(shape))
+    return builder.scale(value, factor.reshape(shape), shift.reshape(shape))
 
 
-def _normalize(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x).astype(np.float64)[0] for x in (layer.mean, layer.variance))
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
-        return lowering.scale(value, deviation, mean)
+        return builder.scale(value, deviation, mean)
     # In Keras's order: a difference of large numbers is exact only before they are scaled.
-    return lowering.scale(lowering.scale(value, 1.0, -mean), 1 / deviation, 0.0)
+    return builder.scale(builder.scale(value, 1.0, -mean), 1 / deviation, 0.0)
 
 
-def _normalize_layer(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _normalize_layer(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     axes = list(layer.axis) if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if axes not in ([-1], [len(value.shape)]):
-        raise lowering.refuse(
+        raise builder.refuse(
             f"a normalization over {setting(axis=layer.axis)}, which is not the last"
         )
     if getattr(layer, "rms_scaling", False):
-        raise lowering.refuse(setting(rms_scaling=True))
+        raise builder.refuse(setting(rms_scaling=True))
     places, count = places_of(value.shape), value.shape[-1]
     # Mean and variance of each row, repeated for each of its numbers.
     again = np.repeat(places_of(value.shape[:-1])[..., None], count, axis=-1)
-    mean = lowering.scale(lowering.reduce("sum", value, places), 1 / count, 0.0)
-    apart = lowering.combine("subtract", [value, lowering.gather(mean, again)])
-    squares = lowering.combine("multiply", [apart, apart])
-    variance = lowering.scale(lowering.reduce("sum", squares, places), 1 / count, 0.0)
-    factor = lowering.gather(lowering.map(variance, "rsqrt", float(layer.epsilon)), again)
-    scaled = lowering.combine("multiply", [apart, factor])
+    mean = builder.scale(builder.reduce("sum", value, places), 1 / count, 0.0)
+    apart = builder.combine("subtract", [value, builder.gather(mean, again)])
+    squares = builder.combine("multiply", [apart, apart])
+    variance = builder.scale(builder.reduce("sum", squares, places), 1 / count, 0.0)
+    factor = builder.gather(builder.map(variance, "rsqrt", float(layer.epsilon)), again)
+    scaled = builder.combine("multiply", [apart, factor])
     gamma = numbers_of(layer.gamma) if layer.scale else 1.0
-    return lowering.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
+    return builder.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
 
 
-def _rescale(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.scale(value, np.asarray(layer.scale), np.asarray(layer.offset))
-
-
-def _reshape(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _reshape(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     shape = layer.compute_output_shape((1, *value.shape))[1:]
     return Value(value.name, tuple(int(size) for size in shape))
 
 
-def _move(move: Callable[[Any, Array], Array]) -> Lower:
-    """Return the translation of a layer that only moves numbers, from its effect on positions."""
-
-    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
-        return lowering.gather(value, move(layer, places_of(value.shape)))
-
-    return lower
+def _move(
+    move: Callable[[Any, Array], Array], builder: GraphBuilder, layer: Any, value: Value
+) -> Value:
+    """Translate a layer that only moves numbers, from its effect on positions."""
+    return builder.gather(value, move(layer, places_of(value.shape)))
 
 
-def _permute(layer: Any, places: Array) -> Array:
-    return places.transpose([axis - 1 for axis in layer.dims])
-
-
-def _repeat(layer: Any, places: Array) -> Array:
-    return np.repeat(places[None], layer.n, axis=0)
+def _by_axis(ends: Any) -> Any:
+    """Return the numbers at the beginning and the end of each axis; 1-D layers have one pair."""
+    return ends if isinstance(ends[0], (list, tuple)) else [ends]
 
 
 def _pad(layer: Any, places: Array) -> Array:
-    padding = layer.padding if isinstance(layer.padding[0], (list, tuple)) else [layer.padding]
-    return np.pad(places, [*padding, (0, 0)], constant_values=-1)
+    return np.pad(places, [*_by_axis(layer.padding), (0, 0)], constant_values=-1)
 
 
 def _crop(layer: Any, places: Array) -> Array:
-    cropping = layer.cropping if isinstance(layer.cropping[0], (list, tuple)) else [layer.cropping]
-    ends = [
-        slice(first, size - last)
-        for (first, last), size in zip(cropping, places.shape, strict=False)
-    ]
-    return places[tuple(ends)]
+    ends = zip(_by_axis(layer.cropping), places.shape, strict=False)
+    return places[tuple(slice(first, size - last) for (first, last), size in ends)]
 
 
-def _merge(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, *values: Value) -> Value:
-        return lowering.combine(operation, values)
-
-    return lower
+def _average(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
+    return builder.scale(builder.combine("add", values), 1 / len(values), 0.0)
 
 
-def _average(lowering: Lowering, layer: Any, *values: Value) -> Value:
-    return lowering.scale(lowering.combine("add", values), 1 / len(values), 0.0)
-
-
-def _concatenate(lowering: Lowering, layer: Any, *values: Value) -> Value:
+def _concatenate(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise lowering.refuse(
+        raise builder.refuse(
             f"{setting(axis=0)}: it joins rows, but SQL computes each row separately"
         )
-    return lowering.concatenate(values, axis - 1)
+    return builder.concatenate(values, axis - 1)
 
 
-def _embed(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _embed(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.mask_zero:
-        raise lowering.refuse(
+        raise builder.refuse(
             f"{setting(mask_zero=True)}: the layers that follow would need the mask"
         )
     table = numbers_of(layer.embeddings)
-    return lowering.add(Lookup(table), [value], (*value.shape, table.shape[1]))
+    return builder.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 
 
-def _activation(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.activate(value, layer.activation)
-
-
-def _relu(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.threshold or layer.max_value not in (None, 6):
-        raise lowering.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
+        raise builder.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
     if layer.negative_slope:
         if layer.max_value is not None:
-            raise lowering.refuse("a ReLU with `negative_slope` and `max_value`")
-        return lowering.map(value, "leaky_relu", float(layer.negative_slope))
-    return lowering.map(value, "relu" if layer.max_value is None else "relu6")
+            raise builder.refuse("a ReLU with `negative_slope` and `max_value`")
+        return _leaky_relu(builder, layer, value)
+    return builder.map(value, "relu" if layer.max_value is None else "relu6")
 
 
-def _leaky_relu(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.map(value, "leaky_relu", float(layer.negative_slope))
+def _leaky_relu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    return builder.map(value, "leaky_relu", float(layer.negative_slope))
 
 
-def _elu(lowering: Lowering, layer: Any, value: Value) -> Value:
-    return lowering.map(value, "elu", float(layer.alpha))
-
-
-def _prelu(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _prelu(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     slope = np.broadcast_to(numbers_of(layer.alpha), value.shape).ravel()
-    return lowering.add(Slope(slope), [value], value.shape)
+    return builder.add(Slope(slope), [value], value.shape)
 
 
-def _softmax(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _softmax(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.axis not in (-1, len(value.shape)):
-        raise lowering.refuse(f"a softmax over the axis {layer.axis}, which is not the last")
-    return lowering.softmax(value)
+        raise builder.refuse(f"a softmax over the axis {layer.axis}, which is not the last")
+    return builder.softmax(value)
 
 
-def _each_time(lowering: Lowering, layer: Any, value: Value) -> Value:
+def _each_time(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if type(layer.layer).__name__ != "Dense":
-        raise lowering.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
-    check_layer(lowering, layer.layer)
-    return _dense(lowering, layer.layer, value)
+        raise builder.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
+    check_layer(builder, layer.layer)
+    return _dense(builder, layer.layer, value)
+
+
+# Recurrent layers: their cells, applied to one step of a sequence at a time.
+
+_MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
+
+
+def _bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    for inner in (layer.forward_layer, layer.backward_layer):
+        if type(inner).__name__ not in _CELLS:
+            raise builder.refuse(
+                f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
+            )
+        check_layer(builder, inner)
+    both = [_recur(builder, one, value) for one in (layer.forward_layer, layer.backward_layer)]
+    if layer.backward_layer.return_sequences:
+        both[1] = builder.gather(both[1], places_of(both[1].shape)[::-1])
+    if layer.merge_mode == "concat":
+        return builder.concatenate(both, len(both[0].shape) - 1)
+    if layer.merge_mode not in _MERGES:
+        raise builder.refuse(setting(merge_mode=layer.merge_mode))
+    merged = builder.combine(_MERGES[layer.merge_mode], both)
+    return builder.scale(merged, 0.5, 0.0) if layer.merge_mode == "ave" else merged
+
+
+def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
+    if getattr(layer, "recurrent_activation", None) is keras.activations.softmax:
+        raise builder.refuse(setting(recurrent_activation="softmax"))
+    for option in ("return_state", "stateful"):
+        if getattr(layer, option):
+            raise builder.refuse(f"{setting(**{option: True})}")
+    steps, _ = value.shape
+    if layer.go_backwards:
+        value = builder.gather(value, places_of(value.shape)[::-1])
+    cell = layer.cell
+    kernel = numbers_of(cell.kernel)
+    bias, inner_bias = _split_bias(cell)
+    # Projections of the inputs are computed for all steps at once.
+    projected = builder.linear(value, kernel, bias, (steps, kernel.shape[1]))
+    inner = GraphBuilder()
+    inner.layer = builder.layer
+    states = 2 if type(layer).__name__ == "LSTM" else 1  # an LSTM also carries its memory
+    state = Value(inner.graph.add_input("state", states * cell.units), (states * cell.units,))
+    part = Value(inner.graph.add_input("part", kernel.shape[1]), (kernel.shape[1],))
+    found = _CELLS[type(layer).__name__](inner, cell, state, part, inner_bias)
+    inner.graph.outputs = (found.name,)
+    fold = Fold(inner.graph, steps, state.size, cell.units, layer.return_sequences)
+    shape = (steps, cell.units) if layer.return_sequences else (cell.units,)
+    return builder.add(fold, [projected], shape)
+
+
+def _split_bias(cell: Any) -> tuple[Any, Any]:
+    """Return the biases of the inputs and of the state, which only a GRU may have."""
+    bias = _bias(cell)
+    return (bias, None) if bias is None or bias.ndim == 1 else (bias[0], bias[1])
+
+
+def _slice(builder: GraphBuilder, value: Value, number: int, units: int, count: int = 1) -> Value:
+    start = number * units
+    return builder.gather(value, np.arange(start, start + count * units))
+
+
+def _gru(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    units = cell.units
+    recurrent = numbers_of(cell.recurrent_kernel)
+    if cell.reset_after:
+        hidden = builder.linear(state, recurrent, bias, (3 * units,))
+        gates = _slice(builder, hidden, 0, units, 2)
+    else:
+        gates = builder.linear(state, recurrent[:, : 2 * units], None, (2 * units,))
+    gates = builder.combine("add", [_slice(builder, part, 0, units, 2), gates])
+    gates = builder.activate(gates, cell.recurrent_activation)
+    update, reset = (_slice(builder, gates, number, units) for number in (0, 1))
+    if cell.reset_after:
+        kept = builder.combine("multiply", [reset, _slice(builder, hidden, 2, units)])
+    else:
+        kept = builder.combine("multiply", [reset, state])
+        kept = builder.linear(kept, recurrent[:, 2 * units :], None, (units,))
+    candidate = builder.combine("add", [_slice(builder, part, 2, units), kept])
+    candidate = builder.activate(candidate, cell.activation)
+    # update * state + (1 - update) * candidate, with one product
+    change = builder.combine("subtract", [state, candidate])
+    return builder.combine("add", [candidate, builder.combine("multiply", [update, change])])
+
+
+def _lstm(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    units = cell.units
+    hidden, carried = (_slice(builder, state, number, units) for number in (0, 1))
+    gates = builder.linear(hidden, numbers_of(cell.recurrent_kernel), None, (4 * units,))
+    gates = builder.combine("add", [part, gates])
+    opened = builder.activate(gates, cell.recurrent_activation)
+    enters, forgets, shows = (_slice(builder, opened, number, units) for number in (0, 1, 3))
+    new = builder.activate(_slice(builder, gates, 2, units), cell.activation)
+    terms = [builder.combine("multiply", pair) for pair in ([forgets, carried], [enters, new])]
+    carried = builder.combine("add", terms)
+    hidden = builder.combine("multiply", [shows, builder.activate(carried, cell.activation)])
+    return builder.concatenate([hidden, carried], 0)
+
+
+def _simple(builder: GraphBuilder, cell: Any, state: Value, part: Value, bias: Any) -> Value:
+    hidden = builder.linear(state, numbers_of(cell.recurrent_kernel), None, (cell.units,))
+    return builder.activate(builder.combine("add", [part, hidden]), cell.activation)
+
+
+_CELLS = {"GRU": _gru, "LSTM": _lstm, "SimpleRNN": _simple}
 
 
 # Layers that take several tensors.
 _SEVERAL = {"Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"}
+# They only do something in training.
+_PASSING = (
+    "ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity "
+    "SpatialDropout1D SpatialDropout2D"
+)
 LAYERS: dict[str, Lower] = {
-    "Activation": _activation,
-    "ActivityRegularization": _keep,
-    "Add": _merge("add"),
-    "AlphaDropout": _keep,
+    **dict.fromkeys(_PASSING.split(), lambda builder, layer, value: value),
+    "Activation": lambda builder, layer, value: builder.activate(value, layer.activation),
+    "Add": lambda builder, layer, *values: builder.combine("add", values),
     "Average": _average,
-    "AveragePooling1D": _pool("mean"),
-    "AveragePooling2D": _pool("mean"),
+    "AveragePooling1D": partial(_pool, "mean"),
+    "AveragePooling2D": partial(_pool, "mean"),
     "BatchNormalization": _normalize_batch,
-    "Bidirectional": lower_bidirectional,
+    "Bidirectional": _bidirectional,
     "Concatenate": _concatenate,
     "Conv1D": _conv,
     "Conv2D": _conv,
-    "Cropping1D": _move(_crop),
-    "Cropping2D": _move(_crop),
+    "Cropping1D": partial(_move, _crop),
+    "Cropping2D": partial(_move, _crop),
     "Dense": _dense,
     "DepthwiseConv1D": _depthwise,
     "DepthwiseConv2D": _depthwise,
-    "Dropout": _keep,
-    "ELU": _elu,
+    "ELU": lambda builder, layer, value: builder.map(value, "elu", float(layer.alpha)),
     "Embedding": _embed,
     "Flatten": _reshape,
-    "GRU": lower_recurrent,
-    "GaussianDropout": _keep,
-    "GaussianNoise": _keep,
-    "GlobalAveragePooling1D": _pool_all("mean"),
-    "GlobalAveragePooling2D": _pool_all("mean"),
-    "GlobalMaxPooling1D": _pool_all("maximum"),
-    "GlobalMaxPooling2D": _pool_all("maximum"),
-    "Identity": _keep,
-    "LSTM": lower_recurrent,
+    "GRU": _recur,
+    "GlobalAveragePooling1D": partial(_pool_all, "mean"),
+    "GlobalAveragePooling2D": partial(_pool_all, "mean"),
+    "GlobalMaxPooling1D": partial(_pool_all, "maximum"),
+    "GlobalMaxPooling2D": partial(_pool_all, "maximum"),
+    "LSTM": _recur,
     "LayerNormalization": _normalize_layer,
     "LeakyReLU": _leaky_relu,
-    "MaxPooling1D": _pool("maximum"),
-    "MaxPooling2D": _pool("maximum"),
-    "Maximum": _merge("maximum"),
-    "Minimum": _merge("minimum"),
-    "Multiply": _merge("multiply"),
+    "MaxPooling1D": partial(_pool, "maximum"),
+    "MaxPooling2D": partial(_pool, "maximum"),
+    "Maximum": lambda builder, layer, *values: builder.combine("maximum", values),
+    "Minimum": lambda builder, layer, *values: builder.combine("minimum", values),
+    "Multiply": lambda builder, layer, *values: builder.combine("multiply", values),
     "Normalization": _normalize,
     "PReLU": _prelu,
-    "Permute": _move(_permute),
+    "Permute": partial(
+        _move, lambda layer, places: places.transpose([axis - 1 for axis in layer.dims])
+    ),
     "ReLU": _relu,
-    "RepeatVector": _move(_repeat),
-    "Rescaling": _rescale,
+    "RepeatVector": partial(_move, lambda layer, places: np.repeat(places[None], layer.n, axis=0)),
+    "Rescaling": lambda builder, layer, value: builder.scale(value, layer.scale, layer.offset),
     "Reshape": _reshape,
     "SeparableConv1D": _separable,
     "SeparableConv2D": _separable,
-    "SimpleRNN": lower_recurrent,
+    "SimpleRNN": _recur,
     "Softmax": _softmax,
-    "SpatialDropout1D": _keep,
-    "SpatialDropout2D": _keep,
-    "Subtract": _merge("subtract"),
+    "Subtract": lambda builder, layer, *values: builder.combine("subtract", values),
     "TimeDistributed": _each_time,
-    "ZeroPadding1D": _move(_pad),
-    "ZeroPadding2D": _move(_pad),
+    "ZeroPadding1D": partial(_move, _pad),
+    "ZeroPadding2D": partial(_move, _pad),
 }

@@ -9,29 +9,21 @@ from typing import Any
 import keras
 
 from pybackend.core.errors import InputError
-from pybackend.core.model.inputs import name_inputs
+from pybackend.core.model.inputs_outputs import name_inputs
 from pybackend.core.words import setting, show, term
-from pybackend.sql.graph import Graph
+from pybackend.sql.builder import GraphBuilder, Value, size_of
 from pybackend.sql.layers import lower_layer
-from pybackend.sql.lowering import Lowering, Value, size_of
+from pybackend.sql.operations import Graph
 
 # Arguments of calls, and values that do not change the result.
 _HARMLESS = {"training": (None, False), "mask": (None,)}
 
 
 def lower_model(model: Any) -> Graph:
-    """Return the graph that a model computes for one row.
+    """Return the graph that a Sequential or functional model of Keras layers computes for one row.
 
-    Parameters
-    ----------
-    model
-        Sequential or functional, made of Keras layers. The graph's inputs have the names of the
-        model's inputs, in order, and its outputs are in the order of the model's outputs.
-
-    Raises
-    ------
-    InputError
-        The model cannot be translated to SQL; the message names the layer or the reason.
+    Inputs have the names of the model's inputs; outputs are in the model's order. An `InputError`
+    names the layer that cannot be translated, or the reason.
     """
     if not getattr(model, "inputs", None):
         raise InputError(
@@ -39,7 +31,7 @@ def lower_model(model: Any) -> Graph:
             f"shape is not known. Models of {term('keras.Sequential')} and "
             f"{term('keras.Model(inputs, outputs)')} can"
         )
-    lowering = Lowering()
+    builder = GraphBuilder()
     values = []
     names = {id(tensor): name for name, tensor in name_inputs(model).items()}
     for tensor in model.inputs:
@@ -55,10 +47,10 @@ def lower_model(model: Any) -> Graph:
                 "round features to it. Inputs of float32, float64, integers and bool can be "
                 "converted"
             )
-        values.append(Value(lowering.graph.add_input(name, size_of(shape)), shape))
-    outputs = _call(lowering, model, values)
-    lowering.graph.outputs = tuple(value.name for value in outputs)
-    return lowering.graph
+        values.append(Value(builder.graph.add_input(name, size_of(shape)), shape))
+    outputs = _call(builder, model, values)
+    builder.graph.outputs = tuple(value.name for value in outputs)
+    return builder.graph
 
 
 def add_probabilities(model: Any) -> Any:
@@ -70,11 +62,10 @@ def add_probabilities(model: Any) -> Any:
     return keras.Model(inputs, keras.layers.Activation(activation)(output))
 
 
-def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value]:
-    """Return the outputs of a model for given values of its inputs."""
+def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Value]:
     if _is_sequential(model):
         for layer in model.layers:
-            values = _call_layer(lowering, layer, values)
+            values = _call_layer(builder, layer, values)
         return list(values)
     if not _is_functional(model):
         raise InputError(
@@ -84,8 +75,8 @@ def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
     known = {
-        place: given[model.get_layer(place[0]).output.name]
-        for place in _histories(config["input_layers"])
+        key: given[model.get_layer(key[0]).output.name]
+        for key in _histories(config["input_layers"])
     }
     waiting = [
         (layer, number, node)
@@ -96,24 +87,24 @@ def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value
         still = []
         for layer, number, node in waiting:
             needed = _histories(node["args"])
-            if any(place not in known for place in needed):
+            if any(key not in known for key in needed):
                 still.append((layer, number, node))
                 continue
-            found = _call_node(lowering, model, layer, node, [known[place] for place in needed])
-            known.update({(layer["name"], number, place): v for place, v in enumerate(found)})
+            found = _call_node(builder, model, layer, node, [known[key] for key in needed])
+            known.update({(layer["name"], number, key): v for key, v in enumerate(found)})
         if len(still) == len(waiting):
             names = ", ".join(repr(layer["name"]) for layer, _, _ in still)
             raise InputError(f"the layers {names} take tensors that no layer returns")
         waiting = still
     # In `output_layers`, calls of a functional model are counted from 1.
     return [
-        known[name, number - isinstance(model.get_layer(name), _functional_class()), place]
-        for name, number, place in _histories(config["output_layers"])
+        known[name, number - isinstance(model.get_layer(name), _functional_class()), key]
+        for name, number, key in _histories(config["output_layers"])
     ]
 
 
 def _call_node(
-    lowering: Lowering, model: Any, described: Any, node: Any, values: Sequence[Value]
+    builder: GraphBuilder, model: Any, described: Any, node: Any, values: Sequence[Value]
 ) -> list[Value]:
     name = described["name"]
     try:
@@ -123,27 +114,25 @@ def _call_node(
         raise InputError(
             f"the operation {show(name)} ({kind}) cannot be converted to SQL: only Keras layers can"
         ) from None
-    _check_call(lowering, layer, node)
-    return _call_layer(lowering, layer, values)
+    _check_call(builder, layer, node)
+    return _call_layer(builder, layer, values)
 
 
-def _check_call(lowering: Lowering, layer: Any, node: Any) -> None:
+def _check_call(builder: GraphBuilder, layer: Any, node: Any) -> None:
     """Reject call arguments other than tensors."""
-    lowering.layer = layer
+    builder.layer = layer
     for argument, value in node["kwargs"].items():
         is_setting = all(x is None or isinstance(x, bool) for x in keras.tree.flatten(value))
         settings = keras.tree.flatten(value) if is_setting else [value]
         if not is_setting or any(x not in _HARMLESS.get(argument, ()) for x in settings):
             shown = f"{setting(**{argument: value})}" if is_setting else f"numbers for `{argument}`"
-            raise lowering.refuse(f"it is called with {shown}")
+            raise builder.refuse(f"it is called with {shown}")
     if not all(_is_of_tensors(given) for given in node["args"]):
-        raise lowering.refuse("it is called with constants in addition to tensors of the model")
+        raise builder.refuse("it is called with constants in addition to tensors of the model")
     for given in node["args"]:
         inputs = getattr(layer, "input", None)
         if _is_mapping(given) and not (isinstance(inputs, dict) and set(inputs) == set(given)):
-            raise lowering.refuse(
-                "it is called with a dictionary, but has no inputs of these names"
-            )
+            raise builder.refuse("it is called with a dictionary, but has no inputs of these names")
 
 
 def _is_of_tensors(given: Any) -> bool:
@@ -157,10 +146,10 @@ def _is_mapping(given: Any) -> bool:
     return isinstance(given, dict) and given.get("class_name") != "__keras_tensor__"
 
 
-def _call_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> list[Value]:
+def _call_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> list[Value]:
     if isinstance(layer, keras.Model):
-        return _call(lowering, layer, values)
-    return [lower_layer(lowering, layer, values)]
+        return _call(builder, layer, values)
+    return [lower_layer(builder, layer, values)]
 
 
 def _is_sequential(model: Any) -> bool:
@@ -175,7 +164,6 @@ def _is_functional(model: Any) -> bool:
 
 @cache
 def _functional_class() -> Any:
-    """Return the class of functional models."""
     tensor = keras.Input((1,))
     return type(keras.Model(tensor, tensor))
 

@@ -13,23 +13,28 @@ from itertools import accumulate
 from typing import ClassVar
 
 from pybackend.core.errors import InputError
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, number
-from pybackend.sql.graph import Array, Node, unroll
-from pybackend.sql.query import Question, Shown
-from pybackend.sql.writer import SqlWriter, is_slice, kernel_rows, matrix_rows, place_rows
+from pybackend.sql import operations as ops
+from pybackend.sql.database import (
+    LARGEST,
+    SqlWriter,
+    is_slice,
+    kernel_rows,
+    matrix_rows,
+    number,
+    place_rows,
+)
+from pybackend.sql.operations import Array, Node, Question, Shown, unroll
 
 COLUMNS = "part VARCHAR2(30), i NUMBER(10), o NUMBER(10), x BINARY_DOUBLE"
 
 
 class OracleWriter(SqlWriter):
-    """Writer of a query for Oracle."""
-
     calls: ClassVar = {"maximum": "GREATEST", "minimum": "LEAST"}
 
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._graph = unroll(question.graph)
+        # A name in Oracle cannot begin with an underscore unless it is quoted.
         self.prefix = self.prefix.replace("_", "t_")
         self._parts: dict[int, str] = {}
         self._levels: list[str] = []
@@ -37,13 +42,8 @@ class OracleWriter(SqlWriter):
 
     @staticmethod
     def quote(name: str) -> str:
-        """Quote a name.
-
-        Raises
-        ------
-        InputError
-            Oracle allows no double quotes in names, and its clients replace ``&name`` in names and
-            end statements at certain lines.
+        """Quote a name. Oracle allows no double quotes in names, and its clients replace ``&name``
+        in names and end statements at certain lines.
         """
         if any(sign in '"&' or not sign.isprintable() for sign in name):
             raise InputError(
@@ -122,6 +122,7 @@ class OracleWriter(SqlWriter):
 
     def _part(self, key: object, rows: Array, alias: str = "w") -> str:
         """Add rows (i, o, x) to the weights table once; return the condition for them."""
+        # An unrolled recurrent layer has the same weights in each of its steps.
         if id(key) not in self._parts:
             self._parts[id(key)] = self.add_part(rows)
         return f"{alias}.part = {self._parts[id(key)]}"
@@ -211,7 +212,7 @@ class OracleWriter(SqlWriter):
         return f"SELECT {self._of('v')}, {place} AS i, w.x AS x FROM {v} v {joined}"
 
     def show(self, column: Shown, value: str, size: int) -> str:
-        if column.place is None and size > 1 and not column.is_class:
+        if column.index is None and size > 1 and not column.is_class:
             raise InputError(
                 f"the output {column.name!r} has {size} numbers, but Oracle has no arrays: each "
                 "output must have one number, or one number per class"
@@ -229,16 +230,8 @@ class OracleWriter(SqlWriter):
 
 
 def write_package(name: str, query: str, key: str, shown: str, weights: str, count: int) -> str:
-    """Return a package with INIT, which checks the weights, and SCORE, which computes one row.
-
-    Parameters
-    ----------
-    name
-        Name of the package.
-    query, key, shown
-        The query, its key column, and the column to return.
-    weights, count
-        Name of the weights table, and its required number of rows.
+    """Return a package with INIT, which checks the number of weights, and SCORE, which computes one
+    row.
     """
     quote = OracleWriter.quote
     package = quote(name)

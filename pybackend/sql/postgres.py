@@ -6,20 +6,36 @@ computed. ``OFFSET 0`` prevents PostgreSQL from recomputing a value each time it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, number
-from pybackend.sql.graph import Array, Graph
-from pybackend.sql.query import Question
-from pybackend.sql.writer import SqlWriter, is_slice
+from pybackend.core.errors import DatabaseError, InputError
+from pybackend.sql import operations as ops
+from pybackend.sql.database import (
+    LARGEST,
+    Connection,
+    SqlWriter,
+    is_slice,
+    list_rows,
+    number,
+    read_rows,
+)
+from pybackend.sql.operations import Array, Graph, Question, WeightsPart
+
+# Number of an advisory lock in PostgreSQL: any that other applications do not use.
+_TURN = 7_306_372_281_559_187_053
+# Privileges on a view in PostgreSQL.
+_GRANTS = (
+    "SELECT CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(g.grantee)) END, "
+    "g.privilege_type, g.is_grantable FROM pg_class AS c CROSS JOIN aclexplode(c.relacl) AS g "
+    "WHERE c.oid = to_regclass(?)"
+)
 
 
 class PostgresWriter(SqlWriter):
-    """Writer of a query for PostgreSQL."""
-
     @staticmethod
     def text(value: str) -> str:
         """Quote a string, independently of the server's setting for backslashes."""
@@ -217,5 +233,85 @@ class PostgresWriter(SqlWriter):
 
     @staticmethod
     def array_of(values: Array) -> str:
-        """Return an array literal."""
         return f"ARRAY[{', '.join(map(number, values))}]"
+
+
+def check_version(version: int) -> None:
+    if version < 120000:
+        raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
+
+
+class PostgresConnection(Connection):
+    dialect, writer = "postgresql", PostgresWriter
+
+    def check(self) -> None:
+        if self.raw.closed:
+            raise InputError("`con` is closed: connect again")
+        with self._named("SELECT version()"):
+            check_version(self.raw.info.server_version)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        if self._is_in_transaction():
+            raise InputError("the connection is in a transaction: commit it or roll it back first")
+        with self._named("COMMIT"), self.raw.transaction():
+            self._prepare()
+            yield
+
+    def _prepare(self) -> None:
+        """Change settings until the end of the transaction."""
+        self.execute("SET LOCAL client_min_messages = warning")  # no notices of existing tables
+        known = "SELECT 1 FROM pg_extension WHERE extname = 'vector'"
+        self.has_vectors = bool(self.execute(known))
+
+    _type_of = "CAST(pg_typeof({}) AS text)"
+
+    def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        super().create_weights(table, parts)
+        self.execute(f"ANALYZE {table}")
+
+    @property
+    def _columns(self) -> str:
+        # Long rows are compressed and stored out of line by default: this costs more than it saves.
+        kernel = ", kernel vector" if self.has_vectors else ""
+        return f"part text, place integer, numbers real[]{kernel}, PRIMARY KEY (part, place)"
+
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
+        with (
+            self._named("COPY"),
+            self.raw.cursor() as cursor,
+            cursor.copy(f"COPY {table} FROM STDIN") as copy,
+        ):
+            for row in list_rows(parts):
+                fields = [row.part, str(row.place), f"{{{row.numbers}}}"]
+                if self.has_vectors:
+                    fields.append(f"[{row.numbers}]" if row.is_kernel else "\\N")
+                copy.write("\t".join(fields) + "\n")
+
+    def take_turns(self) -> None:
+        """Take a lock until the end of the transaction."""
+        self.execute(f"SELECT pg_advisory_xact_lock({_TURN})")
+
+    def replace_view(self, view: str, query: str) -> None:
+        """Replace the query; grants are retained, dependent views only if the columns are equal."""
+        grants = self.execute(_GRANTS, [view])
+        self.execute("SAVEPOINT tfdist")
+        try:
+            super().replace_view(view, query)
+        except DatabaseError:
+            self.execute("ROLLBACK TO tfdist")
+            self.execute(f"DROP VIEW {view}")
+            self.create_view(view, query)
+            for role, privilege, may_grant in grants:
+                option = " WITH GRANT OPTION" if may_grant else ""
+                self.execute(f"GRANT {privilege} ON {view} TO {role}{option}")
+
+    def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # Without values the driver does not look for placeholders, which names may contain.
+        return read_rows(
+            self.raw.execute(sql.replace("?", "%s") if values else sql, values or None)
+        )
+
+    def _is_in_transaction(self) -> bool:
+        return bool(self.raw.info.transaction_status.name != "IDLE")

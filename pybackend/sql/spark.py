@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
-from pybackend.core.errors import InputError
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, number
-from pybackend.sql.graph import Array, Graph
-from pybackend.sql.query import Question
-from pybackend.sql.writer import SqlWriter, is_slice, levels_of
+import numpy as np
+
+from pybackend.core.errors import DatabaseError, InputError
+from pybackend.core.words import either
+from pybackend.sql import operations as ops
+from pybackend.sql.database import LARGEST, Connection, SqlWriter, is_slice, levels_of, number
+from pybackend.sql.operations import Array, Graph, Question, WeightsPart
 
 
 class SparkWriter(SqlWriter):
-    """Writer of a query for Spark."""
-
     first: ClassVar = 0
 
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
@@ -27,12 +27,8 @@ class SparkWriter(SqlWriter):
 
     @staticmethod
     def quote(name: str) -> str:
-        """Quote a name.
-
-        Raises
-        ------
-        InputError
-            Spark would replace a part of the name with a setting or an environment variable.
+        """Quote a name; `InputError` if Spark would replace a part of it with a setting or a
+        variable.
         """
         if "${" in name:
             raise InputError(
@@ -43,10 +39,8 @@ class SparkWriter(SqlWriter):
 
     @staticmethod
     def text(value: str) -> str:
-        """Quote a string, as bytes if Spark would read it differently depending on settings.
-
-        Spark replaces ``${env:...}`` and the like in strings, and the meaning of backslashes
-        depends on a setting.
+        """Quote a string, as bytes if Spark would read it differently: it replaces ``${env:...}``
+        and the like in strings, and the meaning of backslashes depends on a setting.
         """
         if any(sign in value for sign in "$\\'"):
             return f"CAST(X'{value.encode().hex()}' AS STRING)"
@@ -240,3 +234,86 @@ def _names_once(operation: object) -> bool:
 def let(name: str, value: str, body: str) -> str:
     """Return an expression in which a name stands for a value that is computed once per row."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
+
+
+class SparkConnection(Connection):
+    """Spark session, classic or Connect; after a failure, changes are undone one by one."""
+
+    dialect, writer = "spark", SparkWriter
+    text_type, double_type = "string", "double"
+
+    def __init__(self, raw: Any) -> None:
+        super().__init__(raw)
+        self._undo: list[str] = []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Undo each statement after a failure, because Spark has no transactions."""
+        self._undo.clear()
+        try:
+            yield
+        except BaseException:
+            for statement in reversed(self._undo):
+                with suppress(DatabaseError):
+                    self.execute(statement)
+            raise
+
+    def types_of(self, source: str, columns: Sequence[str]) -> list[str]:
+        """Return the types, which Spark knows without running a job."""
+        query = f"SELECT {', '.join(columns)} FROM {source}"
+        with self._named(query):
+            return [kind for _, kind in self.raw.sql(query).dtypes]
+
+    def list_columns(self, table: str) -> list[str]:
+        """Look the table up in the catalog, because a failed query would print Spark's log."""
+        if table.startswith("("):
+            return list(self.raw.sql(f"SELECT * FROM {table}").columns)
+        with self._named(f"DESCRIBE {table}"):
+            if not self.raw.catalog.tableExists(table):
+                raise InputError(f"`table`: Spark has no table or view {table}")
+            if self.raw.catalog.getTable(table).isTemporary:
+                write = either(
+                    "df.write.saveAsTable(name)", "sparklyr::spark_write_table(data, name)"
+                )
+                raise InputError(
+                    f"`table`: {table} is a temporary view, which no other view can read: write "
+                    f"its rows into a table, with {write}"
+                )
+            return list(self.raw.table(table).columns)
+
+    def check_free(self, view: str) -> None:
+        """Look the name up now: Spark would find it only seconds later, after the weights."""
+        with self._named(f"DESCRIBE {view}"):
+            if self.raw.catalog.tableExists(view):
+                raise InputError(
+                    f"`name`: a table or view {view} already exists in Spark: choose another name"
+                )
+
+    def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        self._undo.append(f"DROP TABLE IF EXISTS {table}")
+        with self._named("CREATE TABLE"):
+            self._make_frame(parts).write.saveAsTable(table)
+
+    def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        self._make_frame(parts).createOrReplaceTempView(table.strip("`"))
+
+    def _make_frame(self, parts: Sequence[WeightsPart]) -> Any:
+        rows = [
+            (part.name, place, row.tolist())
+            for part in parts
+            for place, row in enumerate(part.numbers.astype(np.float64))
+        ]
+        schema = "part string, place int, numbers array<double>"
+        return self.raw.createDataFrame(rows, schema).coalesce(1)
+
+    def create_view(self, view: str, query: str) -> None:
+        super().create_view(view, query)
+        self._undo.append(f"DROP VIEW IF EXISTS {view}")
+
+    def replace_view(self, view: str, query: str) -> None:
+        before = self.execute(f"SHOW CREATE TABLE {view}")[0][0]
+        super().replace_view(view, query)
+        self._undo.append(before.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
+
+    def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.raw.sql(sql, args=list(values) or None).collect()]

@@ -6,31 +6,36 @@ has a row per number: the weight of input number ``i`` for output number ``o``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import repeat
 from typing import ClassVar
 
 import numpy as np
 
-from pybackend.sql import graph as ops
-from pybackend.sql.formulas import LARGEST, Words, number
-from pybackend.sql.graph import Array, Graph
-from pybackend.sql.query import Question
-from pybackend.sql.writer import (
+from pybackend.core.errors import DatabaseError, InputError
+from pybackend.sql import operations as ops
+from pybackend.sql.database import (
+    LARGEST,
+    Connection,
     SqlWriter,
+    Words,
     is_slice,
     kernel_rows,
     levels_of,
     matrix_rows,
+    number,
     place_rows,
 )
+from pybackend.sql.operations import Array, Graph, Question, WeightsPart
 
+_MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
 # Maximum number of a function's arguments.
 _MOST_ARGUMENTS = 100
 
 
 class SqliteWriter(SqlWriter):
-    """Writer of a query for SQLite."""
-
     words: ClassVar = Words(greatest="max", least="min")
     calls: ClassVar = {"maximum": "max", "minimum": "min"}
 
@@ -87,14 +92,8 @@ class SqliteWriter(SqlWriter):
     ) -> tuple[str, str, dict[str, str]]:
         """Return table expressions in order, the name of the last one, and the values' names.
 
-        Parameters
-        ----------
-        kept
-            Columns of the source that all levels have.
-        source
-            Relation from which the first level selects; may be empty.
-        inputs
-            SQL for the graph's inputs in the source.
+        All levels have the columns ``kept`` of the relation ``source``, which may be empty;
+        ``inputs`` is SQL for the graph's inputs in it.
         """
         columns = {name: self._new() for name in inputs}
         first = [*kept, *(f"{value} AS {columns[name]}" for name, value in inputs.items())]
@@ -120,7 +119,6 @@ class SqliteWriter(SqlWriter):
         )
 
     def _add_matrix(self, numbers: Array) -> str:
-        """Add a matrix to the weights table by rows and columns; return its name."""
         return self.add_part(matrix_rows(numbers))
 
     def emit_linear(self, linear: ops.Linear, size: int, x: str) -> str:
@@ -252,5 +250,61 @@ class SqliteWriter(SqlWriter):
 
     @staticmethod
     def array_of(values: Array) -> str:
-        """Return an array literal: JSON text."""
         return f"'[{', '.join(repr(float(x)) for x in values)}]'"
+
+
+class SqliteConnection(Connection):
+    dialect, writer = "sqlite", SqliteWriter
+
+    def check(self) -> None:
+        version = self.execute("SELECT sqlite_version()")[0][0]
+        if tuple(map(int, version.split("."))) < (3, 38):
+            raise InputError(f"SQLite must be 3.38 or newer, not {version}")
+        self._add_functions()
+
+    def _add_functions(self) -> None:
+        """Add mathematical functions, which the SQLite in TensorFlow lacks."""
+        for name, function in _MATHEMATICAL.items():
+            with suppress(DatabaseError):
+                self.execute(f"SELECT {name}(1.0)")
+                continue
+            self.raw.create_function(name, 1, function, deterministic=True)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        # Otherwise Python begins and ends transactions implicitly.
+        before = self.raw.isolation_level
+        if not self._is_in_transaction():
+            self.raw.isolation_level = None
+        try:
+            with super().transaction():
+                yield
+        finally:
+            self.raw.isolation_level = before
+
+    _options = " WITHOUT ROWID"
+    # In SQLite, values have types; columns do not.
+    _sample = "LIMIT 1"
+
+    @property
+    def _columns(self) -> str:
+        return "part TEXT, i INTEGER, o INTEGER, x REAL, PRIMARY KEY (part, i, o)"
+
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
+        insert = f"INSERT INTO {table} VALUES (?, ?, ?, ?)"
+        for part in parts:
+            places = part.numbers[:, :2].astype(np.int64).T.tolist()
+            numbers = part.numbers[:, 2].tolist()
+            with self._named(insert):
+                self.raw.executemany(insert, zip(repeat(part.name), *places, numbers))
+
+    def try_view(self, view: str) -> None:
+        """Only plan the query: SQLite would compute all rows before it returns one."""
+        self.execute(f"EXPLAIN SELECT * FROM {view}")
+
+    def replace_view(self, view: str, query: str) -> None:
+        self.execute(f"DROP VIEW IF EXISTS {view}")
+        self.create_view(view, query)
+
+    def _is_in_transaction(self) -> bool:
+        return bool(self.raw.in_transaction)

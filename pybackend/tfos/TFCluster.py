@@ -7,7 +7,6 @@ the workers hold no Spark slots.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -18,35 +17,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.core.api.progress import printer
+from pybackend.core import launchers
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import check_seconds, check_whole_number
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.core.job.messages import Announced, Event, Note
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import (
-    SparkLauncher,
-    driver_python,
-    is_spark_frame,
-    quiet_log,
-    run_watched,
-    small_batches,
-)
-from pybackend.core.net.rendezvous import new_token
-from pybackend.tfos.feed.client import Feeder
-from pybackend.tfos.feed.launcher import DetachedLauncher
-from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
-from pybackend.tfos.feed.spark_task import FED_SCHEMA, FeedFrame, FeedItems, InferItems
-from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
-from pybackend.tfos.session import default_fs, session_of
+from pybackend.core.net.authentication import new_token
+from pybackend.tfos import TFSparkNode
+from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
+from pybackend.tfos.feed.dialog import FEED_TOKEN
+from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
+from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
 _EPOCHS = 10
 # Default of the longest time without a taken row.
 _FEED_SECONDS = 600
 _LOOK_SECONDS = 0.05
-# Longest time for workers to end.
-_END_SECONDS = 60.0
 _PLAIN = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
 # Feeders and the driver receive the same failure by different ways; the driver's may be later.
 _CAUSE_SECONDS = 10.0
@@ -74,12 +61,16 @@ class TFCluster:
     """
 
     def __init__(
-        self, session: Any, launched: _LaunchedCluster, settings: NodeSettings, input_mode: int
+        self,
+        session: Any,
+        launched: LaunchedCluster,
+        settings: TFSparkNode.NodeSettings,
+        input_mode: int,
     ) -> None:
         self._session = session
         self.sc = sc = session.sparkContext
         self.input_mode = input_mode
-        self.num_executors = len(settings.places)
+        self.num_executors = len(settings.nodes)
         self.defaultFS = settings.default_fs
         self.working_dir = settings.working_dir
         self.queues = ["input", "output", "error"]
@@ -93,7 +84,7 @@ class TFCluster:
         self._lock = threading.Lock()
         # Also for the lazy RDD that `inference` returns.
         self._python = ExitStack()
-        self._python.enter_context(driver_python(session))
+        self._python.enter_context(launchers.driver_python(session))
         self._is_over = False
 
     def train(
@@ -174,7 +165,7 @@ class TFCluster:
         """
         self._check_fed("inference", qname)
         _check_rows(dataRDD, ("mapPartitions",))
-        rows = dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD
+        rows = dataRDD.rdd if launchers.is_spark_frame(dataRDD) else dataRDD
         feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
 
@@ -238,20 +229,20 @@ class TFCluster:
     ) -> int | None:
         """Feed rows; return their number, or None if not all of them were wanted."""
         name = new_token()[:16]
-        if is_spark_frame(rows) and not all(
+        if launchers.is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
         ):
             rows = rows.rdd  # slower, but each value equals that of Spark's Python rows
         with self._lock:
             self._feeds += 1
         try:
-            if is_spark_frame(rows):
+            if launchers.is_spark_frame(rows):
                 feed = partial(_feed_frame, rows, epochs, FeedFrame(feeder, name, gives_arrays))
             else:
                 feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
-            with quiet_log(self._session):
-                fed = run_watched(self._session, feed, self._launched.watch, math.inf)
-        except _NobodyTakesRows:
+            with launchers.quiet_log(self._session):
+                fed = launchers.run_watched(self._session, feed, self._launched.watch, math.inf)
+        except NobodyTakesRows:
             fed = None
         finally:
             with self._lock:
@@ -268,158 +259,11 @@ class TFCluster:
 
 
 def _check_rows(rows: Any, methods: Sequence[str]) -> None:
-    if not is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
+    if not launchers.is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
         raise InputError(
             f"`dataRDD` must be an RDD or a DataFrame, not {type(rows).__name__}: "
             "sc.parallelize(rows) makes an RDD from a list"
         )
-
-
-class _NobodyTakesRows(Exception):
-    """All functions have returned or want no more rows, so that the feeding tasks can stop."""
-
-
-class _LaunchedCluster:
-    """Workers of a cluster, launched by a separate thread.
-
-    Attributes
-    ----------
-    nodes
-        Description of each node, by executor id.
-    launch, fed
-        Function that the thread calls; and the launcher to notify when there are no more rows.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.token = new_token()
-        self.fed: DetachedLauncher | None = None
-        self.launch: Callable[[], object] = lambda: None
-        self.nodes: list[dict[str, Any]] = []
-        self._satisfied: set[int] = set()
-        self._left: set[int] = set()
-        self._reason: str | None = None
-        self._workers = workers
-        self._show = printer(2)
-        self._error: BaseException | None = None
-        self._fed: dict[int, str] = {}
-        self._known: dict[int, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    @property
-    def done(self) -> bool:
-        """True if a function does not want any more rows."""
-        return bool(self._satisfied)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if none of the workers are still running."""
-        return not self._thread.is_alive()
-
-    def start(self, is_fed: bool, seconds: float) -> None:
-        """Start the workers, and wait until all functions are about to start."""
-        self._thread.start()
-        try:
-            self._wait_for_all(is_fed, seconds)
-        except BaseException as error:
-            self.give_up(f"the start was interrupted by {type(error).__name__}")
-            raise
-
-    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
-            self._thread.join(_LOOK_SECONDS)
-            if self.has_ended:
-                self.raise_failure(0)
-                break
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._workers) if rank not in self._known]
-                self._end(
-                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
-                    " s (reservation_timeout): see the logs of the executors"
-                )
-        self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
-
-    def feeder(self, timeout: float) -> Feeder:
-        """Return the client that tasks use to feed the workers that take rows."""
-        return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
-
-    def watch(self) -> None:
-        """Raise the workers' failure, or `_NobodyTakesRows`, to stop the feeding tasks."""
-        self.raise_failure(_LOOK_SECONDS)
-        if self.has_ended or self._satisfied.issuperset(self._takers()):
-            raise _NobodyTakesRows
-
-    def _takers(self) -> list[int]:
-        """Return the ranks that take rows."""
-        return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
-
-    def raise_failure(self, seconds: float) -> None:
-        """Raise the workers' failure if it occurs within some seconds."""
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-        if self._error is not None:
-            raise self._error
-
-    def finish(self, deadline: float, timeout: float) -> None:
-        """Wait for the workers to end, and raise their failure."""
-        if self.fed is not None:
-            self.fed.close_feeds()
-        while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
-            self._thread.join(_LOOK_SECONDS)
-            if time.monotonic() > deadline:
-                self._end(
-                    f"the workers were stopped because they were still running after {timeout:g} "
-                    "s (timeout): their functions did not return, although there were no more rows"
-                )
-        self.raise_failure(0)
-
-    def stop(self) -> None:
-        """Do nothing: the workers end with their functions, or with this process."""
-
-    def look(self) -> None:
-        """Raise an error if there is a reason to stop the workers."""
-        if self._reason is not None:
-            raise ClusterError(self._reason)
-
-    def _run(self) -> None:
-        try:
-            self.launch()
-        except BaseException as error:
-            self._error = error
-
-    def hear(self, event: Event) -> None:
-        """Process an event from a worker."""
-        if not isinstance(event, Announced):
-            self._show(event)
-        elif event.name == FEED:
-            self._fed[event.rank] = event.text
-        elif event.name == NODE:
-            self._known[event.rank] = json.loads(event.text)
-        elif event.name == TERMINATED:
-            self._satisfied.add(event.rank)
-            if event.text == LEFT:
-                self._left.add(event.rank)
-
-    def tell_left(self) -> None:
-        """Show the user, once, which functions returned while rows were fed."""
-        left, self._left = sorted(self._left.intersection(self._takers())), set()
-        if left:
-            self._show(
-                Note(
-                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
-                    "may not have been used. If that is intended, call DataFeed.terminate() in "
-                    "the function"
-                )
-            )
-
-    def _end(self, reason: str) -> None:
-        self.give_up(reason)
-        raise self._error or ClusterError(reason)
-
-    def give_up(self, reason: str) -> None:
-        """Stop the workers that are still running, and wait some time for them to exit."""
-        self._reason = self._reason or reason
-        self._thread.join(_END_SECONDS)
 
 
 def run(
@@ -488,14 +332,15 @@ def run(
         )
     if eval_node and is_fed:
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
-    roles = _count_roles(num_executors, num_ps, master_node, eval_node)
-    places = _place_nodes(roles, master_node)
+    roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
+    nodes = TFSparkNode.number_nodes(roles, master_node)
     shows = next(
-        (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
+        (node for name in ("worker", "chief", "master") for node in nodes if node.job_name == name),
+        None,
     )
-    launched = _LaunchedCluster(num_executors)
-    settings = NodeSettings(
-        places,
+    launched = LaunchedCluster(num_executors)
+    settings = TFSparkNode.NodeSettings(
+        nodes,
         default_fs(session.sparkContext),
         os.getcwd(),
         bool(release_port),
@@ -504,48 +349,15 @@ def run(
         launched.token if is_fed else None,
     )
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
-    call = (run_node, (map_fun, tf_args, settings))
+    call = (TFSparkNode.run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
-        launched.fed = DetachedLauncher(session, launched.look)
-    launcher = launched.fed or SparkLauncher(session, launched.look)
+        launched.fed = FedLauncher(session, launched.look)
+    launcher = launched.fed or launchers.SparkLauncher(session, launched.look)
     launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, launched, settings, input_mode)
-
-
-def _count_roles(
-    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
-) -> dict[str, int]:
-    """Return the number of nodes with each role, in the order of ranks."""
-    count = check_whole_number("num_executors", num_executors, least=1)
-    servers = check_whole_number("num_ps", num_ps, least=0)
-    if master_node not in (None, "", "chief", "master"):
-        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
-    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
-    workers = count - servers - chiefs - evaluators
-    if workers < 0 or chiefs + workers < 1:
-        raise InputError(
-            f"`num_executors` is {count}: too few for num_ps={servers}"
-            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
-            "and at least one node that trains"
-        )
-    roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}
-    return {role: number for role, number in roles.items() if number}
-
-
-def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
-    """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
-    starts, count = {}, 0
-    for role in ("ps", "chief", "evaluator", "worker"):
-        starts[role] = count
-        count += roles.get(role, 0)
-    return tuple(
-        NodePlace(starts[role] + index, str(master_node) if role == "chief" else role, index)
-        for role, number in roles.items()
-        for index in range(number)
-    )
 
 
 def _is_plain(kind: str) -> bool:
@@ -563,7 +375,7 @@ def _feed_rdd(rows: Any, epochs: int, task: FeedItems) -> list[tuple[int, str | 
 
 def _feed_frame(rows: Any, epochs: int, task: FeedFrame) -> list[tuple[int, str | None]]:
     found: list[tuple[int, str | None]] = []
-    with small_batches(rows.sparkSession):
+    with launchers.small_batches(rows.sparkSession):
         for epoch in range(epochs):
             fed = rows.mapInArrow(replace(task, name=f"{task.name}-{epoch}"), FED_SCHEMA)
             found += [(row["rows"], row["failure"]) for row in fed.collect()]

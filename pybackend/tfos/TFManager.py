@@ -10,7 +10,7 @@ from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.tfos import marker
-from pybackend.tfos.feed.queue import RowQueue
+from pybackend.tfos.feed.server import RowQueue
 
 # Managers of this process by address, each with its key.
 _STARTED: dict[str, tuple[bytes, TFManager]] = {}
@@ -36,17 +36,14 @@ class ItemQueue(queue.Queue[Any]):
     def take_columns(
         self, count: int, width: int, *, keeps_apart: bool = False
     ) -> tuple[list[Any], bool]:
-        """Return the next items as columns, as `RowQueue.take_columns` does."""
         items, has_ended = self.take(count, keeps_apart=keeps_apart)
         return [[item[n] for item in items] for n in range(width)], has_ended
 
     def give(self, results: Sequence[Any]) -> None:
-        """Put several results."""
         for result in results:
             self.put(result)
 
     def stop(self) -> None:
-        """Drop all items."""
         while True:
             try:
                 self.get_nowait()
@@ -71,7 +68,6 @@ class FedQueue:
         return items[0] if items else None
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add one result."""
         self.give([item])
 
     def task_done(self) -> None:
@@ -79,13 +75,7 @@ class FedQueue:
 
 
 class TFManager:
-    """Named queues and values.
-
-    Attributes
-    ----------
-    address
-        Address for `connect` in this process.
-    """
+    """Named queues and values. ``address`` is for `connect` in this process."""
 
     def __init__(self, queues: dict[str, Any]) -> None:
         self.address = f"tfdist-{secrets.token_hex(8)}"
@@ -101,7 +91,6 @@ class TFManager:
         return self._values[key]
 
     def set(self, key: str, value: Any) -> None:
-        """Set a value."""
         self._values[key] = value
 
     def shutdown(self) -> None:
@@ -110,7 +99,6 @@ class TFManager:
 
 
 def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManager:
-    """Make a manager with these queues."""
     if mode not in ("local", "remote"):
         raise InputError(f"`mode` must be 'local' or 'remote', not {mode!r}")
     manager = TFManager({name: ItemQueue() for name in queues})
@@ -121,12 +109,9 @@ def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManag
 def connect(address: str, authkey: bytes) -> TFManager:
     """Return the manager that this process started at an address.
 
-    Raises
-    ------
-    InputError
-        There is no such manager, or it has a different key. Managers of other processes cannot be
-        reached: `TFCluster.train` and `TFCluster.inference` pass rows and results between
-        processes.
+    Raises `InputError` if there is none, or it has a different key. Managers of other processes
+    cannot be reached: `TFCluster.train` and `TFCluster.inference` pass rows and results between
+    processes.
     """
     key, manager = _STARTED.get(address, (b"", None))
     if manager is None or not hmac.compare_digest(key, bytes(authkey)):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import getpass
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pybackend.core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_SCHEMES = (
+_SCHEMES = [
     "adl",
     "file",
     "gs",
@@ -24,19 +24,14 @@ _SCHEMES = (
     "viewfs",
     "wasb",
     "wasbs",
-)
+]
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
     """Return an absolute path with the scheme of its file system.
 
-    Parameters
-    ----------
-    ctx
-        Object with ``defaultFS`` and ``working_dir``.
-    path
-        Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a local
-        disk.
+    ``ctx`` has ``defaultFS`` and ``working_dir``. Relative paths are below the user's folder on
+    HDFS, or below ``working_dir`` on a local disk.
     """
     root = ctx.defaultFS
     if path.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
@@ -76,21 +71,14 @@ def release_port(ctx: Any) -> None:
     ctx.tmp_socket = None
 
 
-def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:
-    """Raise `InputError`: use the method of `DataFeed`."""
-    raise InputError("TFNode.next_batch() was removed: use TFNode.DataFeed(ctx.mgr).next_batch()")
+def _removed(call: str) -> Callable[..., NoReturn]:
+    def raise_error(*_: Any, **__: Any) -> NoReturn:
+        raise InputError(f"TFNode.{call}() was removed: use TFNode.DataFeed(ctx.mgr).{call}()")
+
+    return raise_error
 
 
-def batch_results(mgr: Any, results: Any, qname: str = "output") -> NoReturn:
-    """Raise `InputError`: use the method of `DataFeed`."""
-    raise InputError(
-        "TFNode.batch_results() was removed: use TFNode.DataFeed(ctx.mgr).batch_results()"
-    )
-
-
-def terminate(mgr: Any, qname: str = "input") -> NoReturn:
-    """Raise `InputError`: use the method of `DataFeed`."""
-    raise InputError("TFNode.terminate() was removed: use TFNode.DataFeed(ctx.mgr).terminate()")
+next_batch, batch_results, terminate = map(_removed, ("next_batch", "batch_results", "terminate"))
 
 
 class DataFeed:

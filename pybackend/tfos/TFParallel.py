@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.core.api.data_checks import check_takes
-from pybackend.core.api.run import run_function
+from pybackend.core.api.call_data import check_takes
+from pybackend.core.api.function_run import run_function
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_flag, check_whole_number
 from pybackend.core.job.context import WorkerContext
 from pybackend.core.launchers import count_slots
-from pybackend.tfos.session import default_fs, session_of
 from pybackend.tfos.TFSparkNode import TFNodeContext
+from pybackend.tfos.util import default_fs, session_of
 
 
 def run(
@@ -69,7 +69,6 @@ def _run_alone(
     count: int,
     file_system: str,
 ) -> None:
-    """Call the function once, and discard its value."""
     os.environ.pop("TF_CONFIG", None)
     ctx = TFNodeContext(first + context.rank, defaultFS=file_system)
     ctx.num_workers = count

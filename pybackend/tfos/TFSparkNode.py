@@ -1,4 +1,4 @@
-"""One node of a cluster, and its description for the function."""
+"""One node of a cluster: its description for the function, its GPUs, and its call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.net.rendezvous import reserve
+from pybackend.core.job.arguments import check_whole_number
+from pybackend.core.job.context import WorkerContext
+from pybackend.core.net.rendezvous import reserve, split_address
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
+from pybackend.tfos.feed.server import RowQueue, open_feed
 
 _TRAINING = ("chief", "master", "worker")
 _SERVES = re.compile(r"http://\S+?:(\d+)/")
@@ -72,13 +77,11 @@ class TFNodeContext:
         return TFNode.hdfs_path(self, path)
 
     def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-        """Raise `InputError`, as `TFNode.start_cluster_server` does."""
         TFNode.start_cluster_server(self, num_gpus, rdma)
 
     def export_saved_model(
         self, sess: Any, export_dir: str, tag_set: str, signatures: Any
     ) -> NoReturn:
-        """Raise `InputError`, as `TFNode.export_saved_model` does."""
         TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
 
     def get_data_feed(
@@ -88,11 +91,9 @@ class TFNodeContext:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> TFNode.DataFeed:
-        """Return a `TFNode.DataFeed` of the rows of this node."""
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def release_port(self) -> None:
-        """Close the socket that holds the port of this node's server."""
         TFNode.release_port(self)
 
 
@@ -108,21 +109,10 @@ def run(
     """Return a function for a partition that holds a node's number; it runs ``fn`` as that node.
 
     `TFCluster.run` does more, and does not use this. The nodes register at a `reservation.Server`,
-    and the function runs in the process of Spark's task.
-
-    Parameters
-    ----------
-    fn, tf_args
-        The function, and its first argument: ``fn(tf_args, ctx)``.
-    cluster_meta
-        ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
-        ``working_dir`` and ``release_port``.
-    tensorboard, log_dir
-        As in `TFCluster.run`.
-    queues
-        Names of the queues of ``ctx.mgr``.
-    background
-        Must be False.
+    and the function runs in the process of Spark's task, as ``fn(tf_args, ctx)``. ``cluster_meta``
+    has ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
+    ``working_dir`` and ``release_port``. ``tensorboard`` and ``log_dir`` are as in `TFCluster.run`,
+    ``queues`` are the names of those of ``ctx.mgr``, and ``background`` must be False.
     """
     if background:
         raise InputError("`background` is not supported: TFCluster.run() feeds running functions")
@@ -140,16 +130,9 @@ def run(
             shown = 0
             if tensorboard and (job_name, task_index) == (_first_role(template), 0):
                 shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
-            node = {
-                "executor_id": executor_id,
-                "host": host,
-                "job_name": job_name,
-                "task_index": task_index,
-                "port": held.getsockname()[1],
-                "tb_pid": 0,
-                "tb_port": shown,
-                "addr": manager.address,
-            }
+            known = {"addr": manager.address, "tb_pid": 0, "tb_port": shown}
+            address = {"host": host, "port": held.getsockname()[1], **known}
+            node = {**vars(ClusterNode(executor_id, job_name, task_index)), **address}
             spec = _get_cluster_spec(_register(node, cluster_meta["server_addr"]))
             if spec.keys() & {"chief", "master"}:
                 task = {"type": job_name, "index": task_index}
@@ -177,7 +160,6 @@ def _first_role(template: Mapping[str, Any]) -> str | None:
 
 
 def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
-    """Register a node, and wait for the others; return all nodes, by number."""
     client = reservation.Client(address)
     try:
         client.register(dict(node))
@@ -187,7 +169,6 @@ def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return ``host:port`` of the nodes by role, from their descriptions."""
     numbers = [node["executor_id"] for node in sorted_cluster_info]
     if len(set(numbers)) < len(numbers):
         raise ClusterError(f"two nodes have the same number: {numbers}")
@@ -210,10 +191,7 @@ def _set_gpus(
 ) -> None:
     """Make this node's GPUs visible to TensorFlow: its task's, or else free ones on its machine.
 
-    Raises
-    ------
-    ClusterError
-        The node has fewer than ``tf_args.num_gpus`` GPUs.
+    Raises `ClusterError` if the node has fewer than ``tf_args.num_gpus``.
     """
     wanted = _wanted_gpus(tf_args)
     gpus = _gpus_of_task()
@@ -238,7 +216,6 @@ def _wanted_gpus(tf_args: Any) -> int | None:
 
 
 def _gpus_of_task() -> list[str]:
-    """Return the GPUs that Spark assigned to this task."""
     if not _has_spark_resource_api():
         return []
     from pyspark import TaskContext
@@ -254,7 +231,6 @@ def _may_search() -> bool:
 
 
 def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
-    """Return the index of this node among the nodes on its host."""
     own = spec[job_name][task_index]
     host = own.rpartition(":")[0]
     nodes = [node for nodes in spec.values() for node in nodes]
@@ -263,16 +239,10 @@ def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index:
 
 def start_tensorboard(host: str, log_dir: str) -> int:
     """Start TensorBoard, which ends with this worker; return its port, or 0 if it did not start."""
+    port = os.environ.get("TENSORBOARD_PORT", "0")
+    options = [f"--logdir={log_dir}", f"--host={host}", f"--port={port}", "--reload_multifile=true"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tensorboard.main",
-            f"--logdir={log_dir}",
-            f"--host={host}",
-            f"--port={os.environ.get('TENSORBOARD_PORT', '0')}",
-            "--reload_multifile=true",
-        ],
+        [sys.executable, "-m", "tensorboard.main", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -294,3 +264,142 @@ def _drain(lines: Any) -> None:
     """Read and discard lines: a full pipe would block the writer."""
     for _ in lines:
         pass
+
+
+# Names of a node's events: its description, and that its function wants no more rows.
+NODE = "node"
+TERMINATED = "terminated"
+# ... because the function has returned, not by `terminate`.
+LEFT = "left"
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """Number of a node, its role, and its index in that role."""
+
+    executor_id: int
+    job_name: str
+    task_index: int
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Settings of all nodes of a cluster; ``nodes`` are by rank.
+
+    With ``release_port``, the port of a node's server is released when its function starts.
+    ``tensorboard`` is the executor id of the node that starts TensorBoard and shows ``log_dir``;
+    None: no node. ``feed_token`` is the secret of the tasks that feed rows; None: no rows are fed.
+    """
+
+    nodes: tuple[ClusterNode, ...]
+    default_fs: str
+    working_dir: str
+    release_port: bool = True
+    tensorboard: int | None = None
+    log_dir: str | None = None
+    feed_token: str | None = field(default=None, repr=False)
+
+
+def run_node(
+    context: WorkerContext, map_fun: Callable[[Any, Any], Any], tf_args: Any, settings: NodeSettings
+) -> None:
+    """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, inside a worker."""
+    host, _ = split_address(context.addresses[context.rank])
+    token = settings.feed_token
+    with open_feed(host, token, context.announce) if token else nullcontext() as queue:
+        _call_node(context, map_fun, tf_args, settings, queue)
+
+
+def _call_node(
+    context: WorkerContext,
+    map_fun: Callable[[Any, Any], Any],
+    tf_args: Any,
+    settings: NodeSettings,
+    queue: RowQueue | None,
+) -> None:
+    node = settings.nodes[context.rank]
+    address = context.addresses[context.rank]
+    host, port = split_address(address)
+    spec = describe_cluster(settings.nodes, context.addresses)
+    if queue is not None:
+        threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
+    if not spec.keys() & {"chief", "master"}:  # then the nodes are independent
+        os.environ.pop("TF_CONFIG", None)
+    shown = 0
+    if settings.tensorboard == node.executor_id:
+        shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{node.executor_id}")
+    ctx = TFNodeContext(
+        node.executor_id,
+        node.job_name,
+        node.task_index,
+        spec,
+        settings.default_fs,
+        settings.working_dir,
+        TFManager.fed_manager(queue),
+        None if settings.release_port else _hold(host, port),
+    )
+    described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
+    context.announce(NODE, json.dumps({**described, "tb_pid": 0, "pid": os.getpid()}))
+    if isinstance(tf_args, list):
+        sys.argv = list(tf_args)
+    map_fun(tf_args, ctx)
+
+
+def describe_cluster(
+    nodes: Sequence[ClusterNode], addresses: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the addresses of all nodes, by role and in the order of their indices."""
+    spec: dict[str, list[str]] = {}
+    ordered = sorted(range(len(nodes)), key=lambda rank: nodes[rank].task_index)
+    for rank in ordered:
+        spec.setdefault(nodes[rank].job_name, []).append(addresses[rank])
+    return spec
+
+
+def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
+    with queue.changed:
+        queue.changed.wait_for(lambda: queue.has_stopped)
+        has_failed, was_left = queue.failure is not None, queue.was_left
+    if not has_failed:
+        announce(TERMINATED, LEFT if was_left else "")
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    """Return a second socket on this node's port, which TensorFlow's server binds later."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, port))
+    return held
+
+
+def count_roles(
+    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
+) -> dict[str, int]:
+    count = check_whole_number("num_executors", num_executors, least=1)
+    servers = check_whole_number("num_ps", num_ps, least=0)
+    if master_node not in (None, "", "chief", "master"):
+        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
+    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
+    workers = count - servers - chiefs - evaluators
+    if workers < 0 or chiefs + workers < 1:
+        raise InputError(
+            f"`num_executors` is {count}: too few for num_ps={servers}"
+            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
+            "and at least one node that trains"
+        )
+    roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}
+    return {role: number for role, number in roles.items() if number}
+
+
+def number_nodes(roles: dict[str, int], master_node: str | None) -> tuple[ClusterNode, ...]:
+    """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
+    starts, count = {}, 0
+    for role in ("ps", "chief", "evaluator", "worker"):
+        starts[role] = count
+        count += roles.get(role, 0)
+    return tuple(
+        ClusterNode(starts[role] + index, str(master_node) if role == "chief" else role, index)
+        for role, number in roles.items()
+        for index in range(number)
+    )

@@ -60,14 +60,15 @@ def _export(model: Any, folder: str) -> None:
 
     # A Sequential model that was never called has `inputs`, but no `input`.
     nesting = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    first = next((layer for layer in model.layers if not _is_input(layer)), model)
+    layers = (one for one in model.layers if not isinstance(one, keras.layers.InputLayer))
+    inputs = [str(tensor.name) for tensor in model.inputs]
+    if len(inputs) == 1 and _MADE_UP.fullmatch(inputs[0]):
+        inputs = [f"{next(layers, model).name}_input"]
     specs = [
-        tf.TensorSpec(
-            tensor.shape, tensor.dtype, name=_name_input(tensor, first, len(model.inputs))
-        )
-        for tensor in model.inputs
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for tensor, name in zip(model.inputs, inputs, strict=True)
     ]
-    names = _name_outputs(model)
+    names = list(getattr(model, "output_names", None) or [model.layers[-1].name])
 
     def serve(*inputs: Any) -> dict[str, Any]:
         nested = keras.tree.pack_sequence_as(nesting, list(inputs))
@@ -77,19 +78,3 @@ def _export(model: Any, folder: str) -> None:
     archive.track(model)
     archive.add_endpoint("serve", serve, input_signature=specs)
     archive.write_out(folder, verbose=False)
-
-
-def _is_input(layer: Any) -> bool:
-    import keras
-
-    return isinstance(layer, keras.layers.InputLayer)
-
-
-def _name_input(tensor: Any, first: Any, count: int) -> str:
-    is_made_up = count == 1 and _MADE_UP.fullmatch(tensor.name)
-    return f"{first.name}_input" if is_made_up else str(tensor.name)
-
-
-def _name_outputs(model: Any) -> list[str]:
-    names = getattr(model, "output_names", None)
-    return list(names) if names else [model.layers[-1].name]

@@ -9,13 +9,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pybackend.core.api.records import read_tfrecords, write_tfrecords
-from pybackend.core.data.tfrecord.chunks import Chunk
+from pybackend.core.api.tfrecords import read_tfrecords, write_tfrecords
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.core.data.tfrecord.encode import encode_batch
-from pybackend.core.data.tfrecord.framing import FOOT, HEAD
+from pybackend.core.data.tfrecord.framing import FOOT, HEAD, Chunk
 from pybackend.core.errors import InputError
-from pybackend.tfos.session import session_of
+from pybackend.tfos.util import session_of
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrames of `loadTFRecords`, and the paths from which they were loaded."""
@@ -38,19 +37,13 @@ _WHOLE = ("boolean", "tinyint", "smallint", "int", "bigint")
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Return whether this DataFrame object was returned by `loadTFRecords`."""
     return df in loadedDF
 
 
 def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
-    """Write a DataFrame as TFRecord files; errors as in `write_tfrecords`.
+    """Write a DataFrame as TFRecord files into a folder, new or empty, or else with ``overwrite``.
 
-    Parameters
-    ----------
-    output_dir
-        A folder, new or empty.
-    overwrite
-        Whether to replace its content.
+    Errors are those of `write_tfrecords`.
     """
     write_tfrecords(df, output_dir, overwrite=overwrite)
 
@@ -59,19 +52,8 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     """Read TFRecord files as a DataFrame, its columns sorted by name.
 
     Whole numbers are ``bigint``, others ``double``, bytes are text unless ``binary_features`` names
-    them; features with several values are arrays of these.
-
-    Parameters
-    ----------
-    sc
-        A SparkContext or a SparkSession.
-    input_dir
-        A file or a folder.
-
-    Raises
-    ------
-    InputError
-        As in `read_tfrecords`.
+    them; features with several values are arrays of these. ``sc`` may also be a SparkSession, and
+    ``input_dir`` a file. Errors are those of `read_tfrecords`.
     """
     frame = read_tfrecords(session_of(sc), input_dir)
     types = dict(frame.dtypes)
@@ -100,22 +82,13 @@ def toTFExample(
 ) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
     """Return a function for ``mapPartitions``: rows to pairs of a serialized Example and None.
 
-    Parameters
-    ----------
-    dtypes
-        ``DataFrame.dtypes`` of the rows.
-
-    Raises
-    ------
-    InputError
-        A column has a type that a record cannot hold. The message names it.
+    ``dtypes`` are ``DataFrame.dtypes`` of the rows. Raises `InputError` for a type that a record
+    cannot hold.
     """
     return _ToExamples(tuple((name, kind) for name, kind in dtypes if _arrow_type(name, kind)))
 
 
 class _ToExamples:
-    """Function that `toTFExample` returns."""
-
     def __init__(self, dtypes: tuple[tuple[str, str], ...]) -> None:
         self._dtypes = dtypes
 
@@ -147,22 +120,10 @@ def _arrow_type(name: str, kind: str) -> Any:
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
     """Convert serialized tf.train.Example records to rows of features, for ``mapPartitions``.
 
-    Parameters
-    ----------
-    iter
-        Pairs that begin with the bytes of an example.
-    binary_features
-        Features that stay bytes; all other byte features are UTF-8 text.
-
-    Returns
-    -------
-    list
-        A ``pyspark.sql.Row`` for each example; a feature is one value, a list of several, or None.
-
-    Raises
-    ------
-    InputError
-        An example is invalid, or two examples have the same feature in different kinds of lists.
+    ``iter`` yields pairs that begin with the bytes of an example. Features in ``binary_features``
+    stay bytes; all other byte features are UTF-8 text. Returns a ``pyspark.sql.Row`` for each
+    example; a feature is one value, a list of several, or None. Raises `InputError` if an example
+    is invalid, or two examples have the same feature in different kinds of lists.
     """
     from pyspark.sql import Row
 
@@ -187,15 +148,7 @@ def _python_value(value: Any) -> Any:
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """Return the ``StructType`` of the rows that `fromTFExample` makes from examples like this.
-
-    Parameters
-    ----------
-    example
-        A ``tf.train.Example``.
-    binary_features
-        As in `fromTFExample`.
-    """
+    """Return the ``StructType`` of the rows that `fromTFExample` makes from examples like this."""
     from pyspark.sql import types
 
     def infer(name: str, feature: Any) -> Any:

@@ -39,22 +39,9 @@ def get_gpus(
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
     """Return the numbers of GPUs that no process uses.
 
-    Parameters
-    ----------
-    num_gpu
-        Number of GPUs.
-    worker_index
-        Index of the worker on this machine, so that each worker takes different GPUs; -1: at
-        random.
-    format
-        `AS_STRING`, as ``CUDA_VISIBLE_DEVICES`` takes them, or `AS_LIST`.
-
-    Raises
-    ------
-    InputError
-        ``format`` is something else.
-    ClusterError
-        Too few GPUs are free, workers would share them, or the machine has none.
+    Workers of one machine that pass their ``worker_index`` take different GPUs; -1: at random.
+    ``format`` is `AS_STRING`, as ``CUDA_VISIBLE_DEVICES`` takes them, or `AS_LIST`. Raises
+    `ClusterError` if too few GPUs are free, workers would share them, or the machine has none.
     """
     if format not in (AS_STRING, AS_LIST):
         raise InputError(f"`format` must be {AS_STRING!r} or {AS_LIST!r}, not {format!r}")

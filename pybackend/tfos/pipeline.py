@@ -11,192 +11,75 @@ from pyspark.errors import AnalysisException
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Params, TypeConverters
 
-from pybackend.core.data.dataframe import column_as_array
+from pybackend.core.data.spark_rows import column_as_array
 from pybackend.core.errors import InputError
-from pybackend.core.launchers import SavedModel, apply_saved_model
 from pybackend.ml.params import param
 from pybackend.tfos import TFCluster
+from pybackend.tfos.saved_model import SavedModel, apply_saved_model
 
 _SIGNATURE = "serving_default"
+_INT, _TEXT = TypeConverters.toInt, TypeConverters.toString
+_FLAG = TypeConverters.toBoolean
 
 
 class TFTypeConverters:
-    """Converters for Param values."""
-
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
-        """Return a dict unchanged; `TypeError` for other types."""
         if not isinstance(value, dict):
             raise TypeError(f"expected a dict, not {value!r}")
         return value
 
 
-class HasBatchSize(Params):
-    """Mixin with the Param ``batch_size``."""
-
-    batch_size, setBatchSize, getBatchSize = param(
-        "batch_size", "number of rows per batch", TypeConverters.toInt
-    )
-
-
-class HasClusterSize(Params):
-    """Mixin with the Param ``cluster_size``."""
-
-    cluster_size, setClusterSize, getClusterSize = param(
-        "cluster_size", "number of nodes of the cluster", TypeConverters.toInt
-    )
+def _mixin(name: str, doc: str, convert: Any, title: str = "") -> Any:
+    """Return the class ``HasTitle``: one Param, with ``setTitle`` and ``getTitle``."""
+    title = title or "".join(map(str.capitalize, name.split("_")))
+    members = zip((name, f"set{title}", f"get{title}"), param(name, doc, convert), strict=True)
+    return type(f"Has{title}", (Params,), {"__module__": __name__, **dict(members)})
 
 
-class HasEpochs(Params):
-    """Mixin with the Param ``epochs``."""
-
-    epochs, setEpochs, getEpochs = param(
-        "epochs", "number of times that the rows are fed", TypeConverters.toInt
-    )
-
-
-class HasGraceSecs(Params):
-    """Mixin with the Param ``grace_secs``."""
-
-    grace_secs, setGraceSecs, getGraceSecs = param(
-        "grace_secs", "ignored: shutdown waits for the functions", TypeConverters.toInt
-    )
-
-
-class HasInputMapping(Params):
-    """Mixin with the Param ``input_mapping``."""
-
-    input_mapping, setInputMapping, getInputMapping = param(
-        "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
-    )
+HasBatchSize: Any = _mixin("batch_size", "number of rows per batch", _INT)
+HasClusterSize: Any = _mixin("cluster_size", "number of nodes of the cluster", _INT)
+HasEpochs: Any = _mixin("epochs", "number of times that the rows are fed", _INT)
+HasGraceSecs: Any = _mixin("grace_secs", "ignored: shutdown waits for the functions", _INT)
+HasInputMapping: Any = _mixin(
+    "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
+)
+HasMasterNode: Any = _mixin("master_node", "role of the chief node", _TEXT)
+HasModelDir: Any = _mixin("model_dir", "folder of checkpoints", _TEXT)
+HasOutputMapping: Any = _mixin(
+    "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
+)
+HasProtocol: Any = _mixin("protocol", "ignored: TensorFlow chooses it", _TEXT)
+HasReaders: Any = _mixin("readers", "number of reader threads, for the function", _INT)
+HasSteps: Any = _mixin("steps", "largest number of steps, for the function", _INT)
+HasTensorboard: Any = _mixin("tensorboard", "whether to start TensorBoard", _FLAG)
+HasTFRecordDir: Any = _mixin(
+    "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT, "TFRecordDir"
+)
+HasExportDir: Any = _mixin("export_dir", "folder of the SavedModel", _TEXT)
+HasSignatureDefKey: Any = _mixin("signature_def_key", "signature of the SavedModel", _TEXT)
+HasTagSet: Any = _mixin("tag_set", "tags of the SavedModel, separated by commas", _TEXT)
 
 
 class HasInputMode(Params):
-    """Mixin with the Param ``input_mode``, which must be ``InputMode.SPARK``."""
-
-    input_mode, getInputMode = param(
-        "input_mode", "reader of the rows: 1 (Spark)", TypeConverters.toInt
-    )[::2]
+    input_mode, getInputMode = param("input_mode", "reader of the rows: 1 (Spark)", _INT)[::2]
 
     def setInputMode(self, value: int) -> Any:
-        """Set the Param `input_mode`; `InputError` for ``InputMode.TENSORFLOW``."""
+        """Set the Param; `InputError` for ``InputMode.TENSORFLOW``."""
         if value == TFCluster.InputMode.TENSORFLOW:
             raise InputError("`input_mode` must be InputMode.SPARK: a DataFrame is fed by Spark")
         return self._set(input_mode=value)
 
 
-class HasMasterNode(Params):
-    """Mixin with the Param ``master_node``."""
-
-    master_node, setMasterNode, getMasterNode = param(
-        "master_node", "role of the chief node", TypeConverters.toString
-    )
-
-
-class HasModelDir(Params):
-    """Mixin with the Param ``model_dir``."""
-
-    model_dir, setModelDir, getModelDir = param(
-        "model_dir", "folder of checkpoints", TypeConverters.toString
-    )
-
-
 class HasNumPS(Params):
-    """Mixin with the Params ``num_ps`` and ``driver_ps_nodes``."""
-
-    num_ps, setNumPS, getNumPS = param(
-        "num_ps", "number of parameter servers", TypeConverters.toInt
-    )
+    num_ps, setNumPS, getNumPS = param("num_ps", "number of parameter servers", _INT)
     driver_ps_nodes, setDriverPSNodes, getDriverPSNodes = param(
-        "driver_ps_nodes", "must be False", TypeConverters.toBoolean
-    )
-
-
-class HasOutputMapping(Params):
-    """Mixin with the Param ``output_mapping``."""
-
-    output_mapping, setOutputMapping, getOutputMapping = param(
-        "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
-    )
-
-
-class HasProtocol(Params):
-    """Mixin with the Param ``protocol``."""
-
-    protocol, setProtocol, getProtocol = param(
-        "protocol", "ignored: TensorFlow chooses it", TypeConverters.toString
-    )
-
-
-class HasReaders(Params):
-    """Mixin with the Param ``readers``."""
-
-    readers, setReaders, getReaders = param(
-        "readers", "number of reader threads, for the function", TypeConverters.toInt
-    )
-
-
-class HasSteps(Params):
-    """Mixin with the Param ``steps``."""
-
-    steps, setSteps, getSteps = param(
-        "steps", "largest number of steps, for the function", TypeConverters.toInt
-    )
-
-
-class HasTensorboard(Params):
-    """Mixin with the Param ``tensorboard``."""
-
-    tensorboard, setTensorboard, getTensorboard = param(
-        "tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean
-    )
-
-
-class HasTFRecordDir(Params):
-    """Mixin with the Param ``tfrecord_dir``."""
-
-    tfrecord_dir, setTFRecordDir, getTFRecordDir = param(
-        "tfrecord_dir", "folder of TFRecord files, for the function", TypeConverters.toString
-    )
-
-
-class HasExportDir(Params):
-    """Mixin with the Param ``export_dir``."""
-
-    export_dir, setExportDir, getExportDir = param(
-        "export_dir", "folder of the SavedModel", TypeConverters.toString
-    )
-
-
-class HasSignatureDefKey(Params):
-    """Mixin with the Param ``signature_def_key``."""
-
-    signature_def_key, setSignatureDefKey, getSignatureDefKey = param(
-        "signature_def_key", "signature of the SavedModel", TypeConverters.toString
-    )
-
-
-class HasTagSet(Params):
-    """Mixin with the Param ``tag_set``."""
-
-    tag_set, setTagSet, getTagSet = param(
-        "tag_set", "tags of the SavedModel, separated by commas", TypeConverters.toString
+        "driver_ps_nodes", "must be False", _FLAG
     )
 
 
 class Namespace:
-    """Named arguments, or a list of command-line arguments (``argv``).
-
-    Parameters
-    ----------
-    d
-        A dict, an ``argparse.Namespace``, another `Namespace`, or a list.
-
-    Raises
-    ------
-    InputError
-        ``d`` has another type.
-    """
+    """Named arguments of a dict or namespace, or a list of command-line arguments (``argv``)."""
 
     argv: list[str] | None = None
 
@@ -228,8 +111,6 @@ class Namespace:
 
 
 class TFParams(Params):
-    """Mixin with arguments of a function in addition to its Params."""
-
     args: Any = None
 
     def merge_args_params(self) -> Any:
@@ -327,7 +208,6 @@ class TFEstimator(
         return self._copyValues(TFModel(self.args))
 
     def _select(self, dataset: Any) -> Any:
-        """Return the columns to feed, with ML vectors as arrays."""
         names = sorted(self.getInputMapping())
         if not names:
             raise InputError(
@@ -401,17 +281,14 @@ def yield_batch(
 ) -> Iterator[list[list[Any]]]:
     """Yield batches of rows, each as one list per tensor; the last batch may be smaller.
 
-    Parameters
-    ----------
-    iterable
-        Rows of at least ``num_tensors`` values; None ends them.
+    Rows have at least ``num_tensors`` values; None ends them.
     """
     tensors: list[list[Any]] = [[] for _ in range(num_tensors)]
     for row in iterable:
         if row is None:
             break
-        for place, values in enumerate(tensors):
-            values.append(row[place])
+        for index, values in enumerate(tensors):
+            values.append(row[index])
         if len(tensors[0]) >= batch_size:
             yield tensors
             tensors = [[] for _ in range(num_tensors)]

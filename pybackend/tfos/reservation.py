@@ -13,9 +13,9 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode_line
-from pybackend.core.job.values import decode_value, encode_value
-from pybackend.core.net.greeting import RejectedError
-from pybackend.core.net.rendezvous import Acceptor, connect, listen, new_token
+from pybackend.core.job.value_codec import decode_value, encode_value
+from pybackend.core.net.authentication import RejectedError, new_token
+from pybackend.core.net.rendezvous import Acceptor, connect, listen
 from pybackend.core.net.stream import Stream
 from pybackend.tfos import util
 
@@ -49,20 +49,13 @@ class Address(tuple[str, int]):
 
     @classmethod
     def of(cls, host: str, port: int, token: str) -> Address:
-        """Return the address with this host, port and token."""
         made = cls((host, port))
         made.token = token
         return made
 
 
 class Reservations:
-    """Descriptions of the registered nodes; thread-safe.
-
-    Parameters
-    ----------
-    required
-        Expected number of nodes.
-    """
+    """Descriptions of the registered nodes, of which ``required`` are expected; thread-safe."""
 
     def __init__(self, required: int) -> None:
         self.required = required
@@ -70,16 +63,13 @@ class Reservations:
         self.reservations: list[Any] = []
 
     def add(self, meta: Any) -> None:
-        """Add a node."""
         with self.lock:
             self.reservations.append(meta)
 
     def done(self) -> bool:
-        """Return whether all nodes are registered."""
         return self.remaining() <= 0
 
     def get(self) -> list[Any]:
-        """Return the nodes so far."""
         with self.lock:
             return list(self.reservations)
 
@@ -90,17 +80,9 @@ class Reservations:
 
 
 class Server:
-    """Server with which nodes register.
+    """Server with which ``count`` nodes register.
 
-    Parameters
-    ----------
-    count
-        Expected number of nodes.
-
-    Attributes
-    ----------
-    done
-        Whether a client, or `stop`, has requested that the server stop.
+    ``done`` becomes True when a client, or `stop`, has requested that the server stop.
     """
 
     def __init__(self, count: int) -> None:
@@ -123,15 +105,8 @@ class Server:
     ) -> list[Any]:
         """Wait for all nodes.
 
-        Parameters
-        ----------
-        status
-            Contains ``"error"`` as soon as it is known that the nodes cannot start.
-
-        Raises
-        ------
-        ClusterError
-            ``status`` contains an error, or nodes are missing after ``timeout`` seconds.
+        ``status`` contains ``"error"`` as soon as it is known that the nodes cannot start. Raises
+        `ClusterError` then, or if nodes are missing after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while not self.reservations.done():
@@ -158,13 +133,7 @@ class Server:
         return list(range(int(first), int(last or first) + 1))
 
     def start_listening_socket(self) -> socket.socket:
-        """Return a socket on the first free port.
-
-        Raises
-        ------
-        ClusterError
-            No port is free.
-        """
+        """Return a socket on the first free port. Raises `ClusterError` if no port is free."""
         ports = self.get_server_ports()
         for port in ports:
             with contextlib.suppress(ClusterError):
@@ -176,7 +145,6 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Stop listening, and close all connections."""
         self.done = True
         if self._acceptor is not None:
             self._acceptor.close()
@@ -212,19 +180,10 @@ class Server:
 
 
 class Client:
-    """A node's connection to a `Server`.
+    """A node's connection to a `Server`, at the address that `Server.start` returned.
 
-    Parameters
-    ----------
-    server_addr
-        Address that `Server.start` returned, which includes the server's token.
-
-    Raises
-    ------
-    InputError
-        The address has no token.
-    OSError
-        No server, or a different one, listens there.
+    Raises `InputError` if the address has no token, and `OSError` if no server, or a different one,
+    listens there.
     """
 
     def __init__(self, server_addr: Address) -> None:
@@ -240,7 +199,6 @@ class Client:
         self._stream = _connect(address, token)
 
     def close(self) -> None:
-        """Close the connection."""
         self._stream.close()
 
     def register(self, reservation: Any) -> Any:
@@ -248,17 +206,14 @@ class Client:
         return self._request("REG", reservation)
 
     def get_reservations(self) -> Any:
-        """Return the nodes so far."""
         return self._request("QINFO")
 
     def await_reservations(self) -> Any:
-        """Wait until all nodes are registered, and return them."""
         while not self._request("QUERY"):
             time.sleep(_LOOK_SECONDS)
         return self.get_reservations()
 
     def request_stop(self) -> Any:
-        """Ask the server to stop."""
         return self._request("STOP")
 
     def _request(self, kind: str, data: Any = None) -> Any:

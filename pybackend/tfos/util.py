@@ -1,14 +1,18 @@
-"""Small functions for information about this machine."""
+"""Small functions for information about this machine, and the Spark session of a call."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import InputError
-from pybackend.core.machine.identity import own_address
+from pybackend.core.launchers import is_session
+from pybackend.core.machine import own_address
 from pybackend.tfos import gpu_info
 
 # Only its route is looked up, nothing is sent (RFC 5737 reserves it for documentation).
@@ -19,12 +23,8 @@ _EXECUTOR_ID = "executor_id"
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
     """Make a number of GPUs, or none, visible to TensorFlow in this process.
 
-    Parameters
-    ----------
-    worker_index
-        Index of this worker.
-    nodes
-        ``host:port`` of all workers: workers on the same host take different GPUs.
+    ``nodes`` are ``host:port`` of all workers: those on the same host as number ``worker_index``
+    take different GPUs.
     """
     visible = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
@@ -49,18 +49,11 @@ def find_in_path(path: str, file: str) -> str | bool:
 
 
 def write_executor_id(num: int) -> None:
-    """Write the number of the node on this executor to a file in the current folder."""
     Path(_EXECUTOR_ID).write_text(str(num))
 
 
 def read_executor_id() -> int:
-    """Return the number that `write_executor_id` wrote.
-
-    Raises
-    ------
-    InputError
-        There is no such file.
-    """
+    """Return the number that `write_executor_id` wrote. Raises `InputError` if there is none."""
     try:
         return int(Path(_EXECUTOR_ID).read_text())
     except FileNotFoundError:
@@ -68,3 +61,32 @@ def read_executor_id() -> int:
             f"there is no file {_EXECUTOR_ID} in {os.getcwd()}: no node of a cluster was started "
             "on this executor"
         ) from None
+
+
+def session_of(sc: Any) -> Any:
+    if is_session(sc):
+        return sc
+    if not hasattr(sc, "parallelize"):
+        raise InputError(f"`sc` must be a SparkContext, not {type(sc).__name__}")
+    from pyspark.sql import SparkSession
+
+    return SparkSession(sc)
+
+
+def default_fs(context: Any) -> str:
+    """Return Hadoop's default file system, from Spark's settings or Hadoop's own file."""
+    known = context.getConf().get("spark.hadoop.fs.defaultFS")
+    folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
+    if known is None and folder:
+        with suppress(OSError):
+            text = Path(folder, "core-site.xml").read_text()
+            pattern = r"<name>\s*fs\.default(?:FS|\.name)\s*</name>\s*<value>\s*([^<\s]+)"
+            found = re.search(pattern, text)
+            known = found[1] if found else None
+    known = known or "file://"
+    # Without the trailing slash, as absolute paths are appended.
+    return (
+        known[:-1]
+        if known.startswith("file://") and known.endswith("/") and known != "file://"
+        else known
+    )

@@ -13,27 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pybackend.tracking as tracking
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import Tracked, Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
-from pybackend.tracking.contents import (
-    add_arguments,
-    check_flags,
-    check_package,
-    check_tags,
-    check_text,
-    describe_hosts,
-    describe_origin,
-    describe_parameters,
-    describe_result,
-    explain_start,
-    load_package,
-    write_failure,
-    write_model,
-    write_plan,
-    write_result,
-)
+from pybackend.core.api.train_result import TrainResult
 
 _ADVICE = "Check MLFLOW_TRACKING_URI or `tracking_uri`, and that the server runs"
 _STEP_SECONDS = 5.0
@@ -109,10 +93,10 @@ def track_mlflow(
     --------
     >>> callbacks = [track_mlflow(experiment="digits")]  # doctest: +SKIP
     """
-    check_text(experiment=experiment, run_name=run_name, tracking_uri=tracking_uri)
-    check_flags(nested=nested, steps=steps, log_model=log_model)
-    named = check_tags(tags)
-    check_package("mlflow", "MLflow")
+    tracking.check_text(experiment=experiment, run_name=run_name, tracking_uri=tracking_uri)
+    tracking.check_flags(nested=nested, steps=steps, log_model=log_model)
+    named = tracking.check_tags(tags)
+    tracking.check_package("mlflow", "MLflow")
     return MlflowTracker(experiment, run_name, named, nested, tracking_uri, steps, log_model)
 
 
@@ -133,23 +117,26 @@ class MlflowTracker(Tracker):
 
     def for_trial(self, number: int, arguments: Mapping[str, Any]) -> MlflowTracker:
         """Return the settings for a child of the run that is active in this thread, if any is."""
-        active = load_package("mlflow", "MLflow").active_run()
+        active = tracking.load_package("mlflow", "MLflow").active_run()
         name = f"{self.run_name or 'trial'}-{number}"
         parent = active and active.info.run_id
         return replace(self, run_name=name, parent=parent, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
-        """Start a run, or use the active one, and record the settings and the plan."""
-        mlflow = load_package("mlflow", "MLflow")
+        mlflow = tracking.load_package("mlflow", "MLflow")
         try:
             with _few_retries():
                 return _MlflowRun(mlflow, self, prepared)
         except Exception as error:  # of its stores and servers
-            raise explain_start(self.system, _ADVICE, error) from error
+            raise tracking.explain_start(self.system, _ADVICE, error) from error
 
 
 class _MlflowRun(Tracked):
-    """A run. A thread sends the metrics, so that workers never wait for the server."""
+    """A run. A thread sends the metrics, so that workers never wait for the server.
+
+    MLflow's own client object is used with the run's ID, because its module-level functions write
+    to whatever run is active, which the caller's code may change.
+    """
 
     def __init__(self, mlflow: Any, tracker: MlflowTracker, prepared: PreparedTraining) -> None:
         if tracker.tracking_uri is not None:
@@ -172,12 +159,11 @@ class _MlflowRun(Tracked):
         self._sender = ThreadPoolExecutor(1, "tfdist-mlflow")
         self._sending: Future[None] | None = None
         try:
-            self._set_tags({**describe_origin(), **tracker.tags})
-            settings = describe_parameters(prepared.settings)
-            self._log_parameters(add_arguments(settings, tracker.arguments))
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                write_plan(prepared, Path(folder))
-                self._client.log_artifacts(self._id, folder)
+            self._set_tags({**tracking.describe_origin(), **tracker.tags})
+            settings = tracking.describe_parameters(prepared.settings)
+            self._log_parameters(tracking.add_arguments(settings, tracker.arguments))
+            with self._artifacts() as folder:
+                tracking.write_plan(prepared, folder)
         except BaseException:
             self._end("FAILED")
             raise
@@ -189,32 +175,34 @@ class _MlflowRun(Tracked):
             self._send()
 
     def finish(self, result: TrainResult) -> None:
-        """Send the rest, and end an own run."""
         try:
-            self._add(describe_result(result), result.initial_epoch + result.epochs)
-            self._send()
+            self._add(tracking.describe_result(result), result.initial_epoch + result.epochs)
             self._conclude()
-            self._set_tags(describe_hosts(result))
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                write_result(result, Path(folder), reads_model=self._tracker.log_model)
-                self._client.log_artifacts(self._id, folder)
+            self._set_tags(tracking.describe_hosts(result))
+            with self._artifacts() as folder:
+                tracking.write_result(result, folder, reads_model=self._tracker.log_model)
             if self._tracker.log_model and result.model_uri is None:
                 self._log_model(result)
         finally:
             self._end("FINISHED")
 
     def fail(self, error: BaseException) -> None:
-        """Send the error, and end an own run."""
         try:
             with _few_retries():
                 self._conclude()
                 text = f"{type(error).__name__}: {error}"
                 self._set_tags({"tfdist.error": text[:_MOST_CHARACTERS]})
-                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                    write_failure(error, Path(folder))
-                    self._client.log_artifacts(self._id, folder)
+                with self._artifacts() as folder:
+                    tracking.write_failure(error, folder)
         finally:
             self._end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    @contextlib.contextmanager
+    def _artifacts(self) -> Iterator[Path]:
+        """Yield a folder, whose files become artifacts."""
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            yield Path(folder)
+            self._client.log_artifacts(self._id, folder)
 
     def _find_experiment(self) -> str | None:
         name = self._tracker.experiment
@@ -234,13 +222,13 @@ class _MlflowRun(Tracked):
             self._client.log_batch(self._id, params=all_params[first : first + _MOST_PARAMS])
 
     def _add(self, values: Mapping[str, float], number: int) -> None:
-        kind, now = self._mlflow.entities.Metric, int(time.time() * 1000)
+        kind, now = self._mlflow.entities.Metric, int(time.time() * 1000)  # milliseconds
         self._pending += [kind(name, value, now, number) for name, value in values.items()]
 
     def _send(self) -> None:
         """Start to send what is pending; raise the error of an earlier attempt."""
         if self._sending is not None and self._sending.done():
-            self._sending.result()
+            self._sending.result()  # `api/tracking.py` turns the error into a note
         metrics, self._pending = self._pending, []
         self._sent = time.monotonic()
         self._sending = self._sender.submit(self._write, self._sending, metrics)
@@ -261,12 +249,12 @@ class _MlflowRun(Tracked):
     def _log_model(self, result: TrainResult) -> None:
         """Record the model, or only its weights if Keras cannot write it to a file."""
         if result.model_format == "weights.h5":
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                self._client.log_artifact(self._id, str(write_model(result, Path(folder))))
+            with self._artifacts() as folder:
+                tracking.write_model(result, folder)
             return
-        flavor = load_package("mlflow.keras", "MLflow")
+        flavor = tracking.load_package("mlflow.keras", "MLflow")
         versions = result.settings["versions"]
-        # MLflow would load the model in another process to find out what it needs.
+        # Else MLflow loads the model in another process to find out what it needs.
         needed = [f"{name}=={versions[name]}" for name in ("keras", "tensorflow", "numpy")]
         model = result.model
         with self._quiet():
@@ -289,7 +277,6 @@ class _MlflowRun(Tracked):
                 self._client.set_terminated(self._id, status)
 
     def _quiet(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which MLflow prints no links with ``verbose=0``."""
         silent = contextlib.redirect_stdout(io.StringIO())
         return silent if self._is_silent else contextlib.nullcontext()
 
@@ -307,9 +294,9 @@ def _sign(model: Any) -> Any:
                 TensorSpec(
                     np.dtype(str if tensor.dtype == "string" else tensor.dtype),
                     tuple(-1 if size is None else size for size in tensor.shape),
-                    *names[place : place + 1],
+                    *names[index : index + 1],
                 )
-                for place, tensor in enumerate(tensors)
+                for index, tensor in enumerate(tensors)
             ]
         )
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import EventFolder
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.arguments import LOGS, check_log_folder, check_tensorboard, is_uri
 from pybackend.core.job.call_options import Place
-from pybackend.core.job.tensorboard import FOLDER, check_folder, check_installed, is_uri
 from pybackend.core.words import call_of, setting, show, term
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
@@ -72,7 +72,7 @@ def track_tensorboard(folder: Place | None = None) -> EventFolder:
     --------
     >>> callbacks = [track_tensorboard("logs/run1")]  # doctest: +SKIP
     """
-    return EventFolder(check_folder(folder))
+    return EventFolder(check_log_folder(folder))
 
 
 class TensorBoardView:
@@ -107,7 +107,6 @@ class TensorBoardView:
             raise
 
     def wait(self) -> None:
-        """Wait until TensorBoard exits."""
         self._process.wait()
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
         TensorBoard does not start.
     """
     folder = _find_folder(what)
-    check_installed()
+    check_tensorboard()
     return TensorBoardView(folder)
 
 
@@ -177,7 +176,7 @@ def _find_folder(what: Any) -> str:
         if what.tensorboard is None:
             raise InputError(f"this training run wrote no event files: train with `{_example()}`")
         what = what.tensorboard
-    folder = FOLDER if what is None else what
+    folder = LOGS if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
         raise InputError(
             f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(folder)}"

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pybackend.tracking as tracking
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import Tracked, Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.words import listed, show
-from pybackend.tracking.contents import (
-    add_arguments,
-    check_flags,
-    check_package,
-    check_text,
-    describe_hosts,
-    describe_origin,
-    describe_parameters,
-    describe_result,
-    explain_start,
-    load_package,
-    write_failure,
-    write_model,
-    write_plan,
-    write_result,
-)
 
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _NOT_IN_PROJECT = "\\#?%:"
@@ -82,15 +68,15 @@ def track_wandb(
     --------
     >>> callbacks = [track_wandb(project="digits")]  # doctest: +SKIP
     """
-    check_text(project=project, run_name=run_name, group=group)
+    tracking.check_text(project=project, run_name=run_name, group=group)
     _check_project("`project`", project)
     _check_environment()
-    check_flags(steps=steps, log_model=log_model)
+    tracking.check_flags(steps=steps, log_model=log_model)
     if isinstance(tags, str):
         tags = [tags]
     if tags is not None and not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"`tags` must be a list of text, not {show(tags)}")
-    check_package("wandb", "wandb")
+    tracking.check_package("wandb", "wandb")
     return WandbTracker(project, run_name, tuple(tags or ()), group, steps, log_model)
 
 
@@ -101,18 +87,18 @@ def _check_environment() -> None:
         raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
 
 
-def _check_project(place: str, name: str | None) -> None:
+def _check_project(source: str, name: str | None) -> None:
     """Check a name as wandb does, but before the training run is prepared."""
     if name is None:
         return
     if "/" in name:
         entity, _, rest = name.partition("/")
         raise InputError(
-            f"{place} must be the name of a project, not {show(name)}: use {show(rest)}, and set "
+            f"{source} must be the name of a project, not {show(name)}: use {show(rest)}, and set "
             f"the environment variable WANDB_ENTITY to {show(entity)}"
         )
     if found := sorted(set(name) & set(_NOT_IN_PROJECT)):
-        raise InputError(f"{place} must not contain {' '.join(found)}, as {show(name)} does")
+        raise InputError(f"{source} must not contain {' '.join(found)}, as {show(name)} does")
 
 
 @dataclass(frozen=True)
@@ -136,12 +122,11 @@ class WandbTracker(Tracker):
         return replace(self, run_name=name, group=group, is_trial=True, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
-        """Start a run, or use the active one, and record the settings and the plan."""
-        wandb = load_package("wandb", "wandb")
+        wandb = tracking.load_package("wandb", "wandb")
         try:
             return _WandbRun(wandb, self, prepared)
         except Exception as error:  # of its process and its server
-            raise explain_start(self.system, _ADVICE, error) from error
+            raise tracking.explain_start(self.system, _ADVICE, error) from error
 
 
 class _WandbRun(Tracked):
@@ -149,6 +134,7 @@ class _WandbRun(Tracked):
 
     def __init__(self, wandb: Any, tracker: WandbTracker, prepared: PreparedTraining) -> None:
         self._wandb, self._tracker = wandb, tracker
+        # Trials run at the same time: none of them is the active run of this process.
         active = None if tracker.is_trial else wandb.run
         self._is_own = active is None
         self._run = active or wandb.init(
@@ -159,50 +145,55 @@ class _WandbRun(Tracked):
             reinit="create_new" if tracker.is_trial else None,
             settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
         )
-        parameters = {**describe_parameters(prepared.settings), **describe_origin()}
-        config = add_arguments(parameters, tracker.arguments)
+        parameters = {
+            **tracking.describe_parameters(prepared.settings),
+            **tracking.describe_origin(),
+        }
+        config = tracking.add_arguments(parameters, tracker.arguments)
         self._run.config.update(config, allow_val_change=True)
+        # Values of an epoch and of a step have axes of their own, or wandb's count of calls, which
+        # mixes both, is the axis of all charts.
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
         self._run.define_metric("step/number")
         self._run.define_metric("step/*", step_metric="step/number")
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            write_plan(prepared, Path(folder))
-            self._add_files("plan", folder)
+        with self._artifact("plan") as folder:
+            tracking.write_plan(prepared, folder)
 
     def log(self, axis: Literal["epoch", "step"], number: int, values: Mapping[str, float]) -> None:
         """Record metrics with their own axis: wandb counts the calls itself."""
         self._run.log({"epoch" if axis == "epoch" else "step/number": number, **values})
 
     def finish(self, result: TrainResult) -> None:
-        """Record the result, and end an own run."""
         try:
-            self._run.summary.update({**describe_result(result), **describe_hosts(result)})
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                write_result(result, Path(folder), reads_model=self._tracker.log_model)
-                self._add_files("report", folder)
+            self._run.summary.update(
+                {**tracking.describe_result(result), **tracking.describe_hosts(result)}
+            )
+            with self._artifact("report") as folder:
+                tracking.write_result(result, folder, reads_model=self._tracker.log_model)
             if self._tracker.log_model and result.model_uri is None:
-                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                    write_model(result, Path(folder))
-                    self._add_files("model", folder)
+                with self._artifact("model") as folder:
+                    tracking.write_model(result, folder)
         finally:
             self._end(0)
 
     def fail(self, error: BaseException) -> None:
-        """Record the error, and end an own run."""
         try:
             self._run.summary["tfdist/error"] = f"{type(error).__name__}: {error}"
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                write_failure(error, Path(folder))
-                self._add_files("report", folder)
+            with self._artifact("report") as folder:
+                tracking.write_failure(error, folder)
         finally:
             self._end(1)
 
-    def _add_files(self, kind: str, folder: str) -> None:
-        if any(Path(folder).iterdir()):
-            artifact = self._wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
-            artifact.add_dir(folder)
-            self._run.log_artifact(artifact)
+    @contextmanager
+    def _artifact(self, kind: str) -> Iterator[Path]:
+        """Yield a folder, whose files become an artifact; a plan or a failure may have none."""
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            yield Path(folder)
+            if any(Path(folder).iterdir()):
+                artifact = self._wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+                artifact.add_dir(folder)
+                self._run.log_artifact(artifact)
 
     def _end(self, code: int) -> None:
         if self._is_own:

@@ -1,18 +1,21 @@
-"""Values that the trials of `train_many` try, and the arguments to which they belong."""
+"""Values that the trials of `train_many` try: from a list, or from a study of Optuna."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.arguments import check_whole_number
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.words import call_of, either, setting, show, term
-from pybackend.tuning.result import RESERVED
+from pybackend.tuning.pruning import Mode, Pruning, check_pruning, choose_mode, rank_value
+from pybackend.tuning.trials import RESERVED, Trial
 
 # Arguments of `train_many` itself that may differ between trials.
 OPTIONS = ("batch_size", "epochs", "exchange", "seed", "steps_per_epoch")
@@ -21,31 +24,18 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelFunction:
-    """A function that builds the model of a trial from arguments.
+    """A function that builds the model of a trial from arguments."""
 
-    Parameters
-    ----------
-    build
-        Called with a dict of arguments and the seed: returns the ``model`` of `barrier_train`.
-    known, needed
-        Names of all its arguments, and of those without a default.
-    takes_any
-        Whether it also takes arguments with other names.
-    """
-
+    # Called with the arguments and the seed: returns the `model` of `barrier_train`.
     build: Callable[[Arguments, int], Any]
-    known: Collection[str]
-    needed: Collection[str] = ()
-    takes_any: bool = False
+    known: Collection[str]  # names of all its arguments
+    needed: Collection[str] = ()  # and of those without a default
+    takes_any: bool = False  # it also takes arguments with other names
 
     @classmethod
     def of(cls, model: Any) -> ModelFunction:
-        """Return it for the argument ``model`` of `train_many`.
-
-        Raises
-        ------
-        InputError
-            It is not a function.
+        """Return it for the argument ``model`` of `train_many`; `InputError` if that is not a
+        function.
         """
         if isinstance(model, ModelFunction):
             return model
@@ -68,16 +58,12 @@ class ModelFunction:
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
         """Divide the values of a trial into those of this function and those of the call."""
-        options = {name: value for name, value in arguments.items() if name in OPTIONS}
-        return {n: value for n, value in arguments.items() if n not in options}, options
+        own = {name: value for name, value in arguments.items() if name not in OPTIONS}
+        return own, {name: value for name, value in arguments.items() if name in OPTIONS}
 
     def check(self, names: Collection[str]) -> None:
-        """Check the names in a grid.
-
-        Raises
-        ------
-        InputError
-            A name is unknown or ambiguous, or an argument without a default is missing.
+        """Raise `InputError` for names in a grid that are unknown or ambiguous, and for missing
+        arguments.
         """
         for name in names:
             if name in OPTIONS and name in self.known:
@@ -112,27 +98,21 @@ def _explain(name: str) -> str:
 
 
 def list_trials(grid: Any) -> list[Arguments]:
-    """Return the arguments of each trial for the argument ``grid``.
-
-    Raises
-    ------
-    InputError
-        It has another type, or is empty.
-    """
+    """Return the arguments of each trial for the argument ``grid``."""
     if isinstance(grid, Mapping):
         trials = _combine(grid)
     elif callable(getattr(grid, "to_dict", None)) and hasattr(grid, "columns"):
         trials = _read_frame(grid)
     elif isinstance(grid, Sequence) and not isinstance(grid, (str, bytes)):
-        trials = [{n: _as_plain(v) for n, v in _check_row(row).items()} for row in grid]
+        if wrong := [row for row in grid if not isinstance(row, Mapping)]:
+            raise InputError(f"{_expected()}; it has {show(wrong[0])}")
+        trials = [{name: _as_plain(value) for name, value in row.items()} for row in grid]
     else:
         raise InputError(f"{_expected()}, not {show(grid)}")
     if not trials:
         raise InputError("`grid` has no trials")
-    for row in trials:
-        for name in row:
-            if not isinstance(name, str):
-                raise InputError(f"{_expected()}; it has the name {show(name)}")
+    if other := [name for row in trials for name in row if not isinstance(name, str)]:
+        raise InputError(f"{_expected()}; it has the name {show(other[0])}")
     return trials
 
 
@@ -154,22 +134,145 @@ def _combine(grid: Mapping[str, Any]) -> list[Arguments]:
 
 
 def _read_frame(frame: Any) -> list[Arguments]:
-    """Return the rows of a data frame of pandas or polars."""
     if hasattr(frame, "to_dicts"):
         return [dict(row) for row in frame.to_dicts()]
-    columns = {str(name): list(frame[name]) for name in frame.columns}
-    return [
-        {name: _as_plain(values[row]) for name, values in columns.items()}
-        for row in range(len(frame))
-    ]
-
-
-def _check_row(row: Any) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{_expected()}; it has {show(row)}")
-    return row
+    columns = {str(name): [_as_plain(value) for value in frame[name]] for name in frame.columns}
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(frame))]
 
 
 def _as_plain(value: Any) -> Any:
     """Return a number of NumPy as Python's."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+class TrialSource(Protocol):
+    """Object that chooses the arguments of trials."""
+
+    count: int
+    mode: Mode
+
+    @property
+    def sees_epochs(self) -> bool:
+        """True if `prunes` must be called after each epoch."""
+
+    def list_known(self) -> list[Arguments]:
+        """Return the arguments that are known in advance; if only names are, with any values."""
+
+    def ask(self, number: int) -> Arguments | None:
+        """Return the arguments of a trial; None: there are no more trials."""
+
+    def prunes(self, number: int, epoch: int, value: float) -> bool:
+        """Return whether to stop a trial, given its metric after an epoch."""
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        """Note the result of a trial, and the value of its metric."""
+
+
+class ListedTrials:
+    """Trials with known arguments, and a rule that stops poor ones."""
+
+    def __init__(self, trials: list[Arguments], rule: Pruning | None, mode: Mode) -> None:
+        self.count, self.mode = len(trials), mode
+        self._trials, self._rule = trials, rule
+        self._values: dict[int, dict[int, float]] = {}
+
+    @property
+    def sees_epochs(self) -> bool:
+        return self._rule is not None
+
+    def list_known(self) -> list[Arguments]:
+        return self._trials
+
+    def ask(self, number: int) -> Arguments | None:
+        return self._trials[number - 1] if number <= self.count else None
+
+    def prunes(self, number: int, epoch: int, value: float) -> bool:
+        own = self._values.setdefault(number, {})
+        own[epoch] = rank_value(value, self.mode)
+        others = [values for other, values in self._values.items() if other != number]
+        return self._rule is not None and self._rule.prunes(epoch, own, others)
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        pass
+
+
+class StudiedTrials:
+    """Trials whose arguments an Optuna study suggests, and whose poor ones its pruner stops.
+
+    The methods of the study are called on one thread.
+    """
+
+    sees_epochs = True
+
+    def __init__(self, study: Any, space: dict[str, Any], count: int, mode: Mode) -> None:
+        self.count, self.mode = count, mode
+        self._study, self._space = study, space
+        self._asked: dict[int, Any] = {}
+
+    def list_known(self) -> list[Arguments]:
+        return [dict.fromkeys(self._space)]
+
+    def ask(self, number: int) -> Arguments | None:
+        if number > self.count:
+            return None
+        self._asked[number] = asked = self._study.ask(self._space)
+        return dict(asked.params)
+
+    def prunes(self, number: int, epoch: int, value: float) -> bool:
+        self._asked[number].report(value, epoch)
+        return bool(self._asked[number].should_prune())
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        states = sys.modules["optuna"].trial.TrialState
+        asked = self._asked.pop(trial.number)
+        if trial.status == "pruned":
+            self._study.tell(asked, state=states.PRUNED)
+        elif value is None:
+            self._study.tell(asked, state=states.FAIL)
+        else:
+            self._study.tell(asked, value)
+
+
+def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> TrialSource:
+    rule = check_pruning(rule)
+    if study is None:
+        if trials is not None:
+            raise InputError(
+                "`trials` is only used with `study`: `grid` has a fixed number of trials"
+            )
+        return ListedTrials(list_trials(grid), rule, mode)
+    if rule is not None:
+        raise InputError("`prune` cannot be combined with `study`, which has its own pruner")
+    _check_study(study)
+    kind = sys.modules["optuna"].distributions.BaseDistribution
+    if not isinstance(grid, dict) or not all(isinstance(one, kind) for one in grid.values()):
+        raise InputError(
+            "with `study`, `grid` must map names to Optuna's distributions, e.g. "
+            "{'units': optuna.distributions.IntDistribution(4, 64)}, not " + show(grid)
+        )
+    if trials is None:
+        raise InputError(f"`study` needs a number of trials, e.g. {setting(trials=20)}")
+    return StudiedTrials(study, grid, check_whole_number("trials", trials, least=1), mode)
+
+
+def choose_direction(metric: Any, mode: Any, study: Any) -> Mode:
+    """Return whether smaller or larger values of the metric are better: as a study says, if any."""
+    chosen = choose_mode(metric, mode)
+    if study is None:
+        return chosen
+    _check_study(study)
+    direction: Mode = "max" if study.direction.name == "MAXIMIZE" else "min"
+    if mode not in (None, direction):
+        raise InputError(f"{setting(mode=mode)}, but `study` has the other direction")
+    return direction
+
+
+def _check_study(study: Any) -> None:
+    optuna = sys.modules.get("optuna")  # it is imported if there is a study
+    if optuna is None or not isinstance(study, optuna.Study):
+        raise InputError(
+            f"`study` must be {show(None)} or the result of optuna.create_study(), not a "
+            f"{type(study).__name__}"
+        )
+    if len(study.directions) > 1:
+        raise InputError("`study` has several objectives, but trials are compared by one `metric`")

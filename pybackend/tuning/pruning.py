@@ -102,7 +102,6 @@ Pruning = MedianPruning | SuccessiveHalving
 
 
 def check_pruning(value: Any) -> Pruning | None:
-    """Check the argument ``prune``."""
     if value is None or isinstance(value, Pruning):
         return value
     rules = either(
@@ -113,13 +112,7 @@ def check_pruning(value: Any) -> Pruning | None:
 
 
 def choose_mode(metric: Any, mode: Any) -> Mode:
-    """Return whether smaller or larger values of a metric are better; None: as its name says.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid.
-    """
+    """Return whether smaller or larger values of a metric are better; None: as its name says."""
     if not isinstance(metric, str):
         raise InputError(f"`metric` must be the name of a metric, not {show(metric)}")
     check_choice("mode", mode, choices=[None, "min", "max"])

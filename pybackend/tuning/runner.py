@@ -15,16 +15,14 @@ from typing import Any
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.observer import Observer, Observers
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.train import complete_training
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import complete_training
 from pybackend.core.errors import InputError, TfdistError, printable
 from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
 from pybackend.core.launchers import Launcher, StopRequestedError, check_stop, stopped_by
 from pybackend.core.words import show, spoken
-from pybackend.tuning.grid import Arguments
-from pybackend.tuning.result import Trial
-from pybackend.tuning.source import Source
-from pybackend.tuning.stored import ModelFiles, StoredResult
+from pybackend.tuning.grid import Arguments, TrialSource
+from pybackend.tuning.trials import ModelFiles, Status, StoredResult, Trial
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
 _LOOK_SECONDS = 0.1
@@ -40,8 +38,6 @@ class TrialCall:
 
 @dataclass
 class _Running:
-    """A trial that is running."""
-
     number: int
     arguments: Arguments
     planned: TrialCall
@@ -53,13 +49,16 @@ class _Running:
 
     @property
     def observers(self) -> Observers:
-        """The user's observers of this trial."""
         return self.planned.prepared.request.observers
 
     @property
     def epochs(self) -> int:
-        """Number of epochs that it may run."""
         return self.planned.prepared.request.job.epochs
+
+    def lap(self) -> float:
+        """Return the seconds since the event before."""
+        before, self.looked = self.looked, time.monotonic()
+        return self.looked - before
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,6 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Ended:
-    """End of a trial."""
-
     number: int
     outcome: TrainResult | Exception
 
@@ -83,34 +80,17 @@ class _Ended:
 class TrialRunner:
     """Runs trials on launchers, one at a time on each.
 
-    Parameters
-    ----------
-    source
-        Chooses the arguments of each trial.
-    prepare
-        Returns the prepared training run of a trial, given its number and its arguments.
-    failed
-        The trials before the first one that could be prepared.
-    first
-        Arguments of that trial, and its prepared training run.
-    launchers
-        Launchers that may be used at once.
-    metric
-        Metric by which trials are compared.
-    on_trial
-        Called with each `Trial` when it has ended.
-    on_epoch
-        Called with the number of a trial and the end of its epoch; None: it is not needed.
+    Each trial is on a thread of its own. All calls of the user's code are on the thread of `run`.
     """
 
-    source: Source
-    prepare: Callable[[int, Arguments], TrialCall]
-    failed: Sequence[Trial]
-    first: tuple[Arguments, TrialCall]
-    launchers: Sequence[Launcher]
+    source: TrialSource
+    prepare: Callable[[int, Arguments], TrialCall]  # given the number of the trial
+    failed: Sequence[Trial]  # before the first one that could be prepared
+    first: tuple[Arguments, TrialCall]  # that one
+    launchers: Sequence[Launcher]  # that may be used at once
     metric: str
     on_trial: Callable[[Trial], object]
-    on_epoch: Callable[[int, EpochEnded], object] | None = None
+    on_epoch: Callable[[int, EpochEnded], object] | None = None  # given the number of the trial
 
     def __post_init__(self) -> None:
         self._messages: queue.SimpleQueue[_Asked | _Ended] = queue.SimpleQueue()
@@ -163,12 +143,12 @@ class TrialRunner:
 
         def work() -> None:
             with suppress(StopRequestedError), stopped_by(self._stop):
+                outcome: TrainResult | Exception
                 try:
                     outcome = complete_training(planned.call, prepared, running.began)
                 except Exception as error:
-                    self._messages.put(_Ended(number, error))
-                else:
-                    self._messages.put(_Ended(number, outcome))
+                    outcome = error
+                self._messages.put(_Ended(number, outcome))
 
         # With the context of this thread, which has the settings of launchers.
         context = copy_context()
@@ -182,25 +162,20 @@ class TrialRunner:
         if not sees_epochs and running.number > len(self.failed) + 1:
             return Observers()
 
-        def ask(kind: type[EpochEnded | StepEnded], place: int, logs: dict[str, Any]) -> bool:
-            now = time.monotonic()
-            seconds, running.looked = now - running.looked, now
-            if kind is EpochEnded:
-                event: Event = EpochEnded(place, running.epochs, seconds, logs)
-            else:
-                event = StepEnded(0, 0, place, 0, 0, seconds, logs)
+        def ask(event: Event) -> bool:
             asked = _Asked(running.number, event, Future())
             self._messages.put(asked)
             while True:
+                # The calling thread may have raised an error, and answers no more.
                 check_stop()
                 with suppress(TimeoutError):
                     return asked.answer.result(_LOOK_SECONDS)
 
         def on_epoch_end(epoch: int, logs: dict[str, Any]) -> bool:
-            return ask(EpochEnded, epoch, logs)
+            return ask(EpochEnded(epoch, running.epochs, running.lap(), logs))
 
         def on_step_end(step: int, logs: dict[str, Any]) -> bool:
-            return ask(StepEnded, step, logs)
+            return ask(StepEnded(0, 0, step, 0, 0, running.lap(), logs))
 
         return Observers(
             [Observer(on_epoch_end, on_step_end if running.observers.see_steps else None)]
@@ -214,17 +189,10 @@ class TrialRunner:
         _join(running.thread)
         del self._running[message.number]
         self._free.append(running.launcher)
-        seed = running.planned.prepared.request.job.seed
-        found = message.outcome
-        trial = make_trial(
-            running.number,
-            running.arguments,
-            seed,
-            running.began,
-            found if isinstance(found, Exception) else self._models.store(found),
-            is_pruned=running.is_pruned,
-        )
-        self._note(trial)
+        seed, found = running.planned.prepared.request.job.seed, message.outcome
+        outcome = found if isinstance(found, Exception) else self._models.store(found)
+        number, arguments, began = running.number, running.arguments, running.began
+        self._note(make_trial(number, arguments, seed, began, outcome, running.is_pruned))
         self._start_more()
 
     def _note(self, trial: Trial) -> None:
@@ -247,10 +215,11 @@ class TrialRunner:
                     "of validation rows"
                 )
             return stops
-        is_last = event.epoch == event.epochs
         if not self.source.sees_epochs:
             return stops
-        if self.source.prunes(running.number, event.epoch, value) and not (stops or is_last):
+        # The source sees each value, also of a trial that ends with this epoch anyway.
+        is_poor = self.source.prunes(running.number, event.epoch, value)
+        if is_poor and not stops and event.epoch < event.epochs:
             running.is_pruned = True
         return stops or running.is_pruned
 
@@ -268,24 +237,13 @@ def make_trial(
     outcome: StoredResult | Exception,
     is_pruned: bool = False,
 ) -> Trial:
-    """Return a trial that has ended."""
-    common: dict[str, Any] = {
-        "number": number,
-        "arguments": arguments,
-        "seconds": time.monotonic() - began,
-        "seed": seed,
-    }
+    seconds = time.monotonic() - began
     if isinstance(outcome, Exception):
-        error = _explain(outcome)
-        return Trial(status="failed", metrics={}, trained_epochs=0, error=error, **common)
-    history = outcome.result.history
-    return Trial(
-        status="pruned" if is_pruned else "completed",
-        metrics={name: values[-1] for name, values in history.items() if values},
-        trained_epochs=outcome.result.epochs,
-        stored=outcome,
-        **common,
-    )
+        return Trial(number, arguments, "failed", {}, 0, seconds, seed, _explain(outcome))
+    result = outcome.result
+    metrics = {name: values[-1] for name, values in result.history.items() if values}
+    status: Status = "pruned" if is_pruned else "completed"
+    return Trial(number, arguments, status, metrics, result.epochs, seconds, seed, stored=outcome)
 
 
 def _explain(error: Exception) -> str:

@@ -27,10 +27,9 @@
 #'   `compute`, `communication` and `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is
 #'   linear), `is_crowded` (more workers than cores), `steps` (number of measured steps), `jitter`
 #'   (how much the duration of a worker's own part of a step varies, as the standard deviation of
-#'   its logarithm) and `is_projected`. If you set `project`, it also has the bounds of 90%
-#'   intervals (`seconds_low`, `seconds_high`, and so on); values that were not measured or
-#'   predicted for a row are `NA`. Speedups are relative to the smallest number of workers, which is
-#'   assumed to scale linearly. `print()` shows the most important columns.
+#'   its logarithm) and `is_projected`. What was not measured of a projected row is
+#'   `NA`. Speedups are relative to the smallest number of workers, which is assumed to scale
+#'   linearly. `print()` shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{
@@ -123,8 +122,8 @@ print.tfdist_scaling <- function(x, ...) {
     workers = paste0(x$workers, ifelse(crowded, "*", "")),
     rows = format(round(x$batch_size, 1), decimal.mark = "."),
     ms = format(round(1000 * x$seconds, 2), nsmall = 2, decimal.mark = "."),
-    speedup = show_interval(x, "speedup"),
-    efficiency = show_interval(x, "efficiency")
+    speedup = sprintf("%.2f", x$speedup),
+    efficiency = sprintf("%.2f", x$efficiency)
   )
   parts <- x[c("data", "compute", "communication", "waiting")]
   shares <- apply(as.matrix(parts) / x$seconds, 1L, function(share) {
@@ -143,17 +142,6 @@ print.tfdist_scaling <- function(x, ...) {
 as.data.frame.tfdist_scaling <- function(x, ...) {
   class(x) <- setdiff(class(x), "tfdist_scaling")
   x
-}
-
-# A value, with its interval if it has one.
-show_interval <- function(x, name) {
-  low <- x[[paste0(name, "_low")]]
-  text <- sprintf("%.2f", x[[name]])
-  if (is.null(low)) {
-    return(text)
-  }
-  ends <- sprintf("%s (%.2f to %.2f)", text, low, x[[paste0(name, "_high")]])
-  ifelse(is.na(low), text, ends)
 }
 
 # The function that Python calls. It returns Python's result object, which the fit contains.

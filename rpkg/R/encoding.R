@@ -1,5 +1,5 @@
 # Factors, text and whole numbers of data frames as codes, one-hot or unchanged text ("text").
-# Python does the same for tables and files (pybackend/core/data/encoding.py).
+# Python does the same for tables and files (pybackend/core/data/columns.py).
 
 # A column with more values is probably an identifier.
 most_one_hot <- 1000L

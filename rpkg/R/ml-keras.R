@@ -160,8 +160,7 @@ ml_load_keras <- function(sc, path) {
   check_given()
   check_string(path)
   session <- open_session(check_pipeline_connection(sc))
-  stages <- pybackend_ml()$stages
-  loaded <- call_python(stages$load_stages, session, absolute_path(path))
+  loaded <- call_python(pybackend_ml()$persistence$load_stages, session, absolute_path(path))
   make <- if (loaded[[1L]]) new_ml_model else new_ml_pipeline
   make(sc, list(loaded[[2L]]))
 }
@@ -172,7 +171,7 @@ new_ml_pipeline <- function(sc, stages) {
 
 new_ml_model <- function(sc, stages) {
   of_python <- Filter(is_python, stages)
-  keras <- call_python(pybackend_ml()$stages$find_keras, of_python)
+  keras <- call_python(pybackend_ml()$model$find_keras, of_python)
   structure(list(sc = sc, stages = stages, keras = keras), class = "tfdist_ml_model")
 }
 
@@ -264,8 +263,8 @@ save_stages <- function(x, path, overwrite, is_fitted, call) {
     suppressMessages(sparklyr::ml_save(stage, saved))
     saved
   })
-  stages <- pybackend_ml(call)$stages
-  call_python(stages$save_stages, session, parts, path, overwrite, is_fitted, call = call)
+  save_stages <- pybackend_ml(call)$persistence$save_stages
+  call_python(save_stages, session, parts, path, overwrite, is_fitted, call = call)
   invisible(NULL)
 }
 
@@ -304,7 +303,6 @@ check_pipeline_connection <- function(sc, call = caller_env()) {
 
 pybackend_ml <- function(call = caller_env()) {
   pybackend(call)
-  reticulate::import("pybackend.ml.stages")
   reticulate::import("pybackend.ml")
 }
 

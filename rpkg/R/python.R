@@ -42,7 +42,7 @@ load_pybackend <- function(call = caller_env()) {
 # Suppress the start-up lines of Keras and TensorFlow, no matter which code imports them.
 quiet_imports <- function() {
   tryCatch(
-    reticulate::import("pybackend.core.model.quiet_imports")$install(),
+    reticulate::import("pybackend.core.quiet")$install(),
     error = function(error) NULL
   )
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.sql.graph import (
+from pybackend.sql.operations import (
     Combine,
     Concatenate,
     Fold,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 
 
 def know_token(monkeypatch: Any, launcher: Any) -> str:

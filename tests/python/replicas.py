@@ -18,18 +18,14 @@ import numpy as np
 from conftest import SAMPLE_SEED, full, largest_difference, record_outcome
 
 import pybackend
-from pybackend.core.api.model import (
-    add_custom_objects,
-    encode_model,
-    find_source,
-)
-from pybackend.core.api.settings import read_keras_defaults
+from pybackend.core.api.calls import read_keras_defaults
+from pybackend.core.api.sent_objects import add_custom_objects, encode_model, find_source
 from pybackend.core.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.sharding import cut_shards, replay_batches
 from pybackend.core.job.codec import decode
 from pybackend.core.job.job import MODEL_OBJECTS, TrainingJob, make_job
-from pybackend.core.job.model_options import ModelOptions
+from pybackend.core.job.storage_options import ModelOptions
 from pybackend.core.model.serialization import read_own_model
 from pybackend.core.model.transfer import read_objects, read_weights
 from pybackend.core.model.view import ModelView

@@ -59,7 +59,7 @@ def _normalized() -> Any:
 
 
 def _functions() -> Any:
-    from pybackend.sql.lowering import FUNCTIONS
+    from pybackend.sql.builder import FUNCTIONS
 
     tensor = keras.Input((6,))
     scaled = L.Rescaling(3.0)(tensor)

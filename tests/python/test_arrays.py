@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pybackend.core.data.arrays import (
+    Ragged,
     check_enough_rows,
     count_rows,
     flatten,
     flatten_data,
     nest,
     shard,
+    to_dense,
 )
-from pybackend.core.data.ragged import Ragged, to_dense
 from pybackend.core.errors import InputError
 
 X = np.arange(12.0).reshape(6, 2)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybackend.core.data.arrays import Ragged, to_dense
 from pybackend.core.data.arrow import TensorReader, describe_schema
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import ColumnGroup, ColumnSpec
-from pybackend.core.data.ragged import Ragged, to_dense
 from pybackend.core.errors import InputError
 
 LISTS = pa.list_(pa.float32())

@@ -18,13 +18,13 @@ from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, su
 
 import pybackend
 from pybackend.core.collective import Alone
-from pybackend.core.engine.audit_plan import AuditPlan
-from pybackend.core.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
-from pybackend.core.engine.host import Exchanged
-from pybackend.core.engine.one_process import OneProcess, StepState
-from pybackend.core.engine.step_difference import compare, measure_gradient, measure_variable
-from pybackend.core.engine.watched_gradients import check_sums
-from pybackend.core.job.options import Exchange
+from pybackend.core.engine.audit.audited_rows import UnequalRows, pack_rows, unpack_rows
+from pybackend.core.engine.audit.audited_steps import AuditPlan
+from pybackend.core.engine.audit.one_process import OneProcess, StepState
+from pybackend.core.engine.audit.step_difference import compare, measure_gradient, measure_variable
+from pybackend.core.engine.audit.traced_step import check_sums
+from pybackend.core.engine.exchange.transports import Exchanged
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.model.view import ModelView
 
 # The first test waits until the workers have trained all cases.
@@ -792,7 +792,7 @@ def test_rows_in_another_order_stay_those_of_their_workers() -> None:
     rows = np.arange(14.0).reshape(7, 2)
     packed = [pack_rows({"x": rows[part]}, 0) for part in (slice(0, None, 2), slice(1, None, 2))]
     found = unpack_rows(packed, is_sharded=True)
-    turned = found.turned()
+    turned = found.reordered()
     assert not np.array_equal(turned.batch, rows)
     for rank, part in enumerate(turned.parts):
         np.testing.assert_array_equal(turned.batch[part], rows[rank::2])
@@ -898,7 +898,7 @@ def test_a_wrong_mean_of_any_kind_changes_its_projection() -> None:
 def test_time_for_audits_is_spread_over_the_epoch() -> None:
     clock = mock.Mock(side_effect=lambda: now)
     now = 100.0
-    with mock.patch("pybackend.core.engine.audit_plan.time.monotonic", clock):
+    with mock.patch("pybackend.core.engine.audit.audited_steps.time.monotonic", clock):
         plan = AuditPlan()
         chosen = []
         plan.begin_epoch(100, 0, {0})

@@ -30,7 +30,7 @@ def run(folder, pipe, channel):
 @contextmanager
 def bootstrap(tmp_path: Path, wanted: str = "json nonesuch") -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
-        bootstrap_command(sys.executable, wanted, "hosts.ssh_task"),
+        bootstrap_command(sys.executable, wanted, "hosts.ssh_task.run"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

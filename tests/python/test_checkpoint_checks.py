@@ -12,14 +12,15 @@ from pybackend.core.data.checkpoint_checks import (
     check_is_same,
     check_rows_are_as_many,
     describe_settings,
+    find_difference,
+    shorten,
 )
 from pybackend.core.data.checkpoint_store import Manifest, Part
-from pybackend.core.data.structures import find_difference, shorten
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import Elastic
 from pybackend.core.job.report import Generation
-from pybackend.core.model.structure import describe_config, describe_rate, describe_structure
+from pybackend.core.job.worker_options import Elastic
+from pybackend.core.model.compile_settings import describe_config, describe_rate, describe_structure
 
 JOB = TrainingJob(2, epochs=3, seed=5, batches=(20, 20, 10))
 

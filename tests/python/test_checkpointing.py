@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.core.data.checkpoint_store import CheckpointStore, Manifest, Part
-from pybackend.core.engine.checkpointing import CheckpointWriter
+from pybackend.core.engine.checkpoint.checkpointing import CheckpointWriter
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.messages import Event, Note
 

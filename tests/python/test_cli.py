@@ -129,7 +129,7 @@ def test_what_spark_needs_is_named(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     assert main(["doctor", "--master", "local"]) == 1
     assert "no Java was found" in capsys.readouterr().err
-    monkeypatch.setattr("pybackend.doctor.session.find_spec", lambda name: None)
+    monkeypatch.setattr("pybackend.doctor.spark_master.find_spec", lambda name: None)
     assert main(["doctor", "--master", "local"]) == 1
     assert "pyspark is not installed" in capsys.readouterr().err
 

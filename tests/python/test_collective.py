@@ -33,7 +33,8 @@ from pybackend.core.collective import mesh as mesh_module
 from pybackend.core.collective.algorithms import count_pairs, find_neighbours, find_partners
 from pybackend.core.collective.joining import connects_to
 from pybackend.core.errors import ClusterError, InputError, PeerLostError
-from pybackend.core.net.rendezvous import address_of, listen, new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import address_of, listen
 
 LONG = 120.0  # seconds; an error that comes earlier came at once
 SIZES = [0, 1, 7, 1009, 65_536, 300_007]

@@ -20,8 +20,8 @@ from threads import Threads
 
 from pybackend.core.collective import Compression, Patience, all_sum, join_mesh
 from pybackend.core.errors import ClusterError, PeerLostError
-from pybackend.core.net.greeting import greet_as_client
-from pybackend.core.net.rendezvous import Acceptor, address_of, listen, new_token
+from pybackend.core.net.authentication import greet_as_client, new_token
+from pybackend.core.net.rendezvous import Acceptor, address_of, listen
 from pybackend.core.net.stream import Stream
 
 PROGRAM = (

@@ -42,8 +42,8 @@ from pybackend import (
     read_tfrecords,
     write_tfrecords,
 )
-from pybackend.core.launchers.spark import barrier as spark
-from pybackend.core.launchers.spark import jobs as spark_job
+from pybackend.core.launchers.spark import spark_jobs as spark_job
+from pybackend.core.launchers.spark import stage as spark
 from pybackend.core.launchers.spark.slots import check_slots, count_slots
 from pybackend.types import WorkerContext
 

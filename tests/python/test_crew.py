@@ -11,11 +11,12 @@ import pytest
 from pybackend.core.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.core.job.job import FunctionJob, Job, TrainingJob
 from pybackend.core.job.messages import Begun, EpochEnded, Event, Failed, Note, StopTraining
-from pybackend.core.job.options import ParameterServer
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.worker_options import ParameterServer
 from pybackend.core.launchers import crew as crew_module
 from pybackend.core.launchers.crew import Crew, find_fatal, take_all
-from pybackend.core.launchers.spark.barrier_task import fail_task, find_failures
+from pybackend.core.launchers.spark.barrier_task import fail_task
+from pybackend.core.launchers.spark.stage import find_failures
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
 ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)

@@ -28,8 +28,8 @@ from pybackend.core.collective import Alone
 from pybackend.core.data.reading import call_pipeline
 from pybackend.core.data.sharding import replay_batches
 from pybackend.core.data.sources import FunctionRows
-from pybackend.core.engine.pipeline_feed import PipelineFeed
-from pybackend.core.job.options import DataOptions
+from pybackend.core.engine.row_batches import PipelineBatches
+from pybackend.core.job.storage_options import DataOptions
 from pybackend.types import WorkerContext
 
 LEVELS = ["cat", "dog", "owl"]
@@ -313,8 +313,8 @@ def test_endless_data_go_on_from_epoch_to_epoch() -> None:
 
     data = tf.data.Dataset.from_tensor_slices((np.arange(6.0), np.arange(6))).batch(2).repeat()
     with pytest.raises(InputError, match="infinite data on worker 0: pass `steps_per_epoch`"):
-        PipelineFeed(data, Alone(), None)
-    feed = PipelineFeed(data, Alone(), 2)
+        PipelineBatches(data, Alone(), None)
+    feed = PipelineBatches(data, Alone(), 2)
     assert feed.fit_options == {"steps_per_epoch": 2}
     assert not feed.may_be_empty
     for _, (epoch, batch) in zip(range(8), enumerate(feed.dataset()), strict=False):

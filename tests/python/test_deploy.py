@@ -17,8 +17,9 @@ from databases import ARRAYS, literal, open_duckdb, open_postgres
 from threads import Threads
 
 from pybackend import DatabaseError, InputError, deploy_model, undeploy_model
-from pybackend.sql.check import DatabaseCheck
-from pybackend.sql.connections import Connection, connect
+from pybackend.sql.connect import connect
+from pybackend.sql.database import Connection
+from pybackend.sql.deploy import DatabaseCheck
 from pybackend.types import TrainResult
 
 L = keras.layers

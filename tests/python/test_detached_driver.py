@@ -20,7 +20,7 @@ from conftest import wait_for
 
 import pybackend
 from pybackend import ClusterError
-from pybackend.core.api import detached_driver, result_file
+from pybackend.core.api import detached_driver, result_files
 from pybackend.core.api.job_copy import copied, new_copy
 from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.core.job.job import TrainingJob
@@ -84,7 +84,7 @@ def drive(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> Callable[[Train
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, *full: Path) -> list[bool]:
     """Let writing a result to some folders fail; return whether there was a request each time."""
-    write, requests = result_file.write_whole, []
+    write, requests = result_files.write_whole, []
 
     def fail(path: str, content: bytes) -> None:
         requests.append(Path(path).with_name("request").exists())
@@ -92,7 +92,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, *full: Path) -> list[bool]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(result_file, "write_whole", fail)
+    monkeypatch.setattr(result_files, "write_whole", fail)
     return requests
 
 

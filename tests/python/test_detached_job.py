@@ -36,8 +36,8 @@ from object_store import object_store
 import pybackend
 from pybackend import ClusterError, InputError, Observer, WorkerFailedError
 from pybackend.cli import main
+from pybackend.core.api.display import epoch_line
 from pybackend.core.api.job_folder import EventLog, JobFolder, new_folder
-from pybackend.core.api.progress import epoch_line
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import EpochEnded, Event, Note
 from pybackend.types import DetachedJob

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.core.job.packages import BUILDS
+from pybackend.core.machine.packages import BUILDS
 from pybackend.core.r.function import FOR_R_BEFORE_45
 from pybackend.doctor.machine import doctor, find_java, find_missing
 

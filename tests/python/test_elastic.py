@@ -29,13 +29,14 @@ from pybackend import (
     replay_batches,
     submit_training,
 )
-from pybackend.core.engine import elastic as elastic_engine
+from pybackend.core.engine.elastic import generations as elastic_engine
 from pybackend.core.errors import Failure
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Note, Order, Standby
 from pybackend.core.job.report import Generation, WorkerReport, count_by_epoch, list_groups
-from pybackend.core.launchers import crew, elastic
-from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.launchers import crew
+from pybackend.core.launchers import elastic_workers as elastic
+from pybackend.core.launchers.base import StopRequestedError, stopped_by
 from pybackend.types import TrainResult
 
 BATCH, SEED = 5, 7
@@ -601,7 +602,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min=2 workers are left")
     assert "with `restarts` in `recovery`, it restarts automatically" in text
-    assert caught.value.is_loss(is_kept=False)
+    assert caught.value.is_loss(is_saved=False)
 
 
 class ScriptedSite:

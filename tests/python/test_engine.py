@@ -13,16 +13,27 @@ import pytest
 from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
-from pybackend.core.api.sent_files import note_files
-from pybackend.core.engine.state import offset_seeds
+from pybackend.core.api.training_run import note_files
+from pybackend.core.engine.equal_state import offset_seeds
+from pybackend.core.engine.train import CALLBACK_ORDER, check_order, order_callbacks
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import Exchange, LocalSteps
+from pybackend.core.job.worker_options import Exchange, LocalSteps
 from pybackend.core.launchers import launcher_for
 from pybackend.core.model.callbacks import check_callbacks, select_callbacks
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.view import ModelView
 
 TWO = TrainingJob(workers=2)
+
+
+def test_callbacks_in_another_order_are_refused() -> None:
+    names = [name for name, _ in CALLBACK_ORDER]
+    assert order_callbacks({name: [name, name] for name in reversed(names)})[::2] == names
+    check_order(["clock", "sync", "own", "own", "stop"])
+    with pytest.raises(AssertionError, match="is not the order"):
+        check_order(["clock", "sync", "stop", "own"])
+    with pytest.raises(AssertionError, match="unknown callbacks"):
+        order_callbacks({"sync": [1], "synch": [2]})
 
 
 class StopRankOne(keras.callbacks.Callback):

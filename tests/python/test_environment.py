@@ -37,7 +37,7 @@ from pybackend import (
 )
 from pybackend.core.job.job import EvaluationJob, FunctionJob, Job
 from pybackend.core.job.messages import Note
-from pybackend.core.launchers.environment import serving
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import (
     PackedEnvironment,
     make_manifest,
@@ -51,17 +51,18 @@ from pybackend.core.launchers.environment.contents import (
     list_entries,
 )
 from pybackend.core.launchers.environment.installing import (
+    ArchiveServer,
     Installation,
     Interpreter,
+    UnreachedError,
     check_host,
     install_command,
     install_here,
     read_blocks,
 )
-from pybackend.core.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.core.launchers.slurm.launcher import _install
-from pybackend.core.launchers.spark import barrier
-from pybackend.core.launchers.spark.preflight import _place
+from pybackend.core.launchers.spark import stage
+from pybackend.core.launchers.spark.stage import _link
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -336,10 +337,10 @@ import sys
 from unittest.mock import Mock, patch
 from pybackend.core.launchers.environment.archive import read_packed
 from pybackend.core.launchers.environment.installing import read_blocks
-from pybackend.core.launchers.spark import preflight
+from pybackend.core.launchers.spark import barrier_task
 served = Mock(read=lambda: read_blocks(sys.argv[2]))
-environment = preflight.SparkEnvironment(read_packed(sys.argv[1]), served)
-with patch.object(preflight, "_list_paths", tuple):
+environment = barrier_task.SparkEnvironment(read_packed(sys.argv[1]), served)
+with patch.object(barrier_task, "_list_paths", tuple):
     print("begins", flush=True)
     print(environment.install().python)
 """
@@ -415,7 +416,7 @@ def test_a_file_is_placed_again_after_a_call_that_was_interrupted(
     packed: PackedEnvironment, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        assert os.path.samefile(_place(packed, tmp_path), packed.path)
+        assert os.path.samefile(_link(packed, tmp_path), packed.path)
 
 
 def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -652,10 +653,10 @@ def test_executors_of_a_host_share_an_environment(
         sent.append(path)
         return read_blocks(path)
 
-    monkeypatch.setattr(serving, "read_blocks", count)
+    monkeypatch.setattr(installing, "read_blocks", count)
     if not is_reached:
         nowhere = cluster.driver, "127.0.0.9"
-        monkeypatch.setattr(barrier, "driver_addresses", lambda _: nowhere)
+        monkeypatch.setattr(stage, "driver_addresses", lambda _: nowhere)
     two_per_host = {"spark__cores__max": "6"}
     arguments: dict[str, Any] = {"workers": 6, "resources": Resources(environment=packed.path)}
     with cluster.session(**two_per_host) as spark:

@@ -16,8 +16,8 @@ from conftest import build_dense, full, largest_difference
 
 import pybackend
 from pybackend import barrier_train
-from pybackend.core.api.mnist import digit_model, mnist
 from pybackend.core.data.sharding import replay_batches
+from pybackend.mnist_example import digit_model, mnist
 
 
 def replay(

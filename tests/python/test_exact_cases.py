@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from replicas import Case, check_equal, sampled
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # The first test waits until the workers have trained all cases.
 # For all cases, which are trained together, on a busy machine.

@@ -13,7 +13,7 @@ import pytest
 from replicas import Case, check_equal, sampled
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(1200)

@@ -13,7 +13,7 @@ from keras import ops
 from replicas import Case, check_equal, sampled
 from test_probes import correlation
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # The first test waits until the workers have trained all cases.
 layers = keras.layers

@@ -20,7 +20,7 @@ from test_probes import (
     soft_f1,
 )
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(1200)

@@ -13,11 +13,11 @@ from test_exact_cases import X, Y, dense, layers, stack
 
 from pybackend import barrier_train
 from pybackend.core.collective import Alone
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.host import TransferSettings
-from pybackend.core.engine.steps import Position
-from pybackend.core.job.options import Exchange
+from pybackend.core.engine.exchange.flat_buffer import TransferSettings
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.row_batches import RowBatches
+from pybackend.core.engine.step_changes import Position
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.model.view import ModelView
 
 FLOOD = X.copy()
@@ -43,7 +43,7 @@ def record_exchange(
     model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: int = 8
 ) -> Any:
     """Fit a model for one epoch and record its exchange."""
-    feed = Feed({"x": x, "y": y}, [len(x)], 0, batch_size)
+    feed = RowBatches({"x": x, "y": y}, [len(x)], 0, batch_size)
     recorded = RecordingCollective()
     model.optimizer.build(model.trainable_variables)
     exchange = GradientExchange(

@@ -19,7 +19,6 @@ from pybackend.core.data.files import (
     open_file,
     open_folder,
     read_file,
-    remove_file,
     write_whole,
 )
 from pybackend.core.errors import InputError
@@ -128,7 +127,7 @@ def test_a_file_is_written_as_a_whole_in_place_of_an_older_one(root: str, tmp_pa
 def test_a_remote_file_can_be_removed() -> None:
     with open_file("memory://test_files/gone", "wb") as file:
         file.write(b"x")
-    remove_file("memory://test_files/gone")
+    open_folder("memory://test_files").remove("gone")
     with pytest.raises(InputError):
         find_files("memory://test_files/gone")
 

@@ -19,18 +19,17 @@ from conftest import is_running, wait_for
 from warm import children
 
 from pybackend.core.launchers import fork_server, forking
-from pybackend.core.launchers.fork_server import ForkServers
+from pybackend.core.launchers.fork_server import ForkServers, WorkerKind, describe_worker
 from pybackend.core.launchers.forking import READY
-from pybackend.core.launchers.worker_kind import WorkerKind, describe_worker
 from pybackend.core.machine.processes import name_process, read_main_thread
 
 SCRIPT = """
 import json, os, signal, sys
 import keras, numpy as np
 import pybackend
-from pybackend.core.launchers import fork_server
+from pybackend.core.launchers import forking
 
-fork_server.ANSWER_SECONDS = 5.0
+forking.ANSWER_SECONDS = 5.0
 
 class LeaveDaemon(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
@@ -239,7 +238,7 @@ def test_a_server_of_other_workers_ends_if_there_is_no_room(
     with serving(owner, kinds[0]) as first, serving(owner, kinds[1]) as second:
         for kind in kinds[:2]:
             assert request(owner, kind, b"") == READY  # it serves: now it can be found
-        monkeypatch.setattr(fork_server, "ForkedProcess", lambda connection, *_: connection)
+        monkeypatch.setattr(forking, "ForkedProcess", lambda connection, *_: connection)
         for number in (1, 0):
             forked: Any = servers.fork(kinds[number], "/", [], {})
             forked.close()
@@ -259,14 +258,14 @@ def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
 ) -> None:
     monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
     kind, servers = make_kind(), ForkServers(owner, 1)
-    monkeypatch.setattr(fork_server, "SERVE", "import time; time.sleep(600)")
+    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
     assert servers.fork(kind, "/", [], {}) is None  # there is none
     servers.keep(1)
     began = time.monotonic()
     for _ in range(3):
         assert servers.fork(kind, "/", [], {}) is None
-    assert time.monotonic() - began < fork_server.ANSWER_SECONDS
+    assert time.monotonic() - began < forking.ANSWER_SECONDS
     assert servers.list_names() == [servers.name(kind)]
     servers.close()
     assert servers.list_names() == []

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 
-from pybackend.core.api.datasets import narrow_columns
-from pybackend.core.data.arrays import flatten_data
+from pybackend.core.api.call_data import narrow_columns
+from pybackend.core.data.arrays import Ragged, flatten_data
 from pybackend.core.data.columns import ColumnSpec, check_column_spec
 from pybackend.core.data.frames import FrameRows, holds_frame, is_frame
-from pybackend.core.data.ragged import Ragged
-from pybackend.core.data.row_store import describe_layout, write_columns
+from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.data.sources import FileRows
+from pybackend.core.data.spark_rows import describe_layout
 from pybackend.core.errors import InputError
 
 ROWS = 300

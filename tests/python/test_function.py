@@ -16,9 +16,8 @@ from threads import Threads
 
 from pybackend import ClusterError, InputError, TFDistributor, WorkerFailedError, barrier_run
 from pybackend.core.function.adapters import Script
-from pybackend.core.function.call import name_place
-from pybackend.core.function.peer import Peer
-from pybackend.core.function.root import Outbox, Root
+from pybackend.core.function.call import name_rank
+from pybackend.core.function.sharing import ConnectingRank, ListeningRank, Outbox
 from pybackend.core.net.rendezvous import address_of, listen
 from pybackend.core.net.stream import Stream
 from pybackend.types import WorkerContext
@@ -48,7 +47,7 @@ def test_workers_share_values_in_the_order_of_ranks() -> None:
 
 def test_ranks_of_a_machine_are_counted_as_torchrun_does() -> None:
     addresses = ["ann:20001", "bob:20001", "ann:20002", "[::1]:4"]
-    found = [name_place(addresses, rank) for rank in range(4)]
+    found = [name_rank(addresses, rank) for rank in range(4)]
     assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1", "0"]
     assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "1", "2", "1"]
 
@@ -83,9 +82,9 @@ def test_between_machines_what_is_shared_is_encrypted() -> None:
     servers = [listen("127.0.0.1") for _ in range(3)]
     peers = [address_of(server) for server in servers]
     ended: list[Any] = []
-    root = Root(servers[0], peers, "token", 20, encrypt=True)
-    spokes = [Peer(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
-    members: list[Root | Peer] = [root, *spokes]
+    root = ListeningRank(servers[0], peers, "token", 20, encrypt=True)
+    spokes = [ConnectingRank(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
+    members: list[ListeningRank | ConnectingRank] = [root, *spokes]
     with Threads() as pool:
         for call in ("a", "b"):
             texts = [call * 2_000_000 + str(rank) for rank in range(3)]

@@ -40,16 +40,16 @@ from threads import Threads
 
 from pybackend.core.collective import Mesh
 from pybackend.core.collective.links import Link
+from pybackend.core.data.arrays import Ragged
 from pybackend.core.data.checkpoint_store import CheckpointStore
-from pybackend.core.data.ragged import Ragged
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import StoredRows
-from pybackend.core.data.text import decode_lines, encode_lines
-from pybackend.core.data.tfrecord.files import RecordFiles
-from pybackend.core.data.tfrecord.folder import Manifest
+from pybackend.core.data.spark_rows import decode_lines, encode_lines
+from pybackend.core.data.tfrecord.encode import write_part
+from pybackend.core.data.tfrecord.folder import RecordsManifest
 from pybackend.core.data.tfrecord.framing import build_heads
-from pybackend.core.data.tfrecord.part import write_part
-from pybackend.core.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
+from pybackend.core.data.tfrecord.protobuf import BYTES, FLOAT, INT64, to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 from pybackend.core.errors import (
     ClusterError,
     Failure,
@@ -61,13 +61,13 @@ from pybackend.core.errors import (
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Arrival, EpochEnded, Event, Failed, Order
-from pybackend.core.job.options import Exchange
 from pybackend.core.job.report import WorkerReport, read_metrics, read_report
-from pybackend.core.job.values import decode_state, decode_value, encode_state, encode_value
+from pybackend.core.job.value_codec import decode_state, decode_value, encode_state, encode_value
+from pybackend.core.job.worker_options import Exchange
 from pybackend.core.launchers.remote.bundle import read_greeting
-from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
+from pybackend.core.launchers.script.ranks import HostRanks, ScriptCommand, ScriptTask
 from pybackend.core.machine.capacity import read_machine
-from pybackend.core.net.greeting import _prove, greet_as_client, greet_as_server
+from pybackend.core.net.authentication import _prove, greet_as_client, greet_as_server
 from pybackend.core.net.meeting import (
     Everyone,
     Finished,
@@ -405,7 +405,7 @@ def records(tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("records")
     batch = pa.record_batch({"x": range(9), "s": [["a", None][:1]] * 9})
     parts = [write_part([batch], str(path / name), name) for name in ("a.tfrecord", "b.tfrecord")]
-    manifest = Manifest(to_spark_fields(batch.schema), None, tuple(filter(None, parts)))
+    manifest = RecordsManifest(to_spark_fields(batch.schema), None, tuple(filter(None, parts)))
     (path / "good.json").write_text(json.dumps(manifest.to_json()))
     return path
 

@@ -16,15 +16,15 @@ from test_probes import compiled, correlation
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.core.collective import Alone
 from pybackend.core.data.rows import ArrayRows
-from pybackend.core.engine.calls import StepCalls
-from pybackend.core.engine.global_batch import (
+from pybackend.core.engine.statistics.global_batch import (
     GatheredRows,
     GlobalBatch,
     OverBatch,
     check_runs_eagerly,
 )
-from pybackend.core.engine.probes import find_unsummable_metrics
-from pybackend.core.engine.step_means import build_losses
+from pybackend.core.engine.statistics.metrics import build_losses
+from pybackend.core.engine.statistics.probes import find_unsummable_metrics
+from pybackend.core.engine.step_changes import StepCalls
 from pybackend.core.model.view import ModelView
 
 layers = keras.layers

@@ -27,13 +27,12 @@ from pybackend.core.job.messages import (
     Reported,
     Standby,
 )
-from pybackend.core.job.options import Elastic, ParameterServer
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Elastic, ParameterServer, Resources
 from pybackend.core.launchers.base import Outcome
-from pybackend.core.launchers.hosts.host_list import HostSlots
 from pybackend.core.launchers.hosts.launcher import _Slots
-from pybackend.core.launchers.kubernetes import task as pod_task
+from pybackend.core.launchers.hosts.ssh import HostSlots
+from pybackend.core.launchers.kubernetes import pod as pod_task
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import MODEL, REPORT, TASK, Post, RemoteTask, read_post

@@ -185,15 +185,15 @@ LOOKS = {
     "model.compare": 1,
     # a worker's model, once it is loaded and once it is built
     "engine.replica": 2,
-    "engine.score": 2,
+    "engine.evaluation": 2,
     "parameter_server.chief": 1,
     # between steps
     "engine.sync": 2,
-    "engine.state": 1,
-    "engine.steps": 1,
-    "engine.training_state": 1,
+    "engine.equal_state": 1,
+    "engine.step_changes": 1,
+    "engine.checkpoint.training_state": 1,
     # a layer in another one
-    "engine.one_process": 1,
+    "engine.audit.one_process": 1,
 }
 
 
@@ -226,7 +226,7 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
     rooms = ("launchers.spark.", "doctor.", "ml.", "tfos.")
     elsewhere = {name for name in importing if not name.startswith(rooms)}
     # Rows and vectors of Spark, which feeds and workers need.
-    assert elsewhere <= {"data.dataframe", "tfos.feed.items", "job.value_kinds"}
+    assert elsewhere <= {"data.spark_rows", "tfos.feed.items", "job.value_kinds"}
 
 
 def reach(name: str) -> set[str]:

@@ -21,8 +21,8 @@ from pybackend.core.job.job import (
     code_classes,
     make_job,
 )
-from pybackend.core.job.model_options import ModelOptions
-from pybackend.core.job.options import Exchange, LocalSteps
+from pybackend.core.job.storage_options import ModelOptions
+from pybackend.core.job.worker_options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
     "workers": 2,

@@ -16,15 +16,15 @@ import pytest
 from conftest import wait_for
 
 import pybackend.core.api.detached_job as detached_job
-import pybackend.core.api.job_copy as job_copy
+import pybackend.core.api.job_record as job_record
 import pybackend.core.api.submit as submit
 from pybackend import ClusterError, InputError
 from pybackend.core.api.job_copy import JobCopy, copied, new_copy
 from pybackend.core.api.job_folder import JobFolder, new_folder
 from pybackend.core.data.files import Folder, hide_password
-from pybackend.core.job.checkpoint import Checkpoint
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.launchers.spark import attach
+from pybackend.core.job.storage_options import Checkpoint
+from pybackend.core.launchers.spark.sessions import hand_over
 from pybackend.types import DetachedJob
 
 SECRET = "://ann:secret@host/"
@@ -87,7 +87,7 @@ def test_a_slow_upload_of_the_result_does_not_look_lost(
         write(self, name, content)
 
     monkeypatch.setattr(Folder, "write", slow)
-    monkeypatch.setattr(job_copy, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(job_record, "BEAT_SECONDS", 0.05)
     copy = copy_of(folder)
     beat = Path(copy.uri.removeprefix("file://"), "beat")
 
@@ -220,6 +220,6 @@ def test_a_copy_of_a_session_ends_if_it_cannot_be_used(error: type[BaseException
 
     copy = SimpleNamespace(client=client, conf=SimpleNamespace(set=fail))
     session = SimpleNamespace(cloneSession=lambda: copy)
-    with pytest.raises(error), attach.hand_over(session, {}):
+    with pytest.raises(error), hand_over(session, {}):
         pass
     assert calls == ["release", "close"]

@@ -84,7 +84,7 @@ class Process:
         """Return the last line of its traceback, and the following lines."""
         text = self.text()
         assert self.process.returncode == 1, text
-        return text.rpartition("\npybackend.errors.")[2]
+        return text.rpartition("\npybackend.core.errors.")[2]
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from pybackend import join, make_tf_config
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers import count_workers, launcher_for
 from pybackend.core.launchers.joined.launcher import JoinedLauncher
+from pybackend.core.launchers.joined.place import find_place
 from pybackend.core.launchers.local import LocalLauncher
-from pybackend.core.launchers.place import find_place
 
 PAIR = ["10.0.0.1:2222", "10.0.0.2:2222"]
 OPEN_MPI = {

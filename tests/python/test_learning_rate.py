@@ -13,7 +13,7 @@ from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend import Exchange, InputError, ScaleLearningRate
 from pybackend.core.job.job import Job, TrainingJob
-from pybackend.core.job.learning_rate import check_scale_lr
+from pybackend.core.job.worker_options import check_scale_lr
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.view import ModelView
 

@@ -34,7 +34,7 @@ from pybackend import (
 from pybackend.core.errors import ClusterError, SerializationError, TfdistError
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.messages import Order
-from pybackend.core.job.values import decode_value
+from pybackend.core.job.value_codec import decode_value
 from pybackend.core.launchers import local
 from pybackend.core.launchers.child import Child
 from pybackend.core.launchers.local import LocalLauncher

@@ -11,7 +11,7 @@ from replicas import Case, Trained, check_equal, difference
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend.core.data.sharding import Visits, cut_shards, shard_slice
-from pybackend.core.job.options import LocalSteps
+from pybackend.core.job.worker_options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
 DILOCO = {"exchange": LocalSteps(3, learning_rate=0.7, momentum=0.9)}

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from pybackend.core.machine import is_loopback, is_own_address, own_address, read_boot
 from pybackend.core.machine.capacity import (
     count_cores,
-    list_groups,
+    list_control_groups,
     read_free_memory,
     read_memory,
 )
-from pybackend.core.machine.identity import is_loopback, is_own_address, own_address, read_boot
 from pybackend.core.machine.processes import (
     find_family,
     is_process,
@@ -182,7 +182,7 @@ def test_a_quota_limits_cores(
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """Yield a memory control group with a limit of 300 MB, below the one of this process."""
-    for version, parent in list_groups("memory"):
+    for version, parent in list_control_groups("memory"):
         folder = parent / f"tfdist-{uuid.uuid4().hex[:8]}"
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         with suppress(OSError):

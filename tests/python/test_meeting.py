@@ -18,10 +18,9 @@ from threads import Threads
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import encode
 from pybackend.core.job.messages import PrintedLine
-from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.net.authentication import greet_as_client, greet_as_server, new_token
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.rendezvous import new_token
 from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()

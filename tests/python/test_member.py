@@ -17,10 +17,10 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.job.job import FUNCTION, FunctionJob
 from pybackend.core.job.messages import Event, PrintedLine
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
-from pybackend.core.job.values import decode_value
-from pybackend.core.launchers.member import Member, Source
-from pybackend.tfos.feed.protocol import FEED_TOKEN
+from pybackend.core.job.value_codec import decode_value
+from pybackend.core.job.worker_options import Resources
+from pybackend.core.launchers.member import Member, RowSource
+from pybackend.tfos.feed.dialog import FEED_TOKEN
 from pybackend.tfos.feed.spark_task import StartMember
 
 pytestmark = pytest.mark.launcher
@@ -84,7 +84,7 @@ def show(context: Any) -> Any:
 def work(
     kind: type[ThreadGroup],
     events: list[Event],
-    source: Source | None = None,
+    source: RowSource | None = None,
     resources: Resources | None = None,
     fn: Any = show,
 ) -> list[WorkerReport]:

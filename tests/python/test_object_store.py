@@ -15,7 +15,7 @@ from test_checkpoint_store import fill, manifest
 
 from pybackend import ClusterError, ModelOptions, Recovery, barrier_train, load_checkpoint
 from pybackend.core.data.checkpoint_store import CheckpointStore
-from pybackend.core.engine.checkpointing import CheckpointWriter
+from pybackend.core.engine.checkpoint.checkpointing import CheckpointWriter
 from pybackend.core.job.messages import Event, Note
 from pybackend.core.model.compare import hash_weights
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.core.job.packages import find_difference, read_versions
+from pybackend.core.machine.packages import find_difference, read_versions
 
 HERE = read_versions()
 

@@ -193,15 +193,15 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
 
 
 def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
-    from pybackend.core.parameter_server.chief import check_asynchronous
+    from pybackend.core.parameter_server.chief import check_without_common_steps
 
     job = TrainingJob(3, exchange=pybackend.ParameterServer(), roles=(*ROLES.items(),))
     for reason, build in unfit_models().items():
         with pytest.raises(
             InputError, match=rf"exchange=ParameterServer\(...\) cannot train .*{reason}"
         ):
-            check_asynchronous(ModelView(build()), job)
-    check_asynchronous(ModelView(compiled()), job)
+            check_without_common_steps(ModelView(build()), job)
+    check_without_common_steps(ModelView(compiled()), job)
 
 
 def read_table() -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ import pytest
 from conftest import largest_difference, shared_spark
 
 import pybackend
-from pybackend.core.launchers.spark.session import driver_python
+from pybackend.core.launchers.spark.sessions import driver_python
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "particles"))
 

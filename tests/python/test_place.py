@@ -11,8 +11,8 @@ import pytest
 from slurm import Slurm, needs_slurm, slurm_cluster
 
 from pybackend import ClusterError
-from pybackend.core.launchers.place import find_slurm_place
-from pybackend.core.launchers.slurm.nodes import expand_counts, expand_nodes
+from pybackend.core.launchers.joined.place import find_slurm_place
+from pybackend.core.launchers.slurm.commands import expand_counts, expand_nodes
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
 

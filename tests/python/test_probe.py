@@ -14,11 +14,10 @@ from conftest import shared_spark
 from threads import Threads
 
 from pybackend import InputError, barrier_run
-from pybackend.doctor.diagnosis import find_problems
 from pybackend.doctor.machine import inspect_machine
-from pybackend.doctor.probe import group_by_host, probe
+from pybackend.doctor.probe import find_problems, group_by_host, probe
 from pybackend.doctor.reach import PATIENCE_SECONDS, REFUSED, TIMED_OUT, try_peers
-from pybackend.doctor.session import check_master
+from pybackend.doctor.spark_master import check_master
 
 pytestmark = pytest.mark.launcher
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import full
 from keras import ops
 
-from pybackend.core.engine.probes import is_mean_in_evaluation, mixes_rows
+from pybackend.core.engine.statistics.probes import is_mean_in_evaluation, mixes_rows
 from pybackend.core.model.view import ModelView
 
 layers = keras.layers

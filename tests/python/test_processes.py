@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import full
 
-from pybackend.core.launchers.processes import StallWatch
+from pybackend.core.launchers.watches import StallWatch
 
 PROGRAMS = {
     "asleep": "import time; time.sleep(60)",

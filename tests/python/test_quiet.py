@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.core.model.quiet import is_noise
-
 # The output of a new process is the subject.
+from conftest import full
+
+from pybackend.core.quiet import is_noise
+
 pytestmark = pytest.mark.launcher
 
 NOISE = """\
@@ -28,7 +30,7 @@ F0000 00:00:1795328976.1 99 cpu_feature_guard.cc:32] The library was compiled to
 E0000 00:00:1795328976.1 99 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error: no device
 ImportError: libtensorflow_framework.so.2: cannot open shared object file
 """
-IMPORT = "from pybackend.core.model.quiet import import_tensorflow\nimport_tensorflow({verbose})\n"
+IMPORT = "from pybackend.core.quiet import import_tensorflow\nimport_tensorflow({verbose})\n"
 
 
 def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -118,3 +120,48 @@ result.model.summary()
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "test accuracy" in done.stdout
+
+
+FIRST_IMPORT = """
+from pybackend.core.quiet import install
+install()
+install()
+{first}
+import gc, importlib, keras, tensorflow
+print(gc.isenabled())
+for module in (keras, tensorflow):
+    print(module.__spec__.name, type(module.__spec__.loader).__name__)
+print(importlib.import_module("keras") is keras, callable(keras.layers.Dense))
+try:
+    import keras_that_does_not_exist
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import keras",
+        full("import tensorflow"),
+        # As a call that needs Keras, in a session in which it was not imported.
+        full("from pybackend.core.quiet import import_tensorflow; import_tensorflow()"),
+    ],
+)
+def test_an_import_is_quiet_and_gives_the_usual_modules(first: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORT.format(first=first)],
+        env={k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [
+        "True",
+        "keras SourceFileLoader",
+        "tensorflow SourceFileLoader",
+        "True True",
+        "keras_that_does_not_exist",
+    ]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.machine.identity import own_address
-from pybackend.core.net import greeting, rendezvous
-from pybackend.core.net.greeting import greet_as_client
-from pybackend.core.net.rendezvous import Acceptor, address_of, listen, new_token, reserve
+from pybackend.core.machine import own_address
+from pybackend.core.net import authentication, rendezvous
+from pybackend.core.net.authentication import greet_as_client, new_token
+from pybackend.core.net.rendezvous import Acceptor, address_of, listen, reserve
 from pybackend.core.net.stream import Stream
 
 TOKEN = new_token()
@@ -119,7 +119,7 @@ def test_strangers_are_rejected_and_delay_nobody() -> None:
 
 @pytest.mark.parametrize("said", [b"", bytes(GREETING - 1)], ids=["silent", "half a greeting"])
 def test_a_greeting_that_does_not_end_is_given_up(said: bytes, monkeypatch: Any) -> None:
-    monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(authentication, "GREETING_SECONDS", 0.2)
     with (
         accepting() as (address, acceptor, welcomed),
         closing(Stream.connect(address, LONG)) as stranger,

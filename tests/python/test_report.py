@@ -11,7 +11,7 @@ from pybackend.core.job.codec import encode
 from pybackend.core.job.job import FunctionJob
 from pybackend.core.job.report import WorkerReport, read_metrics, read_report
 from pybackend.core.launchers.remote.bundle import read_greeting
-from pybackend.core.launchers.spark.barrier import follow_stage
+from pybackend.core.launchers.spark.stage import follow_stage
 from pybackend.core.net.meeting import MeetingServer
 
 GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))

@@ -16,9 +16,9 @@ from killing import KillAt
 
 from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
 from pybackend.bridge import capture, report_record
-from pybackend.core.api.charts import find_ticks
+from pybackend.core.api.markup import find_ticks
 from pybackend.core.errors import Failure, Moment
-from pybackend.core.figures import show_number, show_seconds, show_time
+from pybackend.core.words import show_number, show_seconds, show_time
 from pybackend.types import TrainResult
 
 HOSTILE = '</script><b>\u2028 & "bold" \''

@@ -22,10 +22,11 @@ from pybackend.core.job.codec import encode
 from pybackend.core.job.job import FunctionJob, Job
 from pybackend.core.launchers import local
 from pybackend.core.launchers.joined.gathering import find_share
-from pybackend.core.launchers.memory import MemoryWatch
-from pybackend.core.launchers.place import Place
+from pybackend.core.launchers.joined.place import Place
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine
-from pybackend.core.launchers.slurm.settings import SlurmSettings, with_resources
+from pybackend.core.launchers.slurm.jobs import SlurmSettings
+from pybackend.core.launchers.slurm.launcher import with_resources
+from pybackend.core.launchers.watches import MemoryWatch
 from pybackend.core.machine.capacity import count_cores, list_gpus, read_meminfo
 from pybackend.core.machine.processes import find_family
 from pybackend.types import WorkerContext

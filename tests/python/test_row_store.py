@@ -17,21 +17,32 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pybackend.core.data import rows as rows_module
-from pybackend.core.data.arrays import count_rows, shard
-from pybackend.core.data.layout import Kind, check_layouts, read_layouts
-from pybackend.core.data.ragged import Ragged, concatenate, join_texts, pack_lists, to_dense
+from pybackend.core.data.arrays import (
+    Ragged,
+    concatenate,
+    count_rows,
+    join_texts,
+    pack_lists,
+    shard,
+    to_dense,
+)
 from pybackend.core.data.row_store import (
-    BLOB_BYTES,
-    SCHEMA,
+    Kind,
     RowStoreWriter,
-    describe_layout,
+    check_layouts,
     link_columns,
-    pack_blobs,
-    store_blobs,
+    read_layouts,
     unify_layout,
     write_columns,
 )
 from pybackend.core.data.rows import StoredRows, make_zero_row
+from pybackend.core.data.spark_rows import (
+    BLOB_BYTES,
+    SCHEMA,
+    describe_layout,
+    pack_blobs,
+    store_blobs,
+)
 from pybackend.core.errors import ClusterError, InputError
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
@@ -200,7 +211,7 @@ def test_rows_may_be_written_at_their_places_in_any_order(tmp_path: Path) -> Non
     kinds = {"x": Kind("<i8", ())}
     with RowStoreWriter(tmp_path / "train", kinds) as writer:
         for place in (2, 0, 1):
-            writer.place(place, np.array([place * 10]).tobytes())
+            writer.write_at(place, np.array([place * 10]).tobytes())
     assert everything(tmp_path / "train")["x"].tolist() == [0, 10, 20]
 
 

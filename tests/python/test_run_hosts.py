@@ -18,11 +18,10 @@ from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.launchers.hosts.host_list import HostSlots
-from pybackend.core.launchers.script import group
-from pybackend.core.launchers.script.group import CaughtSignals, ScriptGroup
-from pybackend.core.launchers.script.output import ScriptOutput
-from pybackend.core.launchers.script.plan import HostRanks, ScriptCommand, ScriptRun
+from pybackend.core.launchers.hosts.ssh import HostSlots
+from pybackend.core.launchers.script import driver
+from pybackend.core.launchers.script.driver import CaughtSignals, ScriptGroup, ScriptOutput
+from pybackend.core.launchers.script.ranks import HostRanks, ScriptCommand, ScriptRun
 
 pytestmark = [
     pytest.mark.launcher,
@@ -221,7 +220,7 @@ def test_an_agent_that_never_starts_its_ranks_is_named(tmp_path: Path, monkeypat
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("MARK", str(mark))
-    monkeypatch.setattr(group, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(driver, "_START_SECONDS", 1.0)
     script = ScriptCommand("python", "script.py", ())
     site = HostRanks("deaf", (0, 1), None, HostSlots("deaf"))
     plan = ScriptRun(script, 2, (site,), str(tmp_path), python=sys.executable)

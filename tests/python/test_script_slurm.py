@@ -17,7 +17,7 @@ from conftest import full, wait_for
 from slurm import Slurm, needs_slurm, slurm_cluster
 
 from pybackend.cli import main
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
 

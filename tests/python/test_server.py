@@ -14,7 +14,7 @@ import pytest
 from conftest import wait_for
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.tfos.feed.client import Feeder, split_items
 from pybackend.tfos.feed.items import encode_items, frame_items
 from pybackend.tfos.feed.server import FeedServer
@@ -293,8 +293,8 @@ def test_more_nodes_register_than_greet_at_once() -> None:
 
 
 def test_missing_results_are_named(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybackend.tfos.feed.queue._OWED_SECONDS", 0.2)
-    monkeypatch.setattr("pybackend.tfos.feed.queue._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("pybackend.tfos.feed.server._OWED_SECONDS", 0.2)
+    monkeypatch.setattr("pybackend.tfos.feed.server._LOOK_SECONDS", 0.05)
     fed = Running(lambda: list(feeder(server, timeout=1.0).infer(batches(range(10)), "a", 0, 0)))
     assert len(server.queue.take(20, keeps_apart=True)[0]) == 10
     server.queue.give([1, 2])

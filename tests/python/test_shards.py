@@ -26,7 +26,7 @@ from pybackend import (
     barrier_train,
     plan,
 )
-from pybackend.core.engine.shards import assign_owners, list_state
+from pybackend.core.engine.exchange.shards import assign_owners, list_state
 from pybackend.types import TrainResult
 
 layers, optimizers = keras.layers, keras.optimizers

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from pybackend.core.job.messages import PrintedLine
-from pybackend.core.net.connection_errors import StreamEndError
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.shared_lines import SharedLines
+from pybackend.core.net.stream import StreamEndError
 
 
 class Ends:

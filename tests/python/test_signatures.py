@@ -11,8 +11,8 @@ import pytest
 
 import pybackend
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import DataOptions, Exchange
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.worker_options import Exchange, Resources
 
 PUBLIC = {
     name: getattr(pybackend, name)

@@ -11,7 +11,7 @@ from conftest import wait_for
 from threads import Threads
 
 from pybackend.core.launchers.spark import slots
-from pybackend.core.launchers.spark.session import hold, small_batches
+from pybackend.core.launchers.spark.sessions import hold, small_batches
 from pybackend.core.launchers.spark.slots import take_slots
 
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -28,14 +28,13 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.core.launchers.slurm import launcher, watch
-from pybackend.core.launchers.slurm.queue import (
+from pybackend.core.launchers.slurm.commands import (
     SlurmJob,
-    describe_end,
-    describe_notice,
     notice_seconds,
     read_job,
     signal_option,
 )
+from pybackend.core.launchers.slurm.watch import describe_end, describe_notice
 from pybackend.core.net.meeting import MeetingServer
 
 register_pickle_by_value(test_elastic)
@@ -467,7 +466,7 @@ def test_a_step_that_waits_for_a_node_reports_so_and_fails_if_training_cannot_be
 ) -> None:
     clock, notes = SimpleNamespace(now=0.0), list[Any]()
     running = SlurmJob("7", "RUNNING", nodes=("n2",))
-    monkeypatch.setattr(watch, "show_job", lambda number: running)
+    monkeypatch.setattr(watch.commands, "show_job", lambda number: running)
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     files = watch.JobFiles(tmp_path, 1)
     waits = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
@@ -588,7 +587,7 @@ def test_slurm_is_asked_less_often_the_longer_a_job_waits(
         asked.append(now)
         return SlurmJob(number, "PENDING", "Resources")
 
-    monkeypatch.setattr(watch, "show_job", answer)
+    monkeypatch.setattr(watch.commands, "show_job", answer)
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
     notes: list[Any] = []
     with MeetingServer("127.0.0.1", "token", 1) as meeting:

@@ -43,21 +43,21 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.core.api.mnist import digit_model
 from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
-from pybackend.core.job.options import DataOptions
-from pybackend.core.job.values import decode_value
-from pybackend.core.launchers.spark import attach, explain
+from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.value_codec import decode_value
 from pybackend.core.launchers.spark import barrier as spark_launcher
-from pybackend.core.launchers.spark import jobs as spark_job
-from pybackend.core.launchers.spark import session as session_module
-from pybackend.core.launchers.spark.attach import attach_spark
+from pybackend.core.launchers.spark import explain, sparklyr, stage
+from pybackend.core.launchers.spark import sessions as session_module
+from pybackend.core.launchers.spark import spark_jobs as spark_job
 from pybackend.core.launchers.spark.barrier import SparkLauncher
-from pybackend.core.launchers.spark.preflight import check_network
-from pybackend.core.launchers.spark.session import driver_python, ship_package
+from pybackend.core.launchers.spark.sessions import driver_python, ship_package
+from pybackend.core.launchers.spark.sparklyr import attach_spark
+from pybackend.core.launchers.spark.stage import check_network
 from pybackend.core.net import rendezvous
-from pybackend.core.net.greeting import greet_as_server
+from pybackend.core.net.authentication import greet_as_server
 from pybackend.core.net.meeting import MeetingServer
+from pybackend.mnist_example import digit_model
 from pybackend.types import WorkerContext
 
 
@@ -546,7 +546,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
     spark: Any, monkeypatch: Any, rejected: Sequence[int], answer: bytes | None
 ) -> None:
     monkeypatch.setattr(rendezvous, "greet_as_server", greet_all_but(rejected))
-    monkeypatch.setattr(spark_launcher, "MeetingServer", Watched)
+    monkeypatch.setattr(stage, "MeetingServer", Watched)
     monkeypatch.setattr(spark_launcher, "_MEET_SECONDS", 5.0)
     assert barrier_run(spark, lambda context: context.rank, workers=2, verbose=0) == [0, 1]
     found = Watched.answers.pop()
@@ -733,13 +733,13 @@ def test_each_jvm_of_sparklyr_has_its_own_modules(monkeypatch: pytest.MonkeyPatc
         sys.modules["pretended.session"] = ModuleType(f"of {port}")
         return f"session {port}"
 
-    monkeypatch.setattr(attach, "_FORGOTTEN", ("pretended",))
-    monkeypatch.setattr(attach, "_attached", {})
-    monkeypatch.setattr(attach, "_loaded", None)
-    monkeypatch.setattr(attach, "_attach", join)
-    monkeypatch.setattr(attach, "_reject_foreign_session", lambda: None)
+    monkeypatch.setattr(sparklyr, "_FORGOTTEN", ("pretended",))
+    monkeypatch.setattr(sparklyr, "_attached", {})
+    monkeypatch.setattr(sparklyr, "_loaded", None)
+    monkeypatch.setattr(sparklyr, "_attach", join)
+    monkeypatch.setattr(sparklyr, "_reject_foreign_session", lambda: None)
     ended: set[str] = set()
-    monkeypatch.setattr(attach, "_is_alive", lambda session: session not in ended)
+    monkeypatch.setattr(sparklyr, "_is_alive", lambda session: session not in ended)
     try:
         first = attach_spark(1, "secret"), sys.modules["pretended.session"]
         sys.modules["pretended.later"] = ModuleType("later")

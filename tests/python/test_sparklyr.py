@@ -11,11 +11,12 @@ from conftest import wait_for
 from pybackend.core.errors import ClusterError, WorkerFailedError
 from pybackend.core.job.job import FunctionJob
 from pybackend.core.job.messages import Note
-from pybackend.core.launchers.spark import session, sparklyr
+from pybackend.core.launchers.spark import sessions as session
+from pybackend.core.launchers.spark import sparklyr
 from pybackend.core.launchers.spark.sparklyr import RStage, _explain
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.rendezvous import new_token
 
 PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuilder"
 

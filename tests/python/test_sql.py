@@ -17,16 +17,16 @@ from replicas import named
 from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
-from pybackend.core.api.result import TrainResult
-from pybackend.core.model.inputs import name_inputs
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.model.inputs_outputs import name_inputs
+from pybackend.sql.builder import FUNCTIONS
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.compile import answer
-from pybackend.sql.connections import Connection, connect
-from pybackend.sql.graph import simplify
+from pybackend.sql.connect import connect
+from pybackend.sql.database import Connection
 from pybackend.sql.lower import lower_model
-from pybackend.sql.lowering import FUNCTIONS
+from pybackend.sql.operations import Question, Shown, simplify
 from pybackend.sql.oracle import OracleWriter
-from pybackend.sql.query import Question, Shown
 
 L = keras.layers
 DIALECTS = ["duckdb", "sqlite", "postgresql", "pgvector"]

@@ -14,8 +14,8 @@ from replicas import named
 from sql_models import OPERATIONS, make
 
 from pybackend import InputError, deploy_model, to_sql, undeploy_model
-from pybackend.core.model.inputs import name_inputs
-from pybackend.sql.connections import connect
+from pybackend.core.model.inputs_outputs import name_inputs
+from pybackend.sql.connect import connect
 from pybackend.sql.deploy import Registry
 
 L = keras.layers

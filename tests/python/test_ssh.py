@@ -9,8 +9,7 @@ import pytest
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.launchers.hosts.host_list import HostSlots
-from pybackend.core.launchers.hosts.ssh import Ssh, environment
+from pybackend.core.launchers.hosts.ssh import HostSlots, Ssh, environment
 
 pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
 

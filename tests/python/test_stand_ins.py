@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from threads import Threads
 
-from pybackend.core.engine.stand_ins import Noise, stand_in_noise
+from pybackend.core.engine.audit.stand_ins import Noise, stand_in_noise
 
 random = keras.random
 SEED = random.SeedGenerator(3)

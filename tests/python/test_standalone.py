@@ -23,7 +23,7 @@ from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_clust
 
 import pybackend
 from pybackend import ClusterError, Recovery, WorkerFailedError, barrier_run, barrier_train
-from pybackend.core.launchers.spark.preflight import TOO_LONG
+from pybackend.core.launchers.spark.stage import TOO_LONG
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 

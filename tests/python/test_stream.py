@@ -13,9 +13,9 @@ import pytest
 from threads import Threads
 
 import pybackend
-from pybackend.core.net.connection_errors import StreamEndError
-from pybackend.core.net.rendezvous import listen, new_token
-from pybackend.core.net.stream import Stream, wait_any
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.rendezvous import listen
+from pybackend.core.net.stream import Stream, StreamEndError, wait_any
 from pybackend.core.net.tls import Tls
 
 LONG = 30.0
@@ -46,7 +46,7 @@ def test_only_one_file_uses_sockets_past_tls() -> None:
         for path in root.rglob("*.py")
         if re.search(r"sendmsg|recvmsg|MSG_PEEK|MSG_DONTWAIT", path.read_text())
     }
-    assert users == {"net/stream.py"}
+    assert users == {"core/net/stream.py"}
 
 
 def test_exactly_so_many_bytes_are_read(pair: Pair) -> None:

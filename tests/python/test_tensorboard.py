@@ -25,10 +25,10 @@ from pybackend import (
     view_tensorboard,
 )
 from pybackend.cli import main
-from pybackend.core.api.sent_files import EventFiles
+from pybackend.core.api.training_run import EventFiles
+from pybackend.core.job.arguments import check_log_folder, choose_log_folder
 from pybackend.core.job.job import TrainingJob, make_job
 from pybackend.core.job.messages import EpochEnded, EventBytes, Note
-from pybackend.core.job.tensorboard import check_folder, choose_folder
 from pybackend.types import TrainResult
 
 
@@ -213,15 +213,15 @@ def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None
 
 def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    first = choose_folder()
+    first = choose_log_folder()
     assert first is not None
     assert Path(first).parent == tmp_path / "logs"
     Path(first).mkdir(parents=True)
-    assert choose_folder() != first
-    assert check_folder(None) is None
-    assert check_folder("run") == str(tmp_path / "run")
-    assert check_folder("gs://bucket/run") == "gs://bucket/run"
-    assert check_folder(f"file://{tmp_path}/run") == str(tmp_path / "run")
+    assert choose_log_folder() != first
+    assert check_log_folder(None) is None
+    assert check_log_folder("run") == str(tmp_path / "run")
+    assert check_log_folder("gs://bucket/run") == "gs://bucket/run"
+    assert check_log_folder(f"file://{tmp_path}/run") == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("wrong", [1, "", [], 0.5])

@@ -11,12 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.tf_config import (
-    ClusterSpec,
-    make_tf_config,
-    parse_address,
-    read_tf_config,
-)
+from pybackend.core.tf_config import ClusterSpec, make_tf_config, parse_address, read_tf_config
 
 PAIR = ["a:1", "b:2"]
 

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from records import entry, example, field, frame
 
 from pybackend import InputError
-from pybackend.core.data.tfrecord.chunks import Chunk
 from pybackend.core.data.tfrecord.decode import decode_chunk
 from pybackend.core.data.tfrecord.encode import encode_batch
-from pybackend.core.data.tfrecord.framing import find_records
-from pybackend.core.data.tfrecord.protobuf import encode_one, encode_varints
-from pybackend.core.data.tfrecord.types import BYTES, FLOAT, INT64
+from pybackend.core.data.tfrecord.framing import Chunk, find_records
+from pybackend.core.data.tfrecord.protobuf import BYTES, FLOAT, INT64, encode_one, encode_varints
 
 VALUES: list[tuple[pa.DataType, Any]] = [
     (pa.int8(), st.integers(-128, 127)),

@@ -13,10 +13,10 @@ import pytest
 from pybackend import InputError
 from pybackend.core.data import files
 from pybackend.core.data.tfrecord import folder
-from pybackend.core.data.tfrecord.files import RecordFiles
-from pybackend.core.data.tfrecord.folder import Manifest
-from pybackend.core.data.tfrecord.part import write_part
-from pybackend.core.data.tfrecord.types import to_spark_fields
+from pybackend.core.data.tfrecord.encode import write_part
+from pybackend.core.data.tfrecord.folder import RecordsManifest
+from pybackend.core.data.tfrecord.protobuf import to_spark_fields
+from pybackend.core.data.tfrecord.record_files import RecordFiles
 
 TOKEN = "0123456789abcdef"
 
@@ -35,7 +35,7 @@ def attempt(uri: str, value: int, token: str = TOKEN) -> dict[str, Any]:
     name = f"00000-{value}"
     part = write_part([batch], folder.choose_path(uri, token, name), name)
     assert part is not None
-    return Manifest(to_spark_fields(batch.schema), None, (part,)).to_json()
+    return RecordsManifest(to_spark_fields(batch.schema), None, (part,)).to_json()
 
 
 def values(uri: str) -> list[int]:
@@ -55,7 +55,7 @@ def test_only_attempts_that_count_are_published(uri: str, tmp_path: Path) -> Non
     assert values(uri) == [2]
     assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]
     report = json.loads((tmp_path / "data" / "_tfdist.json").read_text())
-    assert Manifest.from_json(report) == Manifest.from_json(manifest)
+    assert RecordsManifest.from_json(report) == RecordsManifest.from_json(manifest)
 
 
 def test_what_was_there_goes_when_the_new_is_complete(uri: str, tmp_path: Path) -> None:

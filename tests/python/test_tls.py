@@ -20,13 +20,12 @@ from threads import Threads
 from pybackend.core.collective import Compression, Mesh, join_mesh
 from pybackend.core.errors import ClusterError, PeerLostError
 from pybackend.core.job.messages import PrintedLine
-from pybackend.core.net import greeting, tls
-from pybackend.core.net.connection_errors import AlteredError
-from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.net import authentication, tls
+from pybackend.core.net.authentication import greet_as_client, greet_as_server, new_token
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.rendezvous import address_of, listen, new_token
-from pybackend.core.net.stream import Stream
+from pybackend.core.net.rendezvous import address_of, listen
+from pybackend.core.net.stream import AlteredError, Stream
 from pybackend.core.net.tls import _GENERATOR, _ORDER, Tls, make_certificate, multiply
 
 LONG = 30.0
@@ -168,7 +167,7 @@ def test_two_connections_of_one_job_cannot_be_crossed() -> None:
 
 
 def test_a_tls_handshake_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(authentication, "GREETING_SECONDS", 0.3)
     with relayed() as (relay, client, accepted):
         relay.to_server = lambda piece: piece[:GREETING]  # no TLS
         assert all(isinstance(error, OSError) for error in greet(client, accepted))

@@ -32,8 +32,7 @@ from pybackend import (
     train_many,
     train_mnist,
 )
-from pybackend.core.api.observer import split_trackers
-from pybackend.core.api.tracking import list_numbers
+from pybackend.core.api.observer import list_numbers, split_trackers
 
 # Neither package reports to its maker from a test.
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
@@ -276,7 +275,7 @@ def test_wrong_settings_are_errors_at_once(monkeypatch: Any) -> None:
     with pytest.raises(InputError, match=r"call it, track_mlflow\(\)"):
         split_trackers([track_mlflow])
     for module, make in (("mlflow", track_mlflow), ("wandb", track_wandb)):
-        monkeypatch.setattr("pybackend.tracking.contents.find_spec", lambda name: None)
+        monkeypatch.setattr("pybackend.tracking.find_spec", lambda name: None)
         with pytest.raises(InputError, match=rf"is not installed .*tfdist\[{module}\]"):
             make()
 

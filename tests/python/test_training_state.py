@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from pybackend.core.engine.training_state import (
+from pybackend.core.engine.checkpoint.training_state import (
     continue_log,
     describe_callback,
     find_lost,
@@ -17,7 +17,7 @@ from pybackend.core.engine.training_state import (
     restore_callback,
 )
 from pybackend.core.errors import InputError
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.value_codec import decode_state, encode_state
 
 
 def resume(then: Any, change: dict[str, Any], now: Any) -> Any:

@@ -18,7 +18,7 @@ from replicas import Case, check_equal, named
 from test_by_value import Net, Scaled
 
 import pybackend
-from pybackend.core.api.model import add_custom_objects, encode_model
+from pybackend.core.api.sent_objects import add_custom_objects, encode_model
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import (
     EXTRAS,

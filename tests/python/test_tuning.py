@@ -30,11 +30,10 @@ from pybackend import (
     barrier_train,
     train_many,
 )
-from pybackend.core.launchers.hosts.host_list import divide_slots, parse_hosts
+from pybackend.core.launchers.hosts.ssh import divide_slots, parse_hosts
 from pybackend.core.words import speak
 from pybackend.tuning.grid import ModelFunction, list_trials
-from pybackend.tuning.result import Trial
-from pybackend.tuning.stored import ModelFiles
+from pybackend.tuning.trials import ModelFiles, Trial
 from pybackend.types import Trials
 
 ROWS = np.zeros((8, 8), "float32"), np.zeros(8)

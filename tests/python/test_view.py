@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pybackend.core.engine.one_process import StepState
+from pybackend.core.engine.audit.one_process import StepState
 from pybackend.core.model.view import ModelView, build_model, has_own
 
 layers = keras.layers

@@ -15,9 +15,8 @@ from pybackend.core import words
 from pybackend.core.errors import Failure, InputError, WorkerFailedError
 from pybackend.core.job.arguments import check_choice, check_flag
 from pybackend.core.job.job import Job, TrainingJob, make_job
-from pybackend.core.job.learning_rate import check_scale_lr
-from pybackend.core.job.options import check_exchange
-from pybackend.core.job.roles import check_roles
+from pybackend.core.job.worker_options import check_exchange, check_scale_lr
+from pybackend.core.tf_config import check_roles
 from pybackend.core.words import (
     REST,
     Code,

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,19 +16,29 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, U
 
 import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
-from pybackend.core.job.call_options import (
-    CALLS,
-    EvaluationOptions,
-    TablePredictionOptions,
-    TrainingOptions,
-    complete,
-    list_options,
-    read_texts,
-)
-from pybackend.core.job.options import DataOptions, Elastic, Exchange
+from pybackend.core.job import call_options
+from pybackend.core.job.job import ModelJob, make_job
+from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.worker_options import Elastic, Exchange
 from pybackend.core.launchers import Launcher
 from pybackend.core.machine.janitor import check_temporary_folder
 from pybackend.core.words import call_of, either, setting, show, term
+
+Kind = TypeVar("Kind", bound=ModelJob)
+IN_THIS_PROCESS = {"workers": 1}
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
+_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
+# Where code that is not the caller's own is: this package, other ones, and the standard library.
+# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
+_OWN = (
+    os.path.dirname(pybackend.__file__),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
+# Settings with which Keras ends training early, and the arguments that replace them.
+_LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 
 
 class SparkSession(Protocol):
@@ -40,15 +51,30 @@ class SparkSession(Protocol):
 Target = Launcher | SparkSession | Literal["local"] | None
 
 
+class TrainedModel:
+    """Base class of `TrainResult`: its model, and the columns that were used in training.
+
+    What takes a result as an argument imports this class: the result itself can evaluate and
+    predict, and so imports most of this folder.
+    """
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def features(self) -> Any: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def categories(self) -> Any: ...
+    @property
+    def encode(self) -> Any: ...
+    @property
+    def levels(self) -> Any: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """Arguments of a call with a model.
-
-    Parameters
-    ----------
-    options
-        The options that were passed; afterwards, all options of such calls.
-    """
+    """Arguments of a call with a model; defaults complete its ``options``."""
 
     group: ClassVar[type]
     usual: ClassVar[dict[str, Any]] = {}
@@ -57,56 +83,52 @@ class ModelCall:
     options: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", complete(self.group, {**self.usual, **self.options}))
+        object.__setattr__(
+            self, "options", call_options.complete(self.group, {**self.usual, **self.options})
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments by name, for `make_job`."""
         return {**vars(self), **self.options}
 
-
-IN_THIS_PROCESS = {"workers": 1}
+    def make_job(self, kind: type[Kind]) -> Kind:
+        """Return the job of this call, with Keras's global settings."""
+        return replace(make_job(kind, self.arguments), **read_keras_defaults())
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
-    group = EvaluationOptions
+    group = call_options.EvaluationOptions
     usual = IN_THIS_PROCESS
 
-    options: EvaluationOptions
+    options: call_options.EvaluationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
     """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
-    group = TablePredictionOptions
+    group = call_options.TablePredictionOptions
     usual = IN_THIS_PROCESS
 
-    options: TablePredictionOptions
+    options: call_options.TablePredictionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
-    Parameters
-    ----------
-    elastic, roles
-        Derived from ``workers`` and ``exchange``.
-    tensorboard
-        Folder or URI for event files, derived from `track_tensorboard` in ``callbacks``.
-    discards_checkpoints
-        Derived from a `BackupAndRestore` in ``callbacks``.
-    shares_memory
-        False: the exchange is measured as between hosts.
+    ``elastic``, ``roles``, ``tensorboard`` (a folder or URI for event files) and
+    ``discards_checkpoints`` are derived from ``workers``, ``exchange`` and ``callbacks``. Without
+    ``shares_memory``, the exchange is measured as between hosts.
     """
 
-    group = TrainingOptions
+    group = call_options.TrainingOptions
 
-    options: TrainingOptions
+    options: call_options.TrainingOptions
     spark: Any
     data: Any
     elastic: Elastic | None = None
@@ -115,17 +137,8 @@ class TrainingCall(ModelCall):
     discards_checkpoints: bool = False
     shares_memory: bool = True
 
-    def with_options(self, **options: Unpack[TrainingOptions]) -> Self:
-        """Return the call with other values of some options."""
+    def with_options(self, **options: Unpack[call_options.TrainingOptions]) -> Self:
         return replace(self, options={**self.options, **options})
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
-_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
 
 
 def _list_advice() -> dict[str | None, dict[str, str]]:
@@ -162,8 +175,7 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
             "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
             "view_metrics": "`verbose` shows the progress, and the result draws the curves",
             **dict.fromkeys(
-                ("min_workers", "max_workers"),
-                _pass(workers=call_of("Elastic", 4, min=2, max=8)),
+                ("min_workers", "max_workers"), _pass(workers=call_of("Elastic", 4, min=2, max=8))
             ),
         },
         "callbacks": {
@@ -176,7 +188,6 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
 
 
 def _list_objects() -> dict[str | None, dict[str, str]]:
-    """Return the part of `_list_advice` about options of objects."""
     servers = _pass(exchange=call_of("ParameterServer", servers=1))
     each = "the number per worker"
     return {
@@ -220,22 +231,13 @@ def _submit() -> str:
     return f"call `{call_of('submit_training', ...)}`, which returns a job"
 
 
-# Where code that is not the caller's own is: this package, other ones, and the standard library.
-# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
-_OWN = (
-    os.path.dirname(pybackend.__file__),
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
-    "<frozen",
-)
-
-
 def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a call whose last parameter is ``**options`` with the options in `CALLS`.
 
-    Its signature lists them, and its docstring describes those that it does not describe itself:
-    in full if `barrier_train` does not have them, too.
+    Its signature lists them, and its docstring describes those that it does not describe itself: in
+    full if `barrier_train` does not have them, too.
     """
-    known = list_options(CALLS[fn.__name__])
+    known = call_options.list_options(call_options.CALLS[fn.__name__])
     signature = inspect.signature(fn)
     *own, _ = signature.parameters.values()
     listed = [
@@ -254,8 +256,11 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     """Return a docstring with the texts of options at the end of its section Parameters."""
-    known, usual = list_options(CALLS[call]), list_options(CALLS["barrier_train"])
-    left = [name for name in names if name not in read_texts(doc)]
+    known, usual = (
+        call_options.list_options(call_options.CALLS[call]),
+        call_options.list_options(call_options.CALLS["barrier_train"]),
+    )
+    left = [name for name in names if name not in call_options.read_texts(doc)]
     is_first = call == "barrier_train"
     entries = [
         f"{name}\n{textwrap.indent(known[name].text, '    ')}"
@@ -268,8 +273,8 @@ def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     _, _, rest = text.partition("Parameters\n----------\n")
     end = re.search(r"\n\n(?=\w+\n---)", rest)
     assert end is not None, f"{call} has no sections Parameters and Returns"
-    place = len(text) - len(rest) + end.start()
-    return "\n".join([text[:place], *entries]) + text[place:]
+    end_of_section = len(text) - len(rest) + end.start()
+    return "\n".join([text[:end_of_section], *entries]) + text[end_of_section:]
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -283,6 +288,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     @wraps(fn)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
+            # Not the call itself: a TypeError in it would be taken for a wrong argument.
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
@@ -341,13 +347,13 @@ def _explain(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
     known = list(signature.parameters.values())
-    by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(by_place):
-        named = setting(**{known[len(by_place)].name: ...})
-        if not by_place:
+    by_position = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_position):
+        named = setting(**{known[len(by_position)].name: ...})
+        if not by_position:
             return f"{name}() takes its arguments by name, e.g. {named}"
         return (
-            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
+            f"{name}() takes {', '.join(f'`{one}`' for one in by_position)} by position, but "
             f"got {len(args)} positional arguments: pass arrays together as {term('(x, y)')}, and "
             f"other arguments by name, e.g. {named}"
         )
@@ -355,7 +361,7 @@ def _explain(
     if unknown is not None:
         instead = suggest(unknown, signature.parameters) or "see its help"
         return f"{name}() has no argument `{unknown}`: {instead}"
-    missing = [p for p in by_place if p not in kwargs][len(args) :]
+    missing = [p for p in by_position if p not in kwargs][len(args) :]
     if not missing:
         return None
     first = signature.parameters.keys() & {"spark"} and (
@@ -363,3 +369,28 @@ def _explain(
         "machine, or a SparkSession"
     )
     return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"
+
+
+def read_keras_defaults() -> dict[str, Any]:
+    """Return Keras's global settings; they can differ from the defaults only if Keras is loaded.
+
+    One that ends every training run early raises an `InputError`: the workers would not know it.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return {}
+    for name, argument in _LIMITS.items():
+        limit = getattr(keras.config, name, lambda: None)()  # Keras 3.12 lacks it
+        if limit is not None:
+            raise InputError(
+                f"{either('keras.config.', 'keras3::config_')}{name}() is {limit}, which ends "
+                "every training run in this session early: call "
+                f"{either('keras.config.set_', 'keras3::config_set_')}{name}({show(None)}), and "
+                f"pass `{argument}` instead"
+            )
+    return {
+        "epsilon": keras.config.epsilon(),
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }

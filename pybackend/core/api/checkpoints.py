@@ -10,16 +10,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pybackend.core.api.calls import TrainingCall
-from pybackend.core.data.checkpoint_checks import (
-    check_is_same,
-    check_rows_are_as_many,
-    describe_settings,
-)
+from pybackend.core.data import checkpoint_checks
 from pybackend.core.data.checkpoint_store import CheckpointStore
 from pybackend.core.data.files import is_remote, local_path
 from pybackend.core.errors import InputError
-from pybackend.core.job.checkpoint import Checkpoint, check_recovery, check_uri
 from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.storage_options import Checkpoint, check_recovery, check_uri
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import setting, show
 
 T = TypeVar("T")
@@ -64,13 +61,15 @@ def load_checkpoint(
         The model cannot be read; see `load_model`.
     """
     store = CheckpointStore(check_uri(uri))
+    # The warning names the caller: above it are the lambda, `find_newest` and this function.
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(
             f"there is no checkpoint at {show(uri)}: pass the folder in `recovery` of a "
             "training run"
         )
-    from pybackend.core.model.saved import restore_saved
+    import_tensorflow()
+    from pybackend.core.model.transfer import restore_saved
 
     return restore_saved(newest, model, custom_objects, safe_mode)
 
@@ -78,13 +77,9 @@ def load_checkpoint(
 def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     """Return the call with a checked `Recovery`.
 
-    A `BackupAndRestore` among the callbacks becomes its folder; a training run that resumes
-    without a seed takes the seed from its checkpoint, if this process can read it.
-
-    Raises
-    ------
-    InputError
-        There are checkpoints, but the call does not resume.
+    A `BackupAndRestore` among the callbacks becomes its folder; a training run that resumes without
+    a seed takes the seed from its checkpoint, if this process can read it. Checkpoints of a call
+    that does not resume raise an `InputError`.
     """
     adopted = _adopt_backup(call)
     try:
@@ -118,23 +113,17 @@ def _resolve(call: TrainingCall) -> TrainingCall:
 def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     """Reject another training run's checkpoint before anything is started.
 
-    Parameters
-    ----------
-    rows
-        Rows of all workers together, by data set; None: not known yet.
-
-    Raises
-    ------
-    InputError
-        A setting differs. The message names it.
+    ``rows`` are those of all workers together, by data set; None: not known yet.
     """
     if job.checkpoint is None or not job.checkpoint.resume:
         return
     manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
     if manifest is not None:
         uri = job.checkpoint.uri
-        check_is_same(uri, manifest, job, describe_settings(job))
-        check_rows_are_as_many(uri, manifest, rows)
+        checkpoint_checks.check_is_same(
+            uri, manifest, job, checkpoint_checks.describe_settings(job)
+        )
+        checkpoint_checks.check_rows_are_as_many(uri, manifest, rows)
 
 
 def has_checkpoint(checkpoint: Checkpoint | None) -> bool:
@@ -153,7 +142,6 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    """Replace a `BackupAndRestore` among the callbacks with the folder of a `Recovery`."""
     keras, given = sys.modules.get("keras"), call.options["callbacks"]
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:

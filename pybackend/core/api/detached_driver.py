@@ -19,16 +19,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pybackend.core.api.heartbeat import BEAT_SECONDS
 from pybackend.core.api.job_copy import copied
 from pybackend.core.api.job_folder import VARIABLE, EventLog, JobFolder
-from pybackend.core.api.job_record import describe_error
+from pybackend.core.api.job_record import BEAT_SECONDS, describe_error
 from pybackend.core.api.observer import Observer, Observers
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.result import TrainResult
 from pybackend.core.api.submit import opened_request
-from pybackend.core.api.train import run_prepared
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import run_prepared
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import ClusterError, TfdistError
 from pybackend.core.words import either, show, speak
 
@@ -37,13 +36,14 @@ _LOOK_SECONDS = 0.2
 _GONE_SECONDS = 30.0
 
 
-def main(place: str, lock: str) -> None:
+def main(path: str, lock: str) -> None:
     """Drive the job in a folder; ``lock`` is the descriptor of its lock."""
+    # Workers that inherited the lock would hold it after this process: the job would seem to run.
     os.set_inheritable(int(lock), False)
     # A shell starts background jobs with Ctrl-C ignored; here it is how a job is cancelled.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    folder = JobFolder(Path(place))
+    folder = JobFolder(Path(path))
     speak(folder.submitted.language)
     folder = folder.publish()
     with copied(folder):
@@ -102,10 +102,10 @@ def _write(folder: JobFolder, result: TrainResult, decode: object) -> None:
 def _rescue(folder: JobFolder, result: TrainResult) -> str:
     """Write a result to a new folder elsewhere on this machine, and return where it is."""
     tried = [tempfile.gettempdir(), "/dev/shm"]  # noqa: S108  a disk of its own in containers
-    for place in tried:
+    for parent in tried:
         made = None
         try:
-            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=place)
+            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=parent)
             path = show(str(result.save(Path(made, folder.result.name))))
         except (OSError, TfdistError):
             if made is not None:
@@ -123,6 +123,7 @@ def _watched(folder: JobFolder) -> Iterator[None]:
     Without its folder, a job cannot be found, cancelled or give its result. So this ends it, too.
     """
     has_ended = threading.Event()
+    # Without it, the interrupt could come after the block, and end what writes the result.
     guard = threading.Lock()
 
     def look() -> None:

@@ -13,28 +13,27 @@ from functools import partial
 from typing import Any
 
 from pybackend.core.api.calls import hide_frames
-from pybackend.core.api.display import Lines, choose_display
-from pybackend.core.api.heartbeat import BEAT_SECONDS, LOST_SECONDS
+from pybackend.core.api.display import Lines, Narrator, choose_display, describe_start
 from pybackend.core.api.job_copy import JobCopy, list_jobs
-from pybackend.core.api.job_folder import JobFolder, find_root
-from pybackend.core.api.job_record import Status, next_step, restore_error
+from pybackend.core.api.job_folder import JobFolder, find_store
+from pybackend.core.api.job_record import (
+    BEAT_SECONDS,
+    LOST_SECONDS,
+    Status,
+    next_step,
+    restore_error,
+)
 from pybackend.core.api.observer import Observer, Observers, split_observers
-from pybackend.core.api.progress import Narrator, describe_start
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import hide_password
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.call_options import Place
-from pybackend.core.job.messages import (
-    EpochEnded,
-    Event,
-    Note,
-    PrintedLine,
-    StopTraining,
-)
+from pybackend.core.job.messages import EpochEnded, Event, Note, PrintedLine, StopTraining
 from pybackend.core.words import Code, call_of, either, show
 
 _END_SECONDS = 60.0
+_SUBMITTED = ("host", "where", "workers", "epochs")
 # A driver that completes the copy of its job needs the folder.
 _COPY_SECONDS = 30.0
 # A driver on a machine with another clock may look lost at first.
@@ -125,10 +124,7 @@ class DetachedJob:
             "id": self.id,
             "status": status,
             "submitted": record and record.time,
-            "host": record and record.host,
-            "where": record and record.where,
-            "workers": record and record.workers,
-            "epochs": record and record.epochs,
+            **{name: record and getattr(record, name) for name in _SUBMITTED},
             "folder": self.folder,
         }
 
@@ -237,7 +233,7 @@ class DetachedJob:
         ended = self._folder.ended
         if ended is not None and ended.error is not None:
             raise restore_error(ended.error)
-        return self._folder.load_result()
+        return self._folder.load_result(TrainResult.load)
 
     def cancel(self, timeout: float = _END_SECONDS) -> Status:
         """End the job and its workers, and return its status; its folder stays until `remove`.
@@ -362,7 +358,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
     InputError
         The folder is neither a path nor a URI, or cannot be read.
     """
-    return [DetachedJob(found) for found in list_jobs(find_root(folder))]
+    return [DetachedJob(found) for found in list_jobs(find_store(folder))]
 
 
 def attach_job(
@@ -385,7 +381,7 @@ def attach_job(
     InputError
         There is no such job, or a callback is not an `Observer`.
     """
-    root = find_root(folder)
+    root = find_store(folder)
     observers, others = split_observers(callbacks)
     if others:
         raise InputError(

@@ -1,36 +1,182 @@
-"""Progress displays: plain lines, live in a terminal or notebook, or in an R session."""
+"""Show a job's progress: as plain lines, live in a terminal or notebook, or in an R session."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import math
+import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from pybackend.core.figures import show_loss, show_seconds
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.job import Job
-from pybackend.core.job.messages import EpochEnded, Phase, StepEnded
+from pybackend.core.job.job import LOGGER, Job
+from pybackend.core.job.messages import (
+    Emit,
+    EpochEnded,
+    Event,
+    Note,
+    Phase,
+    Phases,
+    PrintedLine,
+    StepEnded,
+    Waits,
+)
+from pybackend.core.tf_config import describe_processes
+from pybackend.core.words import show_loss, show_seconds, term
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+# Workers that wait for the same one say so within seconds, then not again for a minute.
+_RECENT_SECONDS = 20.0
+_NO_NUMBER = (
+    "the loss became NaN or infinite: look for missing or infinite values in the features, or "
+    "lower the learning rate. {} in `callbacks` stops training when this happens"
+)
+_Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
+
+
+def printer(verbose: int) -> Emit:
+    """Return a function that shows events, as `choose_lines` does."""
+    return Narrator(choose_lines(verbose))
+
+
+def say(text: str, verbose: int) -> None:
+    """Show a line, unless ``verbose`` is 0."""
+    choose_lines(verbose).line(text)
+
+
+@contextmanager
+def showing(phase: str, verbose: int) -> Iterator[None]:
+    """Show what this process does, as a phase of a worker, if it takes more than a moment."""
+    phases = Phases(Narrator(choose_lines(verbose)))
+    phases(Phase(phase))
+    try:
+        yield
+    finally:
+        phases.end()
+
+
+def describe_start(launcher: Any, job: Job) -> str:
+    """Describe the start, e.g. ``Starting 3 workers: processes of this machine ...``."""
+    where = getattr(launcher, "where", None)
+    started = describe_processes(job.roles, job.workers)
+    return f"Starting {started}{f': {where}' if where else ''} ..."
+
+
+def epoch_line(event: EpochEnded) -> str:
+    """Return a line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
+    return f"epoch {event.epoch}/{event.epochs}  {_list_metrics(event)}  ({event.seconds:.1f} s)"
+
+
+def step_line(event: StepEnded) -> str:
+    """Return a line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
+    return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_metrics(event)}"
+
+
+def _list_metrics(event: EpochEnded | StepEnded) -> str:
+    metrics = event.logs.items()
+    return "  ".join(
+        f"{name} {show_loss(value)}" for name, value in metrics if isinstance(value, float)
+    )
+
+
+class Narrator:
+    """Write events as text to a display and, unless ``logs`` is False, to Python's logging."""
+
+    def __init__(self, display: Display, logs: bool = True) -> None:
+        self._display = display
+        self._log = log_event if logs else lambda event, text: None
+        self._waits = _Waits()
+        self._is_finite = True
+
+    def __call__(self, event: Event) -> None:
+        # All ranks send the same epochs and notes.
+        is_first = event.rank == 0
+        if isinstance(event, PrintedLine):
+            self._log(event, event.text)
+            self._display.printed(f"[{event.rank}] {event.text}")
+        elif isinstance(event, Waits):
+            if text := self._waits.describe(event):
+                self._note(event, text)
+        elif isinstance(event, Note) and is_first:
+            self._note(event, event.text)
+        elif isinstance(event, Phase) and is_first:
+            self._display.phase(event)
+        elif isinstance(event, StepEnded) and is_first:
+            self._log(event, step_line(event))
+            self._display.step(event)
+        elif isinstance(event, EpochEnded) and is_first:
+            self._log(event, epoch_line(event))
+            self._display.epoch(event, epoch_line(event))
+            if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
+                self._is_finite = False
+                self._note(event, _NO_NUMBER.format(term("keras.callbacks.TerminateOnNaN()")))
+
+    def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
+        self._log(event, text)
+        self._display.line(f"note: {text}")
+
+
+class _Waits:
+    """Find the worker that all others are waiting for."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, float] = {}
+        self._named: dict[int, float] = {}
+
+    def describe(self, event: Waits) -> str | None:
+        """Return a note; None for a worker that is itself waiting, or was named recently."""
+        now = time.monotonic()
+        self._heard[event.rank] = now
+        waits_too = now - self._heard.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
+        was_named = now - self._named.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
+        if not event.is_second or waits_too or was_named:
+            return None
+        self._named[event.peer] = now
+        return (
+            f"waiting for worker {event.peer} for {event.seconds:.0f} s (alive: loading data, "
+            "computing, or in a callback)"
+        )
+
+
+def logs_steps() -> bool:
+    """Return whether the logger's level is low enough to include steps."""
+    return LOGGER.isEnabledFor(logging.DEBUG)
+
+
+def log_start(text: str) -> None:
+    LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
+
+
+def log_event(event: _Shown, text: str) -> None:
+    """Log an event: epochs and notes as INFO, steps and printed lines as DEBUG.
+
+    Records have the attributes ``rank`` and ``host``; epochs and steps also ``epoch`` and ``logs``.
+    """
+    level = logging.DEBUG if isinstance(event, StepEnded | PrintedLine) else logging.INFO
+    if not LOGGER.isEnabledFor(level):
+        return
+    extra = {"rank": event.rank, "host": event.host}
+    if isinstance(event, EpochEnded | StepEnded):
+        extra |= {"epoch": event.epoch, "logs": dict(event.logs)}
+    where = f" on {event.host}" if event.host else ""
+    LOGGER.log(level, "worker %d%s: %s", event.rank, where, text, extra=extra)
+
+
 Tell = Callable[[str, Mapping[str, Any]], object]
 
 
 class Display(AbstractContextManager[None]):
-    """Base class of displays; it shows nothing itself.
-
-    Attributes
-    ----------
-    shows_steps
-        True if `step` shows anything.
-    """
+    """Base class of displays; it shows nothing itself. ``shows_steps``: `step` shows anything."""
 
     shows_steps = False
 
@@ -38,7 +184,6 @@ class Display(AbstractContextManager[None]):
         """End the display; its output stays visible."""
 
     def begin(self, text: str, job: Job) -> None:
-        """Show that workers are being started."""
         self.line(text)
 
     def line(self, text: str) -> None:
@@ -61,7 +206,6 @@ class Display(AbstractContextManager[None]):
         """Note the status of a detached job at the end of waiting for it."""
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Show that an epoch has ended."""
         self.line(text)
 
 
@@ -78,7 +222,6 @@ class StepLines:
         self._shown = 0.0
 
     def end_epoch(self) -> None:
-        """Note that a line shows the end of the epoch."""
         self._first, self._shown = None, 0.0
 
     def describe(self, event: StepEnded) -> str | None:
@@ -119,22 +262,18 @@ class Lines(Display):
             pass
 
     def printed(self, text: str) -> None:
-        """Print a worker's line, if requested."""
         if self._shows_printed:
             self.line(text)
 
     def phase(self, event: Phase) -> None:
-        """Print a phase that lasts."""
         if event.lasts:
             self.line(f"{event.name} ...")
 
     def step(self, event: StepEnded) -> None:
-        """Print a step of a long epoch."""
         if text := self._step_lines.describe(event):
             self.line(text)
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Print that an epoch has ended."""
         self._step_lines.end_epoch()
         self.line(text)
 
@@ -152,15 +291,13 @@ class Relay(Lines):
         self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """Notify R that the display has ended."""
+        # R would keep its bar.
         self._pass_on("end", {})
 
     def begin(self, text: str, job: Job) -> None:
-        """Notify R that workers are being started."""
         self._pass_on("begin", {"text": text})
 
     def line(self, text: str) -> None:
-        """Show a line in R, or print it."""
         if not self._pass_on("line", {"text": text}):
             super().line(text)
 
@@ -170,7 +307,6 @@ class Relay(Lines):
             super().phase(event)
 
     def step(self, event: StepEnded) -> None:
-        """Pass a step's values to R, if R shows a bar."""
         if not self._is_live:
             super().step(event)
             return
@@ -180,21 +316,19 @@ class Relay(Lines):
         self._pass_on("step", {**values, "loss": loss})
 
     def trials(self, text: str, done: int, total: int) -> None:
-        """Show a line about a search in R, or print it."""
         if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
             super().line(text)
 
     def ended(self, status: str) -> None:
-        """Pass the status of a detached job to R."""
         self._pass_on("status", {"status": status})
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Show the end of an epoch in R, or print it."""
         self._step_lines.end_epoch()
         values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
         if not self._pass_on("epoch", values):
             super().line(text)
 
+    # R would crash if another thread called it.
     def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> bool:
         if threading.get_ident() != self._thread:
             return False
@@ -202,7 +336,7 @@ class Relay(Lines):
         return True
 
 
-# Number of reports over which the speed is measured; the very first step is slow.
+# Number of events over which the speed is measured; the very first step is slow.
 _RECENT = 20
 
 
@@ -227,31 +361,27 @@ class Live(Lines):
         self._task: TaskID | None = None
 
     def __exit__(self, *_: object) -> None:
-        """Remove the bar."""
         self._progress.stop()
 
     def begin(self, text: str, job: Job) -> None:
-        """Show the bar."""
         self._workers = counted(dict(job.roles).get("worker", job.workers), "worker")
         self.line(text)
         self._progress.start()
+        # Without a total the bar pulses: the steps of an epoch are not known yet.
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, values="")
 
     def line(self, text: str) -> None:
-        """Print a line above the bar."""
         from rich.text import Text
 
         # As text: rich would interpret brackets as markup, and colour numbers.
         self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
 
     def phase(self, event: Phase) -> None:
-        """Name the phase in the bar."""
         if self._task is not None:
             text = f"{self._workers}  {event.name}"
             self._progress.update(self._task, description=text, refresh=True)
 
     def step(self, event: StepEnded) -> None:
-        """Update the bar after a step."""
         if self._task is None:
             return
         self._speed.note(event)
@@ -271,7 +401,6 @@ class Live(Lines):
         )
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Reset the bar for the next epoch, and print the line for this one."""
         self._speed.end_epoch()
         if self._task is not None:
             following = min(event.epoch + 1, event.epochs)
@@ -285,21 +414,19 @@ class Live(Lines):
 
 
 class Speed:
-    """Speed of the last reported steps."""
+    """Speed of the last steps that events showed."""
 
     def __init__(self) -> None:
         self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
 
     def note(self, event: StepEnded) -> None:
-        """Add a report."""
         self._recent.append(event)
 
     def end_epoch(self) -> None:
-        """Discard the reports: each epoch counts its steps and rows from 0."""
         self._recent.clear()
 
     def describe(self, event: StepEnded) -> list[str]:
-        """Return rows per second and the remaining time; empty after only one report."""
+        """Return rows per second and the remaining time; empty after only one event."""
         first = self._recent[0] if self._recent else event
         steps, seconds = event.step - first.step, event.seconds - first.seconds
         if steps <= 0 or seconds <= 0:
@@ -322,7 +449,7 @@ _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 @contextmanager
 def relayed_to(tell: Tell) -> Iterator[None]:
-    """Have the function ``tell`` show the progress of all calls within this context."""
+    """Have ``tell`` show the progress of all calls within this context."""
     token = _teller.set(tell)
     try:
         yield
@@ -331,7 +458,7 @@ def relayed_to(tell: Tell) -> Iterator[None]:
 
 
 def choose_lines(verbose: int) -> Display:
-    """Return a display that prints lines."""
+    """Return a display: 0 shows nothing, 1 epochs and notes, 2 also the lines of workers."""
     if verbose == 0:
         return Display()
     tell = _teller.get()
@@ -340,7 +467,6 @@ def choose_lines(verbose: int) -> Display:
 
 
 def choose_display(job: Job) -> Display:
-    """Return the display for a whole job."""
     if job.verbose == 0 or job.kind != "train":
         return choose_lines(job.verbose)
     tell, shows_printed = _teller.get(), job.verbose > 1

@@ -9,15 +9,14 @@ from typing import Any
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.data.files import check_writable
 from pybackend.core.errors import InputError
-from pybackend.core.job.resources import THIS
+from pybackend.core.job.worker_options import THIS
 from pybackend.core.launchers import PackedEnvironment, pack_environment_of
 from pybackend.core.words import show
 
 
 @explain_arguments
 def pack_environment(
-    path: str | os.PathLike[str] = "environment.tar.gz",
-    environment: str | os.PathLike[str] = THIS,
+    path: str | os.PathLike[str] = "environment.tar.gz", environment: str | os.PathLike[str] = THIS
 ) -> PackedEnvironment:
     """Pack a Python environment into a file: its packages, interpreter and standard library.
 

@@ -5,55 +5,42 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall
-from pybackend.core.api.datasets import read_data
-from pybackend.core.api.model_columns import (
-    TrainedColumns,
-    check_levels,
-    check_on_missing,
-    check_type,
-    choose_columns,
-    predictions_of,
-)
-from pybackend.core.api.settings import read_keras_defaults
+from pybackend.core.api import model_columns
+from pybackend.core.api.call_data import read_data
+from pybackend.core.api.calls import EvaluationCall, PredictionCall, TrainedModel
 from pybackend.core.data import arrays
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.data.frames import FrameRows, has_frames, is_frame, is_pandas
 from pybackend.core.data.predictions import Predictions, spread_rows
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import Rows, StoredRows, to_rows
 from pybackend.core.data.sources import FileRows, read_table
 from pybackend.core.errors import InputError
-from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
-from pybackend.core.job.options import check_data_options
+from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob
+from pybackend.core.job.storage_options import check_data_options
 from pybackend.core.launchers import is_spark_frame, launcher_for
-from pybackend.core.model.quiet import quiet_about_traces
+from pybackend.core.quiet import quiet_about_traces
 from pybackend.core.words import term
 
 
 def evaluate_here(
-    find_model: Callable[[], Any],
-    known: TrainedColumns | None,
-    data: Any,
-    call: EvaluationCall,
+    find_model: Callable[[], Any], known: TrainedModel | None, data: Any, call: EvaluationCall
 ) -> dict[str, Any]:
     """Evaluate a model in this process, for `TrainResult.evaluate`.
 
-    Parameters
-    ----------
-    find_model
-        Returns the model, possibly slowly, so checks that do not need the model come first.
+    ``find_model`` may be slow, so checks that do not need the model come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = _make_job(EvaluationJob, call)
-    columns = choose_columns(call, check_data_options(call.options["data_options"]), known)
+    job = call.make_job(EvaluationJob)
+    columns = model_columns.choose_columns(
+        call, check_data_options(call.options["data_options"]), known
+    )
     if is_dataset(data):
         given: dict[str, Any] = {"x": data}
         model = _find_compiled(find_model, job)
@@ -70,18 +57,14 @@ def evaluate_here(
 
 
 def predict_here(
-    find_model: Callable[[], Any],
-    known: TrainedColumns | None,
-    x: Any,
-    call: PredictionCall,
+    find_model: Callable[[], Any], known: TrainedModel | None, x: Any, call: PredictionCall
 ) -> Any:
-    """Predict with a model in this process, for `TrainResult.predict`."""
-    check_type(call.options["type"])
-    check_levels(call.options["levels"])
-    skips_incomplete = check_on_missing(call.options["on_missing"])
+    model_columns.check_type(call.options["type"])
+    model_columns.check_levels(call.options["levels"])
+    skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = _make_job(PredictionJob, call)
-    columns = choose_columns(call, check_data_options(None), known)
+    job = call.make_job(PredictionJob)
+    columns = model_columns.choose_columns(call, check_data_options(None), known)
     complete = None
     if is_dataset(x):
         with quiet_about_traces():
@@ -98,26 +81,24 @@ def shape_outputs(
     complete: Any,
     x: Any,
     call: PredictionCall,
-    known: TrainedColumns | None,
+    known: TrainedModel | None,
     find_model: Callable[[], Any],
 ) -> Any:
-    """Return a model's outputs in the form that ``type`` asks for.
+    """Return outputs for the complete rows of ``x`` in the form that ``type`` asks for.
 
-    Parameters
-    ----------
-    outputs
-        Outputs for the complete rows of ``x``.
-    complete
-        Which rows are complete; None: all.
+    ``complete`` tells which rows are; None: all.
     """
     if not shows_columns(call.options["type"], x):
         return _spread_outputs(outputs, complete)
 
     import keras
 
-    levels = None if known is None else check_levels(known.levels)
-    made = predictions_of(
-        find_model(), call.options["type"], check_levels(call.options["levels"]), levels
+    levels = None if known is None else model_columns.check_levels(known.levels)
+    made = model_columns.predictions_of(
+        find_model(),
+        call.options["type"],
+        model_columns.check_levels(call.options["levels"]),
+        levels,
     )
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
@@ -129,10 +110,9 @@ def shows_columns(kind: str | None, x: Any) -> bool:
 
 
 def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
-    """Return a model's outputs for rows, even for zero rows."""
     columns = found.columns if isinstance(found, FrameRows) else found
     if isinstance(columns, dict) and not arrays.count_rows(columns):
-        from pybackend.core.model.outputs import empty_outputs
+        from pybackend.core.model.inputs_outputs import empty_outputs
 
         return empty_outputs(model)
     given = _feed(found, model, "x")[0]
@@ -147,10 +127,6 @@ def _spread_outputs(outputs: Any, complete: Any) -> Any:
     import keras
 
     return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
-
-
-def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
-    return replace(make_job(kind, call.arguments), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
@@ -189,7 +165,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
     """Return x, y and weights (or None) for Keras, in the shapes of the model's inputs."""
     import keras
 
-    from pybackend.core.model.inputs import check_input_names, reshape_rows
+    from pybackend.core.model.inputs_outputs import check_input_names, reshape_rows
     from pybackend.core.model.labels import check_has_labels, check_labels
 
     columns = found.columns if isinstance(found, FrameRows) else found
@@ -205,6 +181,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
             rows = reshape_rows(rows, model)
         except InputError as error:
             raise InputError(f"`{name}`: {error}") from error
+        # Copied before the folder goes.
         taken = rows.take(np.arange(len(rows)))
     batch = arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
     parts: tuple[Any, ...] = keras.utils.unpack_x_y_sample_weight(batch)

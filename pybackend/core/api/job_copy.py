@@ -11,27 +11,14 @@ import posixpath
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pybackend.core.api.heartbeat import (
-    BEAT_SECONDS,
-    LOST_SECONDS,
-    age_of_beat,
-    watched_seconds,
-)
-from pybackend.core.api.job_folder import EVENTS, JobFolder, Root, list_folders
-from pybackend.core.api.job_record import (
-    Ended,
-    Status,
-    Submitted,
-    naming_damage,
-    parse_events,
-)
-from pybackend.core.api.result import TrainResult
+from pybackend.core.api import job_record
+from pybackend.core.api.job_folder import EVENTS, JobFolder, JobStore, Result, list_folders
 from pybackend.core.data.files import hide_password, open_folder
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
@@ -71,19 +58,19 @@ class JobCopy:
         return self._read(_JOB) is not None
 
     @property
-    def submitted(self) -> Submitted:
-        with naming_damage(_SUBMITTED):
-            return decode(self._read(_SUBMITTED) or b"", Submitted)
+    def submitted(self) -> job_record.Submitted:
+        with job_record.naming_damage(_SUBMITTED):
+            return decode(self._read(_SUBMITTED) or b"", job_record.Submitted)
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> job_record.Ended | None:
         content = self._read(_ENDED)
         # Some stores show a file before its content.
-        with naming_damage(_ENDED):
-            return decode(content, Ended) if content else None
+        with job_record.naming_damage(_ENDED):
+            return decode(content, job_record.Ended) if content else None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> job_record.Status:
         """The status, of which the caller knows ``"unreadable"`` by an error."""
         self.read_job()
         self.submitted  # noqa: B018
@@ -92,28 +79,27 @@ class JobCopy:
         if (beat := self._read(_BEAT)) is None:
             return "lost"
         try:
-            age = age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
-            return "running" if age < LOST_SECONDS else "lost"
+            age = job_record.age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
+            return "running" if age < job_record.LOST_SECONDS else "lost"
         except ValueError:  # it is just being written
             return "running"
 
     @property
     def watched_seconds(self) -> float:
-        """For how long this session has seen the same beat."""
-        return watched_seconds(self.uri)
+        return job_record.watched_seconds(self.uri)
 
     def read_job(self) -> Job:
-        with naming_damage(_JOB):
+        with job_record.naming_damage(_JOB):
             return Job.from_json((self._read(_JOB) or b"").decode())
 
     def read_events(self, start: int) -> tuple[list[Event], int]:
-        return parse_events((self._read(EVENTS) or b"")[start:], start)
+        return job_record.parse_events((self._read(EVENTS) or b"")[start:], start)
 
-    def load_result(self) -> TrainResult:
+    def load_result(self, load: Callable[[Path], Result]) -> Result:
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             path = Path(folder, _RESULT)
             path.write_bytes(self._read(_RESULT) or b"")
-            return TrainResult.load(path)
+            return load(path)
 
     def may_run(self) -> bool:
         """Return False: an unreadable copy may be removed, since its job is elsewhere."""
@@ -133,7 +119,7 @@ class JobCopy:
             return open_folder(self.uri).read(name)
 
 
-def list_jobs(root: Root) -> list[JobFolder | JobCopy]:
+def list_jobs(root: JobStore) -> list[JobFolder | JobCopy]:
     """Return all jobs in a folder or at a URI, oldest first."""
     if root.copies is None:
         return [*list_folders(root.path)]
@@ -147,10 +133,7 @@ def list_jobs(root: Root) -> list[JobFolder | JobCopy]:
 def new_copy(folder: JobFolder) -> Iterator[None]:
     """Write what is known of a new job to its URI, if it has one; remove it if the block fails.
 
-    Raises
-    ------
-    InputError
-        The URI cannot be written to.
+    A URI that cannot be written to raises an `InputError`.
     """
     uri = folder.submitted.copy
     if uri is None:
@@ -188,7 +171,8 @@ def copied(folder: JobFolder) -> Iterator[None]:
         yield
         return
     has_ended, is_complete = threading.Event(), threading.Event()
-    writer = _Writer(folder, uri)
+    writer = _CopyWriter(folder, uri)
+    # Daemons: a store that hangs must not keep the driver from ending.
     thread = threading.Thread(target=writer.run, args=(has_ended,), daemon=True)
     # On a thread of its own, since a large log or result takes long.
     beat = threading.Thread(target=_beat, args=(uri, is_complete), daemon=True)
@@ -201,19 +185,18 @@ def copied(folder: JobFolder) -> Iterator[None]:
         thread.join()
         writer.finish()
         is_complete.set()
-        beat.join(BEAT_SECONDS)  # the store may have stopped responding
+        beat.join(job_record.BEAT_SECONDS)  # the store may have stopped responding
 
 
 def _beat(uri: str, is_complete: threading.Event) -> None:
-    """Show sessions on other machines that the driver is running."""
     files = open_folder(uri)
-    while not is_complete.wait(BEAT_SECONDS):
+    while not is_complete.wait(job_record.BEAT_SECONDS):
         with suppress(Exception):  # tried again
             if files.read(_JOB) is not None:  # else it was removed
                 files.write(_BEAT, str(time.time()).encode())
 
 
-class _Writer:
+class _CopyWriter:
     """Writes what is new in a job's folder to its copy, and reads requests from there."""
 
     def __init__(self, folder: JobFolder, uri: str) -> None:
@@ -263,7 +246,6 @@ def _complain(what: str, error: Exception) -> None:
 
 @contextmanager
 def _reaching(uri: str) -> Iterator[None]:
-    """Turn errors of a store into `ClusterError`."""
     try:
         yield
     except InputError:

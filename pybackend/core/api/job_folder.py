@@ -19,24 +19,26 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
-from pybackend.core.api.heartbeat import LOST_SECONDS, age_of_beat, time_of_disk, watched_seconds
 from pybackend.core.api.job_record import (
+    LOST_SECONDS,
     End,
     Ended,
     JobError,
     Status,
     Submitted,
+    age_of_beat,
     naming_damage,
     parse_events,
+    time_of_disk,
+    watched_seconds,
 )
-from pybackend.core.api.result import TrainResult
 from pybackend.core.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.core.errors import ClusterError, InputError, SerializationError, TfdistError
 from pybackend.core.job.codec import decode, encode, encode_line
@@ -45,6 +47,7 @@ from pybackend.core.job.messages import Announced, Event, EventBytes, Note, Step
 from pybackend.core.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
+Result = TypeVar("Result")
 
 EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
@@ -54,7 +57,7 @@ _GAP = Note("lines are missing here: the log could not be written, perhaps becau
 
 
 @dataclass(frozen=True)
-class Root:
+class JobStore:
     """The folder of all jobs on this machine, and the URI of their copies, if there is one."""
 
     path: Path
@@ -64,7 +67,7 @@ class Root:
         return hide_password(self.copies or str(self.path))
 
 
-def find_root(place: Any = None, argument: str = "folder") -> Root:
+def find_store(place: Any = None, argument: str = "folder") -> JobStore:
     """Return where all jobs are: ``place``, ``TFDIST_JOBS``, or a folder in the home folder."""
     if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
         raise InputError(f"`{argument}` must be a path or a URI, not {show(place)}")
@@ -76,7 +79,17 @@ def find_root(place: Any = None, argument: str = "folder") -> Root:
         raise InputError(f"jobs cannot be in {show(chosen)}: other processes cannot read it")
     if copies:
         chosen = usual if usual and not is_remote(usual) else str(Path(state, "tfdist", "jobs"))
-    return Root(Path(local_path(os.path.expanduser(chosen))), copies)
+    return JobStore(Path(local_path(os.path.expanduser(chosen))), copies)
+
+
+@dataclass(frozen=True)
+class _File:
+    """Attribute of a `JobFolder`: the path of a file in it."""
+
+    name: str
+
+    def __get__(self, folder: JobFolder, kind: object = None) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
@@ -92,46 +105,15 @@ class JobFolder:
     def id(self) -> str:
         return self.path.name
 
-    @property
-    def job(self) -> Path:
-        """The `Job`, as JSON."""
-        return self.path / "job.json"
-
-    @property
-    def request(self) -> Path:
-        """Folder with the model, the rows and the launcher, for the driver."""
-        return self.path / "request"
-
-    @property
-    def result(self) -> Path:
-        """The result, as `TrainResult.save` writes it."""
-        return self.path / "result.json"
-
-    @property
-    def decoder(self) -> Path:
-        """The function that builds the model from the file in the result."""
-        return self.path / "decoder.pickle"
-
-    @property
-    def output(self) -> Path:
-        """Output of the driver, which is empty if all goes well."""
-        return self.path / "driver.log"
-
-    @property
-    def events(self) -> Path:
-        return self.path / EVENTS
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "submitted.json"
-
-    @property
-    def _ended(self) -> Path:
-        return self.path / "ended.json"
+    job = _File("job.json")  # the `Job`
+    request = _File("request")  # a folder with the model, rows and launcher, for the driver
+    result = _File("result.json")  # as `TrainResult.save` writes it
+    decoder = _File("decoder.pickle")  # builds the model from the file in the result
+    output = _File("driver.log")  # of the driver; empty if all goes well
+    events = _File(EVENTS)
+    lock = _File("lock")
+    record = _File("submitted.json")
+    _ended = _File("ended.json")
 
     @property
     def submitted(self) -> Submitted:
@@ -147,7 +129,6 @@ class JobFolder:
 
     @property
     def place(self) -> str:
-        """Path of the folder."""
         return str(self.path)
 
     @property
@@ -170,11 +151,9 @@ class JobFolder:
 
     @property
     def exists(self) -> bool:
-        """True until the job is removed."""
         return os.path.lexists(self.path)
 
     def read_job(self) -> Job:
-        """Return what the workers were to do."""
         with naming_damage(self.job.name):
             return Job.from_json(self._read(self.job).decode())
 
@@ -190,12 +169,12 @@ class JobFolder:
             # The result may still be there.
             return ([] if start else [Note(str(error))]), max(start, 1)
 
-    def load_result(self) -> TrainResult:
-        """Return the result, with the whole model, also with parts that no file can hold."""
+    def load_result(self, load: Callable[[Path], Result]) -> Result:
+        """Return the result that ``load`` reads, with the parts of the model that no file holds."""
         self.check_private()
         with naming_damage(self.decoder.name):
             decode = partial(_decode, self._read(self.decoder))
-        return replace(TrainResult.load(self.result), decode=decode)
+        return replace(load(self.result), decode=decode)  # type: ignore[type-var]
 
     @property
     def ended(self) -> Ended | None:
@@ -213,7 +192,6 @@ class JobFolder:
             write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
 
     def free(self) -> None:
-        """Remove what only the driver needed: the rows and the model as they were submitted."""
         shutil.rmtree(self.request, ignore_errors=True)
 
     @property
@@ -286,7 +264,6 @@ class JobFolder:
             return file.read()
 
     def beat(self) -> None:
-        """Show sessions on other machines that the driver is running."""
         with suppress(OSError):  # tried again
             os.utime(self.lock)
 
@@ -309,12 +286,7 @@ class JobFolder:
     def check_own(self) -> None:
         """Check that the folder, and a link to it, belong to this user.
 
-        Raises
-        ------
-        InputError
-            It belongs to another user.
-        SerializationError
-            It is not a folder, or cannot be read.
+        Another user's raises an `InputError`, and what is not a folder a `SerializationError`.
         """
         with naming_damage(str(self.path)):
             _check_owner(self.path)
@@ -336,6 +308,7 @@ class JobFolder:
         _check_owner(self.path)
         try:
             if self.path.is_dir():
+                # A folder may have been moved to another disk, behind a link, which rmtree rejects.
                 shutil.rmtree(os.path.realpath(self.path))
             if os.path.lexists(self.path):
                 self.path.unlink()
@@ -344,7 +317,6 @@ class JobFolder:
 
     @property
     def published(self) -> JobFolder:
-        """The folder under its final name."""
         return JobFolder(self.path.with_name(self.id.removeprefix(_UNFINISHED)))
 
     def publish(self) -> JobFolder:
@@ -357,10 +329,7 @@ class JobFolder:
 def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     """Create a folder for a job, and lock it; it is removed if the block raises an error.
 
-    Yields
-    ------
-    tuple
-        The folder, and the descriptor of the lock, which is closed after the block.
+    Yields the folder, and the descriptor of the lock, which is closed after the block.
     """
     with _naming_unwritable(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
@@ -370,6 +339,7 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     with _naming_unwritable(root):
         folder.path.mkdir(0o700)
     try:
+        # Who can write to the folder of all jobs could replace this one.
         folder.check_private()
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -396,6 +366,7 @@ def _naming_unwritable(root: Path) -> Iterator[None]:
 
 def _lock(descriptor: int, root: Path) -> None:
     try:
+        # Some network file systems have no locks.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         raise InputError(
@@ -418,7 +389,6 @@ def remove_unfinished(root: Path) -> None:
 
 
 def list_folders(root: Path) -> list[JobFolder]:
-    """Return the folders of all jobs, oldest first."""
     try:
         if not root.is_dir():
             return []
@@ -456,6 +426,7 @@ class EventLog:
             if os.write(self._descriptor, content) == len(content):
                 return True
         with suppress(OSError):
+            # Half a line would damage the next one, too.
             os.ftruncate(self._descriptor, size)
         return False
 

@@ -1,11 +1,20 @@
-"""Contents of the files of a detached job, in its folder and in a copy of it."""
+"""Records of a detached job, in its folder and in its copy, and the signs of life of its driver.
+
+A driver counts as lost if its beat does not change while this session watches, for as long as
+`LOST_SECONDS`. The first look has nothing to compare with: it takes the beat's age from a clock,
+which may differ between machines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 from pybackend.core.errors import ClusterError, Failure, Moment, SerializationError, TfdistError
@@ -14,9 +23,11 @@ from pybackend.core.words import Language, call_of
 
 End = Literal["finished", "failed", "cancelled"]
 Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
-
-
 _GAP = Note("a part of the log is damaged, and left out")
+BEAT_SECONDS = 10.0
+"""Seconds between two signs of life of a driver."""
+LOST_SECONDS = 120.0
+"""On another machine, a driver counts as lost if its last beat is older."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +57,12 @@ class JobError:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job."""
-
     status: End
     time: float
     error: JobError | None = None
 
 
 def describe_error(error: TfdistError) -> JobError:
-    """Return an error as data."""
     return JobError(type(error).__name__, str(error), list(error.arguments))
 
 
@@ -110,3 +118,46 @@ def next_step(record: Submitted) -> str:
         "workers ended with it: make the same call again, with "
         f"`{call_of('Recovery', ..., resume=True)}` if it wrote checkpoints"
     )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A beat that this session saw: first and last time by `time.monotonic`, and its first age."""
+
+    beat: Hashable
+    first: float
+    last: float
+    age: float
+
+
+_SEEN: dict[str, _Seen] = {}
+
+
+def age_of_beat(where: str, beat: Hashable, find_age: Callable[[], float]) -> float:
+    """Return the age in seconds of the last beat of the job at a path or URI.
+
+    ``beat`` is a value that changes with each beat; ``find_age`` returns the age by clocks that may
+    differ.
+    """
+    now, seen = time.monotonic(), _SEEN.get(where)
+    if seen is None or seen.beat != beat:
+        # A beat that changed is not older than the last look.
+        age = min(max(0.0, find_age()), now - seen.last if seen else float("inf"))
+        seen = _Seen(beat, now, now, age)
+    _SEEN[where] = replace(seen, last=now)
+    return seen.age + now - seen.first
+
+
+def watched_seconds(where: str) -> float:
+    """Return for how long this session has seen the same beat of a job."""
+    seen = _SEEN.get(where)
+    return seen.last - seen.first if seen else 0.0
+
+
+def time_of_disk(folder: Path) -> float:
+    """Return the time by the clock that dates the files in a folder, such as a file server's."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:  # read-only
+        return time.time()

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from pybackend.core.api.calls import ModelCall, PredictionCall, TrainingCall
+from pybackend.core.api.calls import ModelCall, PredictionCall, TrainedModel, TrainingCall
 from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.core.data.predictions import Output, Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_choice
-from pybackend.core.job.options import DataOptions
+from pybackend.core.job.storage_options import DataOptions
 from pybackend.core.words import setting, show
 
 
-class TrainedColumns(Protocol):
-    """Attributes of a `TrainResult` that describe the columns used in training."""
-
-    @property
-    def features(self) -> Any: ...
-    @property
-    def tensors(self) -> Any: ...
-    @property
-    def categories(self) -> Any: ...
-    @property
-    def encode(self) -> Any: ...
-    @property
-    def levels(self) -> Any: ...
-
-
-def choose_columns(
-    call: ModelCall, options: DataOptions, known: TrainedColumns | None
-) -> ColumnSpec:
+def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | None) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
     columns = ColumnSpec(
         features=as_list(call.options["features"]),
@@ -51,7 +34,7 @@ def choose_columns(
     return columns if known is None else _add_defaults(columns, known)
 
 
-def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
+def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
     """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 
@@ -77,7 +60,6 @@ _ON_MISSING = ("null", "error")
 
 
 def check_type(kind: Any) -> None:
-    """Reject an unknown type of prediction."""
     if kind is not None and kind not in _TYPES:
         raise InputError(
             f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
@@ -95,7 +77,6 @@ def check_on_missing(on_missing: Any) -> bool:
 
 
 def check_runtime(runtime: Any) -> None:
-    """Reject an unknown runtime, and one whose packages are missing here."""
     check_choice("runtime", runtime, choices=["keras", "onnx"])
     if runtime == "onnx":
         from pybackend.core.model.onnx import check_onnx_installed
@@ -104,7 +85,6 @@ def check_runtime(runtime: Any) -> None:
 
 
 def check_levels(levels: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes, and check that they differ."""
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
@@ -118,14 +98,8 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
 def predictions_of(
     model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
 ) -> Predictions:
-    """Return the predictions from a model's outputs; ``known`` levels are used if they fit.
-
-    Raises
-    ------
-    InputError
-        The outputs do not fit ``kind`` or ``levels``.
-    """
-    from pybackend.core.model.outputs import (
+    """Return the predictions from a model's outputs; ``known`` levels are used if they fit."""
+    from pybackend.core.model.inputs_outputs import (
         count_classes,
         gives_probabilities,
         has_class_loss,
@@ -160,10 +134,10 @@ def divide_predictions(
     from pybackend.core.model.labels import take_output
 
     found = {}
-    for place, output in enumerate(predictions.outputs):
+    for index, output in enumerate(predictions.outputs):
         found[output.name] = Predictions((replace(output, name=""),))
         names = check_levels(levels.get(output.name))
-        if names and (alone := take_output(model, output.name, place)) is not None:
+        if names and (alone := take_output(model, output.name, index)) is not None:
             found[output.name] = predictions_of(alone, None, None, names)
     return found
 
@@ -176,7 +150,6 @@ def choose_predictions(
     known: tuple[str, ...] | None,
     is_of_classes: bool,
 ) -> Predictions:
-    """Choose the predictions from outputs; ``known`` levels are used if they fit."""
     if levels is not None and len(levels) != classes:
         given = f"has {classes} classes" if classes else "does not output a number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import find_mismatch, name_arguments
-from pybackend.core.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
-from pybackend.core.job.tensorboard import FOLDER, choose_folder
+from pybackend.core.job import messages
+from pybackend.core.job.arguments import LOGS, choose_log_folder, find_mismatch, name_arguments
 from pybackend.core.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
+_Kind = TypeVar("_Kind")
 
 
 @name_arguments
@@ -71,8 +72,6 @@ class Observer:
 
 
 class Observers:
-    """All observers of one training run."""
-
     def __init__(
         self, observers: Sequence[Observer] = (), *, are_steps_tracked: bool = False
     ) -> None:
@@ -92,16 +91,17 @@ class Observers:
         """Return these observers, so that the session also receives steps for a tracker."""
         return Observers(self._observers, are_steps_tracked=True)
 
-    def __call__(self, event: Event) -> Answer | None:
+    def __call__(self, event: messages.Event) -> messages.Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
+        # All ranks end the same epochs: an observer sees each once.
         if not self._observers or event.rank != 0:
             return None
-        if isinstance(event, EpochEnded):
+        if isinstance(event, messages.EpochEnded):
             self._tell([o.on_epoch_end for o in self._observers], event.epoch, event.logs)
-            return StopTraining() if self._wants_stop else GoOn(event.epoch)
-        if isinstance(event, StepEnded):
+            return messages.StopTraining() if self._wants_stop else messages.GoOn(event.epoch)
+        if isinstance(event, messages.StepEnded):
             self._tell([o.on_step_end for o in self._observers], event.step, event.logs)
-            return StopTraining() if self._wants_stop else None
+            return messages.StopTraining() if self._wants_stop else None
         return None
 
     def _tell(self, functions: Sequence[OnEnd | None], number: int, logs: Any) -> None:
@@ -159,27 +159,17 @@ class EventFolder:
     folder: str | None
 
     def choose(self) -> EventFolder:
-        """Return it with a folder."""
-        return EventFolder(self.folder or choose_folder())
+        return EventFolder(self.folder or choose_log_folder())
 
     def for_trial(self, number: int, arguments: Mapping[str, Any]) -> EventFolder:
-        """Return the folder of one of several trials."""
-        return EventFolder(f"{(self.folder or FOLDER).rstrip('/')}/trial-{number}")
+        return EventFolder(f"{(self.folder or LOGS).rstrip('/')}/trial-{number}")
 
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
-    """Separate the folder for TensorBoard from other callbacks.
-
-    Raises
-    ------
-    InputError
-        There are two.
-    """
-    listed = list_callbacks(callbacks)
-    folders = [one for one in listed if isinstance(one, EventFolder)]
+    """Separate the folder for TensorBoard from other callbacks; two raise an `InputError`."""
+    folders, others = _split(list_callbacks(callbacks), EventFolder)
     if len(folders) > 1:
         raise InputError("`callbacks` contains two folders for TensorBoard: pass one")
-    others = [one for one in listed if not isinstance(one, EventFolder)]
     return folders[0].choose().folder if folders else None, others
 
 
@@ -187,20 +177,14 @@ _MAKERS = ("track_mlflow", "track_wandb", "track_tensorboard")
 
 
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
-    """Separate trackers from observers and Keras callbacks.
-
-    Raises
-    ------
-    InputError
-        A function such as `track_mlflow` was passed instead of its result.
-    """
+    """Separate trackers from observers and Keras callbacks."""
     listed = list_callbacks(callbacks)
     for callback in listed:
         name = getattr(callback, "__name__", "")
         if callable(callback) and name in _MAKERS:
             raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
-    trackers = tuple(one for one in listed if isinstance(one, Tracker))
-    return trackers, [one for one in listed if not isinstance(one, Tracker)]
+    trackers, others = _split(listed, Tracker)  # type: ignore[type-abstract]
+    return tuple(trackers), others
 
 
 def list_callbacks(callbacks: Any) -> list[Any]:
@@ -211,18 +195,101 @@ def list_callbacks(callbacks: Any) -> list[Any]:
 
 
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
-    """Separate observers from Keras callbacks.
-
-    Raises
-    ------
-    InputError
-        The class was passed instead of an instance.
-    """
+    """Separate observers from Keras callbacks."""
     listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):
         raise InputError(
             f"`callbacks` contains the class {term('Observer')}: pass an instance, "
             f"{call_of('Observer', ...)}"
         )
-    observers = [callback for callback in listed if isinstance(callback, Observer)]
-    return observers, [c for c in listed if not isinstance(c, Observer)]
+    return _split(listed, Observer)
+
+
+def _split(callbacks: Sequence[Any], kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
+    chosen = [one for one in callbacks if isinstance(one, kind)]
+    return chosen, [one for one in callbacks if not isinstance(one, kind)]
+
+
+class Recording:
+    """The records of one training run. Errors of a tracking system become notes.
+
+    ``say`` receives the notes, at most one for each record.
+    """
+
+    def __init__(self, say: messages.Emit) -> None:
+        self._say = say
+        self._records: list[tuple[str, Tracked]] = []
+        self._noted: set[str] = set()
+        self._seen: dict[int, set[str]] = {}
+
+    def begin(self, prepared: Any) -> None:
+        for tracker in prepared.trackers:
+            self._records.append((tracker.system, tracker.begin(prepared)))
+
+    def __call__(self, event: messages.Event) -> None:
+        if not self._records or event.rank != 0:
+            return
+        if isinstance(event, messages.EpochEnded):
+            values = {**list_numbers(event.logs), "epoch_seconds": event.seconds}
+            self._seen[event.epoch] = set(values)
+            self._record("log", "epoch", event.epoch, values)
+        elif isinstance(event, messages.StepEnded):
+            values = {f"step/{name}": value for name, value in list_numbers(event.logs).items()}
+            if event.seconds > 0:
+                values["step/rows_per_second"] = event.rows / event.seconds
+            self._record("log", "step", (event.epoch - 1) * event.steps + event.step, values)
+
+    def finish(self, result: Any) -> None:
+        """Record the result, with metrics that did not reach this session as events."""
+        for epoch, logs in list_epochs(result).items():
+            seen = self._seen.get(epoch, ())
+            # Those of other callbacks, or all if the workers cannot reach this session.
+            if late := {k: v for k, v in list_numbers(logs).items() if k not in seen}:
+                self._record("log", "epoch", epoch, late)
+        self._record("finish", result)
+
+    def fail(self, error: BaseException) -> None:
+        self._record("fail", error)
+
+    def _record(self, method: str, *arguments: Any) -> None:
+        for system, record in self._records:
+            try:
+                getattr(record, method)(*arguments)
+            except Exception as error:  # hours of training must not end with the tracking server
+                if system not in self._noted:
+                    self._noted.add(system)
+                    text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
+                    self._say(messages.Note(text))
+
+
+@contextmanager
+def recording(prepared: Any, say: messages.Emit) -> Iterator[Recording]:
+    """Record a training run with its trackers. Among processes that join, only the first does."""
+    record = Recording(say)
+    try:
+        if getattr(prepared.launcher, "is_first", True):
+            record.begin(prepared)
+        yield record
+    except BaseException as error:
+        with suppress(KeyboardInterrupt):  # pressed again
+            record.fail(error)
+        raise
+
+
+def list_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers; of a metric with several values, each with its place."""
+    found: dict[str, float] = {}
+    for name, value in logs.items():
+        if isinstance(value, (int, float)):
+            found[name] = float(value)
+        elif isinstance(value, (list, tuple)):
+            found |= list_numbers({f"{name}.{index}": one for index, one in enumerate(value)})
+    return found
+
+
+def list_epochs(result: Any) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for name, values in result.history.items():
+        for epoch, value in zip(result.epochs_of(name), values, strict=False):
+            found.setdefault(epoch, {})[name] = value
+    return found

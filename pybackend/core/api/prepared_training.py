@@ -1,38 +1,32 @@
-"""All checks that a training run makes before anything is started."""
+"""All checks that a training run makes before anything is started, and its settings."""
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, cast
 
+import pybackend
+from pybackend.core.api import observer, training_hooks
+from pybackend.core.api.call_data import count_known, read_training_data
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.checkpoints import check_resumes, resolve_checkpoint
-from pybackend.core.api.datasets import read_training_data
-from pybackend.core.api.observer import (
-    Observers,
-    Tracker,
-    split_folder,
-    split_observers,
-    split_trackers,
-)
-from pybackend.core.api.planned_rows import count_known
 from pybackend.core.api.request import Request, prepare
-from pybackend.core.api.scaled import check_scale, resolve_scale
-from pybackend.core.api.settings import describe_optimizer, describe_settings
+from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.datasets import is_dataset
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import MAX_WORKERS, check_whole_number, counted
-from pybackend.core.job.checkpoint import Recovery, check_recovery
+from pybackend.core.job.arguments import MAX_WORKERS, check_tensorboard, check_whole_number, counted
 from pybackend.core.job.job import TrainingJob
-from pybackend.core.job.options import Elastic, ParameterServer, check_data_options
-from pybackend.core.job.tensorboard import check_installed
+from pybackend.core.job.storage_options import Recovery, check_data_options, check_recovery
+from pybackend.core.job.worker_options import Elastic, ParameterServer
 from pybackend.core.launchers import Launcher, count_workers, launcher_for
+from pybackend.core.machine.packages import find_version
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
 
@@ -44,6 +38,7 @@ _SYNCHRONOUS = {
     "class_weight": "pass sample weights",
     "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
+_PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def _asynchronous() -> str:
@@ -51,18 +46,12 @@ def _asynchronous() -> str:
 
 
 def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call, with the total number of processes as ``workers``, and their roles.
-
-    Raises
-    ------
-    InputError
-        An argument is not supported. The message names it and the reason.
-    """
+    """Return the call, with the total number of processes as ``workers``, and their roles."""
     servers, asked = call.options["exchange"], call.options["workers"]
     if not isinstance(servers, ParameterServer):
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
-    observers, others = split_observers(call.options["callbacks"])
-    if Observers(observers).see_steps:
+    observers, others = observer.split_observers(call.options["callbacks"])
+    if observer.Observers(observers).see_steps:
         raise InputError(
             f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
@@ -87,10 +76,8 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
             "always has the same rows"
         )
-    for name, value in {
-        "data": call.data,
-        "validation_data": call.options["validation_data"],
-    }.items():
+    rows = {"data": call.data, "validation_data": call.options["validation_data"]}
+    for name, value in rows.items():
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "
@@ -130,31 +117,28 @@ class PreparedTraining:
     launcher: Launcher
     recovery: Recovery
     settings: dict[str, Any]
-    trackers: tuple[Tracker, ...] = ()
+    trackers: tuple[observer.Tracker, ...] = ()
 
 
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
-    """Check the arguments of `barrier_train`, and encode them for the workers.
-
-    ``read`` returns the data sets.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    """
+    """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
     launcher = launcher_for(call.spark)
-    trackers, others = split_trackers(call.options["callbacks"])
-    folder, callbacks = split_folder(others)
+    trackers, others = observer.split_trackers(call.options["callbacks"])
+    folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
-    call = resolve_scale(resolve_roles(launcher, resolve_elastic(launcher, call)))
+    # In this order: the limits of elastic training become a number, which the others take.
+    call = resolve_roles(launcher, resolve_elastic(launcher, call))
+    for hook in training_hooks():
+        call = hook.resolve(call)
     call = resolve_checkpoint(call)
     recovery = check_recovery(call.options["recovery"])
     request = prepare(TrainingJob, call, partial(read, launcher, call))
+    # Other machines have packages of their own.
     if launcher.is_here:
         _check_installed(request.job, call)
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
-    check_scale(request)
+    for hook in training_hooks():
+        hook.check(request)
     if any(tracker.steps for tracker in trackers):
         request = replace(request, observers=request.observers.tracking_steps())
     settings = describe_settings(request.job, launcher, recovery.restarts)
@@ -166,7 +150,7 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
     """Check the packages that workers with this process's Python need."""
     if job.tensorboard is not None:
-        check_installed()
+        check_tensorboard()
     is_in_r = isinstance(call.model, RFunction) or isinstance(call.data, RFunction)
     if is_in_r and find_spec("rpy2") is None:
         raise InputError(
@@ -176,13 +160,7 @@ def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
 
 
 def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call with a number as ``workers``, and with the limits of elastic training.
-
-    Raises
-    ------
-    InputError
-        An argument is not supported. The message names it and the reason.
-    """
+    """Return the call with a number as ``workers``, and with the limits of elastic training."""
     elastic = call.options["workers"]
     if not isinstance(elastic, Elastic):
         return call
@@ -213,3 +191,75 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         workers = max(count_workers(launcher, None), elastic.min)
         workers = min(workers, elastic.max or workers)
     return replace(call, elastic=elastic).with_options(workers=workers)
+
+
+def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
+    exchange = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
+    return {
+        "launcher": launcher.where,
+        "workers": job.workers,
+        "elastic": {"min": job.elastic.min, "max": job.elastic.max} if job.elastic else None,
+        "epochs": job.epochs,
+        "initial_epoch": job.initial_epoch,
+        "batch_size": job.batch_size,
+        "steps_per_epoch": job.steps_per_epoch,
+        "shuffle": job.shuffle,
+        "seed": job.seed,
+        "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
+        "exchange": {"kind": type(job.exchange).__name__, **_plain(exchange)},
+        "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
+        "roles": dict(job.roles) or None,
+        "resources": asdict(job.resources),
+        "in_memory": job.in_memory,
+        "checkpoint": _plain(asdict(job.checkpoint)) if job.checkpoint else None,
+        "restarts": restarts,
+        "model_uri": job.model_uri,
+        "timeout": job.timeout,
+        "versions": read_versions(launcher),
+    }
+
+
+def describe_optimizer(model: Any) -> dict[str, Any] | None:
+    """Return the class of a compiled model's optimizer, with its arguments that are plain values.
+
+    None if only the workers build the model.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return None
+    try:
+        config = dict(optimizer.get_config())
+    except Exception:  # a custom class may raise any error
+        config = {}
+    return {"kind": type(optimizer).__name__, **_pick_plain(config)}
+
+
+def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of a configuration of Keras, except names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and "class_name" in value:  # a schedule, or an optimizer
+            found[name] = {"kind": value["class_name"], **_pick_plain(value["config"])}
+        elif isinstance(value, float):
+            found[name] = float(f"{value:.7g}")  # Keras has float32
+        elif isinstance(value, bool | int | str) and name != "name":
+            found[name] = value
+    return _plain(found)
+
+
+def read_versions(launcher: Launcher) -> dict[str, str | None]:
+    packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
+    found = {name: find_version(name) for name in packages}
+    return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert names, and numbers that JSON cannot represent, to text."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            value = _plain(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        found[str(name)] = value
+    return found

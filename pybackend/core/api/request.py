@@ -1,56 +1,61 @@
-"""A request: the checked and encoded arguments of a call."""
+"""A request: the checked and encoded arguments of a call, and how it is run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
-from pybackend.core.api.calls import ModelCall, PredictionCall, TrainingCall
-from pybackend.core.api.data_checks import (
-    HELD_AS_COLUMNS,
-    check_classes_occur,
-    check_columns_exist,
-    check_rows_fit,
+from pybackend.core.api import call_data, sent_objects
+from pybackend.core.api.calls import (
+    Kind,
+    ModelCall,
+    PredictionCall,
+    TrainedModel,
+    TrainingCall,
+    read_keras_defaults,
 )
-from pybackend.core.api.model import (
-    add_custom_objects,
-    check_callbacks,
-    encode_model,
-    find_source,
+from pybackend.core.api.display import (
+    Display,
+    Narrator,
+    choose_display,
+    describe_start,
+    log_start,
+    logs_steps,
 )
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.api.observer import Observers, split_observers
-from pybackend.core.api.progress import Timeline, following
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.settings import read_keras_defaults
-from pybackend.core.api.shared_state import check_shared_state
+from pybackend.core.data.batches import Batches
 from pybackend.core.data.columns import ColumnSpec, TableRows
-from pybackend.core.data.datasets import Batches
-from pybackend.core.data.disk import naming_open_files
+from pybackend.core.data.files import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
+from pybackend.core.errors import Failure, Moment, WorkerFailedError
+from pybackend.core.job import messages
 from pybackend.core.job.job import (
     MODEL_OBJECTS,
     SOURCE,
-    ModelJob,
+    Job,
     TrainingJob,
     argument_of,
     code_classes,
-    make_job,
 )
-from pybackend.core.job.messages import Emit, Event
-from pybackend.core.job.model_options import check_model_options
-from pybackend.core.job.options import check_data_options
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import Checking, Launcher, Outcome
+from pybackend.core.job.storage_options import check_data_options, check_model_options
+from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
-Kind = TypeVar("Kind", bound=ModelJob)
 # Features whose names are sent with a job.
 _MOST_NAMES = 1000
 # Calls on several threads may share a model, and Keras's settings are global.
 _encoding = threading.RLock()
+# Times after the start at which it is shown that no worker has answered yet.
+_STARTING_SECONDS = (10.0, 60.0, 300.0)
+# A worker has about ten; one that is started again and again must not fill the memory.
+_MOST_MOMENTS = 1000
+_OF_A_WORKER = 20
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,12 @@ class Request(Generic[Kind]):
     ----------
     job, files, datasets
         Arguments of a launcher; the data sets still include those that workers read themselves.
-    columns
-        The columns used, and their roles.
     model
         A Keras model, or the function that builds it.
     custom_objects
         Those that were passed, and those that were found in the model.
     snapshot
         Returns a copy of the model as it was sent, if it was pickled.
-    observers
-        Observers of the training in this session.
     described
         Result of `describe_model`, if the model itself is not in this process.
     """
@@ -86,7 +87,6 @@ class Request(Generic[Kind]):
     described: str | None = None
 
     def describe_model(self) -> str:
-        """Describe the model, and how it is sent to the workers."""
         if self.described is not None:
             return self.described
         if self.job.model_source == "function":
@@ -100,21 +100,16 @@ class Request(Generic[Kind]):
     def run(
         self,
         launcher: Launcher,
-        listen: Emit = lambda event: None,
+        listen: messages.Emit = lambda event: None,
         timeline: Timeline | None = None,
     ) -> Outcome:
         """Run the job to completion, and show its progress.
 
-        Parameters
-        ----------
-        listen
-            Also receives all events.
-        timeline
-            The timeline of earlier runs in the same call.
+        ``listen`` also receives all events. ``timeline`` is that of earlier runs in the same call.
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
-            name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+            name: data.columns if isinstance(data, call_data.HELD_AS_COLUMNS) else data
             for name, data in self.datasets.items()
             if name not in read
         }
@@ -123,7 +118,7 @@ class Request(Generic[Kind]):
             launcher.check(self.job)
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
 
-            def on_event(event: Event) -> object:
+            def on_event(event: messages.Event) -> object:
                 listen(event)
                 return show(event)
 
@@ -139,45 +134,33 @@ def prepare(
     """Check the arguments of a call, and encode them for the workers.
 
     Cheap checks come first, so that a wrong argument is reported before TensorFlow is loaded.
-
-    Parameters
-    ----------
-    kind
-        Class of the job.
-    read
-        Checks the data, given the columns and the job; returns the data sets by name.
-    as_file
-        True if the model must be a Keras file.
-
-    Raises
-    ------
-    InputError
-        An argument is invalid. The message names it.
-    SerializationError
-        The model cannot be encoded.
+    ``read`` checks the data, given the columns and the job, and returns the data sets by name. With
+    ``as_file``, the model must be a Keras file. A model that cannot be encoded raises a
+    `SerializationError`.
     """
     given = call.model
-    result = given if isinstance(given, TrainResult) else None
+    result = given if isinstance(given, TrainedModel) else None
     options = check_data_options(call.options.get("data_options"))
     job = replace(
-        make_job(kind, call.arguments),
+        call.make_job(kind),
         in_memory=options.in_memory,
-        model_source=find_source(given),
-        **read_keras_defaults(),
+        model_source=sent_objects.find_source(given),
     )
     columns = choose_columns(call, options, result)
     observers, callbacks = split_observers(
         call.options["callbacks"] if isinstance(call, TrainingCall) else None
     )
-    check_callbacks(callbacks, job)
+    sent_objects.check_callbacks(callbacks, job)
     if isinstance(call, TrainingCall):
-        check_shared_state(call.data, "data", callbacks)
-        check_shared_state(call.options["validation_data"], "validation_data", callbacks)
+        sent_objects.check_shared_state(call.data, "data", callbacks)
+        sent_objects.check_shared_state(
+            call.options["validation_data"], "validation_data", callbacks
+        )
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
     if not isinstance(call, PredictionCall):
-        check_columns_exist(call, datasets)
+        call_data.check_columns_exist(call, datasets)
     with _encoding:
         request = _encode(job, call, columns, datasets, callbacks, as_file)
     return replace(request, observers=Observers(observers))
@@ -188,7 +171,7 @@ def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     if isinstance(data, Batches):
         job = data.adapt(job)
     job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
-    check_classes_occur(job, data)
+    call_data.check_classes_occur(job, data)
     return job
 
 
@@ -201,7 +184,7 @@ def _encode(
     as_file: bool,
 ) -> Request[Kind]:
     given = call.model
-    model = given.model if isinstance(given, TrainResult) else given
+    model = given.model if isinstance(given, TrainedModel) else given
     custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
     rows: Any = None
     source = model
@@ -210,11 +193,13 @@ def _encode(
 
         source = ModelView(model)
         job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
-        custom_objects = add_custom_objects(source, custom_objects)
-        rows = check_rows_fit(model, datasets, job)
+        custom_objects = sent_objects.add_custom_objects(source, custom_objects)
+        rows = call_data.check_rows_fit(model, datasets, job)
     else:
         job = replace(job, feature_names=_list_features(datasets.get("train")))
-    files = encode_model(source, custom_objects, job, callbacks, as_file, rows, datasets)
+    files = sent_objects.encode_model(
+        source, custom_objects, job, callbacks, as_file, rows, datasets
+    )
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
         from pybackend.core.model.by_value import take_snapshot
@@ -232,9 +217,94 @@ def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
 
 
 def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Pickle the data sets that workers read from files."""
     return {
         f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
         for name, data in datasets.items()
         if isinstance(data, FileRows)
     }
+
+
+@contextmanager
+def following(
+    launcher: Launcher, job: Job, observers: Observers
+) -> Iterator[tuple[Job, messages.Emit]]:
+    """Show a job's progress, and pass it to observers, while the context is active.
+
+    Yields the job, set to report the required events, and the function that receives them.
+    """
+    display = choose_display(job)
+    job = replace(
+        job, reports_steps=_is_seen_by_step(job, display, observers), is_observed=bool(observers)
+    )
+    show = Narrator(display)
+    # Until the first worker runs, nothing is heard: a cluster may compute a table first.
+    starting = messages.Phases(show, _STARTING_SECONDS)
+
+    def on_event(event: messages.Event) -> messages.Answer | None:
+        starting.end()
+        show(event)
+        return observers(event)
+
+    with display:
+        if job.kind == "train":
+            text = describe_start(launcher, job)
+            log_start(text)
+            display.begin(text, job)
+            starting(messages.Phase("starting"))
+        try:
+            yield job, on_event
+        # Else its timer would show the phase after an error.
+        finally:
+            starting.end()
+
+
+class Timeline:
+    """Record of what the workers of a call did and when, with all restarts."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment] = deque()
+
+    def list(self) -> list[Moment]:
+        return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
+
+    def launch(
+        self,
+        launcher: Launcher,
+        job: Job,
+        files: Files,
+        datasets: DataSets,
+        on_event: messages.Emit,
+    ) -> Outcome:
+        """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
+        most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
+        self._moments = deque(self._moments, most)
+
+        def hear(event: messages.Event) -> object:
+            if isinstance(event, Moment):
+                self._moments.append(event)
+            return on_event(event)
+
+        try:
+            outcome = launcher.launch(job, files, datasets, hear)
+        except WorkerFailedError as error:
+            # A launcher has reported the losses that the training could have survived.
+            known = {(moment.rank, moment.time) for moment in self._moments}
+            ends = map(_describe_end, error.failures)
+            self._moments += [one for one in ends if (one.rank, one.time) not in known]
+            # The error is made anew with the timeline; the traceback is still that of the failure.
+            trace = error.__traceback__
+            found = WorkerFailedError(error.failures, error.values, self.list())
+            raise found.with_traceback(trace) from error.__cause__
+        return replace(outcome, timeline=tuple(self.list()))
+
+
+def _describe_end(failure: Failure) -> Moment:
+    state = "stopped" if failure.exception_type == "Stopped" else "failed"
+    reason = failure.message.partition("\n")[0] or failure.exception_type
+    return Moment(failure.time, state, reason, failure.rank, failure.host)
+
+
+def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
+    is_seen = display.shows_steps or observers.see_steps or logs_steps()
+    # Asynchronous steps have no order that all workers share.
+    return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen

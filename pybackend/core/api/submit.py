@@ -9,52 +9,39 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+from pybackend.core import launchers
+from pybackend.core.api import training_hooks
 from pybackend.core.api.calls import TrainingCall
-from pybackend.core.api.detached_job import DetachedJob
 from pybackend.core.api.job_copy import new_copy
-from pybackend.core.api.job_folder import VARIABLE, JobFolder, Root, find_root, new_folder
+from pybackend.core.api.job_folder import VARIABLE, JobFolder, JobStore, find_store, new_folder
 from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.request import Request
-from pybackend.core.api.scaled import VARIABLE as BENCH
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.call_options import Place
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.pickling import pickle_value
-from pybackend.core.launchers import (
-    Bound,
-    Checking,
-    Describing,
-    launcher_for,
-    own_libraries,
-    run_here,
-)
 from pybackend.core.words import call_of, term
-
-if TYPE_CHECKING:
-    from pybackend.core.launchers import Handover
 
 # The driver only has to start Python.
 _START_SECONDS = 60.0
+# Files of a request, which only the driver reads.
+_ROWS, _REST = "rows.pickle", "rest.pickle"
+# Attributes of a `PreparedTraining` and of its `Request` that are sent unchanged.
+_OF_TRAINING = ("recovery", "settings", "trackers")
+_OF_REQUEST = ("files", "columns", "custom_objects", "snapshot")
 
 
-def check_submission(call: TrainingCall, folder: Place | None) -> Root:
-    """Check that a process of its own can drive a training; return the folder of all jobs.
-
-    Raises
-    ------
-    InputError
-        The folder is not a path, or workers or observers belong to this session.
-    """
-    root = find_root(folder)
-    launcher = launcher_for(call.spark)
-    if isinstance(launcher, Bound) and launcher.why_bound is not None:
+def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
+    """Check that a process of its own can drive a training; return the folder of all jobs."""
+    root = find_store(folder)
+    launcher = launchers.launcher_for(call.spark)
+    if isinstance(launcher, launchers.Bound) and launcher.why_bound is not None:
         raise InputError(
             f"{call_of('submit_training', ...)} is not possible with {launcher.where}: "
             f"{launcher.why_bound}"
@@ -64,17 +51,15 @@ def check_submission(call: TrainingCall, folder: Place | None) -> Root:
             f"an {term('Observer')} runs in a session, which {call_of('submit_training', ...)} "
             f"leaves: pass it to `{call_of('attach_job', ..., callbacks=...)}`"
         )
-    if BENCH in os.environ:
-        raise InputError(
-            f"bench-scale waits for the training: call {call_of('barrier_train', ...)}"
-        )
+    for hook in training_hooks():
+        hook.check_submission(call)
     return root
 
 
-def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
+def submit(prepared: PreparedTraining, began: float, root: JobStore) -> JobFolder:
     """Write a training run to a new folder, and start the process that drives it."""
     job, launcher = prepared.request.job, prepared.launcher
-    if isinstance(launcher, Checking):
+    if isinstance(launcher, launchers.Checking):
         launcher.check(job)
     with new_folder(root.path) as (folder, lock), _hand_over(prepared) as moved:
         folder.submit(launcher.where, job.workers, job.epochs, root.copies)
@@ -82,19 +67,17 @@ def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
             write_request(folder, prepared, began, moved)
         with new_copy(folder):
             published = _start(folder, lock, {} if moved is None else moved.variables)
-    return DetachedJob(published)
+    return published
 
 
-def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[Handover | None]:
+def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[launchers.Handover | None]:
     """Copy the Spark session of a training for the driver, if it has one."""
     launcher = prepared.launcher
     if launcher.session is None:
         return nullcontext()
-    from pybackend.core.launchers import hand_over
-
-    if isinstance(launcher, Describing):
+    if isinstance(launcher, launchers.Describing):
         launcher.describe(prepared.request.job)  # its checks; the driver's errors come late
-    return hand_over(launcher.session, prepared.request.datasets)
+    return launchers.hand_over(launcher.session, prepared.request.datasets)
 
 
 def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFolder:
@@ -102,11 +85,11 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
     published = folder.published
     with folder.output.open("wb") as output:
         process = subprocess.Popen(
-            run_here("api.detached_driver", str(folder.path), str(lock)),
+            launchers.run_here("api.detached_driver", str(folder.path), str(lock)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **own_libraries(), **variables},
+            env={**os.environ, **launchers.own_libraries(), **variables},
             pass_fds=[lock],
             start_new_session=True,  # not ended with the terminal, nor by its Ctrl-C
         )
@@ -128,88 +111,62 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
     return published
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Files of a request, which only the driver reads."""
-
-    folder: JobFolder
-
-    @property
-    def rows(self) -> Path:
-        return self.folder.request / "rows.pickle"
-
-    @property
-    def rest(self) -> Path:
-        return self.folder.request / "rest.pickle"
-
-
 def write_request(
-    folder: JobFolder, prepared: PreparedTraining, began: float, moved: Handover | None = None
+    folder: JobFolder,
+    prepared: PreparedTraining,
+    began: float,
+    moved: launchers.Handover | None = None,
 ) -> None:
     """Write a training run into a folder; ``moved`` replaces a Spark session and its DataFrames."""
-    request, files = prepared.request, _Parts(folder)
+    request = prepared.request
     datasets = request.datasets if moved is None else moved.datasets
     folder.request.mkdir(0o700)
     folder.job.write_text(request.job.to_json())
     functions = {k: v for k, v in datasets.items() if isinstance(v, FunctionRows)}
     rows = {k: v for k, v in datasets.items() if k not in functions}
     # Directly to the file, since rows may be large.
-    with files.rows.open("wb") as file:
+    with (folder.request / _ROWS).open("wb") as file:
         pickle.dump(rows, file, protocol=5)
     # A built model is in the files already.
     model = None if request.job.model_source == "file" else request.model
     rest: Mapping[str, Any] = {
         "launcher": prepared.launcher if moved is None else None,
         "session": None if moved is None else moved.session,
-        "recovery": prepared.recovery,
-        "settings": prepared.settings,
-        "trackers": prepared.trackers,
         "began": began,
-        "files": request.files,
         "functions": functions,
-        "columns": request.columns,
         "model": model,
         "described": request.describe_model(),
-        "custom_objects": request.custom_objects,
-        "snapshot": request.snapshot,
+        **{name: getattr(prepared, name) for name in _OF_TRAINING},
+        **{name: getattr(request, name) for name in _OF_REQUEST},
     }
     owners = [*(rows.fn for rows in functions.values()), model, request.snapshot]
     owners += request.custom_objects.values()
     content = pickle_value(rest, "the training", [one for one in owners if one is not None])
-    files.rest.write_bytes(content)
+    (folder.request / _REST).write_bytes(content)
 
 
 @contextmanager
 def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]]:
     """Read what `write_request` wrote, which only this user can have changed.
 
-    Yields
-    ------
-    tuple
-        The training, whose Spark session ends after the block, and when the call began.
+    Yields the training, whose Spark session ends after the block, and when the call began.
     """
     folder.check_private()
-    files = _Parts(folder)
-    with files.rows.open("rb") as file:
+    with (folder.request / _ROWS).open("rb") as file:
         datasets = pickle.load(file)  # noqa: S301
-    rest = pickle.loads(files.rest.read_bytes())  # noqa: S301
+    rest = pickle.loads((folder.request / _REST).read_bytes())  # noqa: S301
     job = Job.from_json(folder.job.read_text())
     assert isinstance(job, TrainingJob)
     with ExitStack() as stack:
         launcher, datasets = rest["launcher"], {**datasets, **rest["functions"]}
         if rest["session"] is not None:
             session, datasets = stack.enter_context(rest["session"].connect(datasets))
-            launcher = launcher_for(session)
+            launcher = launchers.launcher_for(session)
         request = Request(
             job=replace(job, verbose=0, reports_lines=True),
-            files=rest["files"],
             datasets=datasets,
-            columns=rest["columns"],
-            model=rest["model"],
-            custom_objects=rest["custom_objects"],
-            snapshot=rest["snapshot"],
             observers=Observers(),
-            described=rest["described"],
+            **{name: rest[name] for name in ("model", "described", *_OF_REQUEST)},
         )
-        parts = (rest[name] for name in ("recovery", "settings", "trackers"))
+        parts = (rest[name] for name in _OF_TRAINING)
         yield PreparedTraining(request, launcher, *parts), rest["began"]

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from typing import Any, Unpack
 
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
-from pybackend.core.api.checkpoints import has_checkpoint
-from pybackend.core.api.datasets import note_index
 from pybackend.core.api.detached_job import DetachedJob
-from pybackend.core.api.prepared_training import PreparedTraining, prepare_training
-from pybackend.core.api.progress import printer
-from pybackend.core.api.restarts import run_with_restarts
-from pybackend.core.api.result import TrainResult
-from pybackend.core.api.returned_model import Decoder, read_model_file
-from pybackend.core.api.scaled import note_scale
-from pybackend.core.api.sent_files import EventFiles, note_files
+from pybackend.core.api.prepared_training import prepare_training
 from pybackend.core.api.submit import check_submission, submit
-from pybackend.core.api.tracking import recording
-from pybackend.core.data.columns import TableRows
-from pybackend.core.errors import ClusterError
+from pybackend.core.api.train_result import TrainResult
+from pybackend.core.api.training_run import note_start, run_training
 from pybackend.core.job.call_options import Place, TrainingOptions
-from pybackend.core.job.checkpoint import pointing_to
-from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
-from pybackend.core.job.messages import Emit, EpochEnded, Event
-from pybackend.core.job.report import WorkerReport, read_metrics
-from pybackend.core.job.roles import ranks_of
-from pybackend.core.launchers import Outcome
-from pybackend.core.model.serialization import sha256_of
 
 
 @explain_arguments
 @take_options
 def barrier_train(
-    spark: Target,
-    model: Any,
-    data: Any,
-    **options: Unpack[TrainingOptions],
+    spark: Target, model: Any, data: Any, **options: Unpack[TrainingOptions]
 ) -> TrainResult:
     """Train a Keras model on several workers.
 
@@ -188,184 +165,4 @@ def submit_training(
     root, began = check_submission(call, folder), time.monotonic()
     prepared = prepare_training(call)
     note_start(prepared, call)
-    return submit(prepared, began, root)
-
-
-Complete = Callable[[TrainResult], TrainResult]
-
-
-def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
-    """Check a call of `barrier_train`, run it, and return the result.
-
-    Parameters
-    ----------
-    complete
-        Completes the result before it is recorded by trackers.
-    """
-    began = time.monotonic()
-    return complete_training(call, prepare_training(call), began, complete)
-
-
-def complete_training(
-    call: TrainingCall,
-    prepared: PreparedTraining,
-    began: float,
-    complete: Complete = lambda result: result,
-) -> TrainResult:
-    """Run a prepared call, which began at this ``time.monotonic()``, and return the result."""
-    return run_prepared(prepared, began, note_start(prepared, call), complete=complete)
-
-
-def note_start(prepared: PreparedTraining, call: TrainingCall) -> Emit:
-    """Show what the caller must know before the start; return the function that shows notes."""
-    say = printer(prepared.request.job.verbose)
-    if (note := note_files(call.options["callbacks"], prepared.launcher)) is not None:
-        say(note)
-    for note in note_index(prepared.request.datasets):
-        say(note)
-    return say
-
-
-def run_prepared(
-    prepared: PreparedTraining,
-    began: float,
-    say: Emit,
-    listen: Emit = lambda event: None,
-    complete: Complete = lambda result: result,
-) -> TrainResult:
-    """Run a checked training, and return the result.
-
-    Parameters
-    ----------
-    began
-        When the call began, in seconds of the monotonic clock.
-    say
-        Shows notes about the whole run.
-    listen
-        Receives the workers' events.
-    complete
-        As in `run_training`.
-    """
-    request, checkpoint = prepared.request, prepared.request.job.checkpoint
-    files = EventFiles(request.job.tensorboard, say)
-    with recording(prepared, say) as record:
-        parts = _Parts(began, files, record, listen)
-        with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-            outcome = run_with_restarts(request, prepared.launcher, prepared.recovery, parts, say)
-            result = complete(_make_result(prepared, outcome, parts))
-        note_scale(request, result)
-        files.conclude()
-        record.finish(result)
-    return result
-
-
-class _Parts:
-    """Times at which the parts of a call begin, from the events that arrive in this session."""
-
-    def __init__(self, began: float, *listeners: Emit) -> None:
-        self._began = {"prepare": began, "start": time.monotonic()}
-        self._listeners = listeners
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, EpochEnded):
-            now = time.monotonic()
-            self._began.setdefault("epochs", max(now - event.seconds, self._began["start"]))
-            self._began["finish"] = now
-        for listen in self._listeners:
-            listen(event)
-
-    def measure(self) -> dict[str, float]:
-        """Return the seconds of each part; the last one ends now."""
-        times = [*self._began.values(), time.monotonic()]
-        return {
-            name: ended - began
-            for name, (began, ended) in zip(self._began, pairwise(times), strict=True)
-        }
-
-
-def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) -> TrainResult:
-    request = prepared.request
-    job = outcome.job if isinstance(outcome.job, TrainingJob) else request.job
-    trained_on = request.datasets["train"]
-    kind, content, digest = _check_model(outcome, job.model_uri)
-    history = read_metrics(outcome.reports[0], list)
-    inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
-    # Not the request itself: its data must not live as long as the result.
-    make_copy, custom_objects = request.snapshot, request.custom_objects
-    if kind == WEIGHTS:
-        make_copy = make_copy or request.model
-
-    decode = Decoder(
-        kind=kind,
-        digest=digest,
-        make_copy=make_copy,
-        custom_objects=custom_objects,
-        safe_mode=job.safe_mode,
-        inputs=inputs,
-        weights=weights,
-        checkpoint=job.checkpoint,
-        verbose=job.verbose,
-    )
-    seconds = parts.measure()
-    return TrainResult(
-        content=content,
-        model_format=kind,
-        model_uri=job.model_uri,
-        **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
-        model_sha256=digest,
-        history=history,
-        workers=_list_workers(job, outcome.reports),
-        seconds=sum(seconds.values()),
-        parts=seconds,
-        seed=job.seed,
-        epochs=max(map(len, history.values()), default=0),
-        inputs=inputs,
-        generations=list(outcome.generations),
-        restarts=list(outcome.restarts),
-        timeline=list(outcome.timeline),
-        tensorboard=job.tensorboard,
-        settings=prepared.settings,
-        initial_epoch=job.initial_epoch,
-        validation_freq=job.validation_freq,
-        fetch=read_model_file,
-        decode=decode,
-    )
-
-
-def _list_workers(job: TrainingJob, reports: Sequence[WorkerReport]) -> list[WorkerReport]:
-    """Return the reports as in a result: the chief reports the steps of asynchronous workers."""
-    steps = dict(zip(ranks_of(job.roles, "worker"), reports[0].by_worker, strict=False))
-    return [
-        replace(one, value=None, inputs=None, by_worker=(), steps=steps.get(one.rank, one.steps))
-        for one in reports
-    ]
-
-
-def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
-    """Return the model's format, content and SHA-256, if all workers have the same weights.
-
-    The content is empty if the model was written to a URI.
-
-    Raises
-    ------
-    ClusterError
-        The ranks' weights differ, or the file was altered in transit.
-    """
-    if len({report.weights_sha256 for report in outcome.reports} - {None}) > 1:
-        raise ClusterError(
-            "the workers' weights differ after training: a custom callback, layer or train_step "
-            "changed them on one worker and not on the others"
-        )
-    if uri is not None:
-        kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
-        return kind, b"", str(outcome.reports[0].model_sha256)
-    if outcome.model is None:
-        raise ClusterError(
-            "the trained model did not arrive from worker 0, as the connection to it is too slow "
-            "or failed: set `uri` of `model_options`"
-        )
-    kind, content = outcome.model
-    digest = sha256_of(content)
-    if digest != outcome.reports[0].model_sha256:
-        raise ClusterError("the model was altered in transit from worker 0: train again")
-    return kind, content, digest
+    return DetachedJob(submit(prepared, began, root))

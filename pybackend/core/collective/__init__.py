@@ -1,4 +1,7 @@
-"""Sums, gathers and broadcasts over the workers of a job, behind one small interface."""
+"""Sums, gathers and broadcasts over the workers of a job, behind one small interface.
+
+Start with `mesh.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,11 @@ from pybackend.core.collective.joining import join_mesh
 from pybackend.core.collective.links import LONGEST_SECONDS, Patience
 from pybackend.core.collective.mesh import Mesh
 from pybackend.core.collective.wire import Compression
-from pybackend.core.job.values import decode_state, encode_state
+from pybackend.core.job.value_codec import decode_state, encode_state
 
 Array = npt.NDArray[Any]
 
-__all__ = [
-    "LONGEST_SECONDS",
-    "Alone",
-    "Collective",
-    "Compression",
-    "CostModel",
-    "Mesh",
-    "Patience",
-    "all_sum",
-    "broadcast_bytes",
-    "join_mesh",
-]
+__all__ = ["LONGEST_SECONDS", "Compression", "CostModel", "Mesh", "Patience", "join_mesh"]
 
 
 class Collective(Protocol):
@@ -108,7 +100,7 @@ def is_true_anywhere(collective: Collective, value: bool) -> bool:
 
 
 def all_gather_values(collective: Collective, value: Any) -> list[Any]:
-    """Return the values of all ranks, as `pybackend.core.job.values` encodes them."""
+    """Return the values of all ranks, as `pybackend.core.job.value_codec` encodes them."""
     return list(map(decode_state, collective.all_gather(_to_array(encode_state(value)))))
 
 

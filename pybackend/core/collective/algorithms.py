@@ -1,17 +1,15 @@
 """Collectives by recursive doubling or along a ring, whichever is predicted to be faster.
 
-Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
-(2005). If the number of ranks is not a power of two, the first ranks are folded in pairs
-beforehand, and unfolded afterwards. Both ranks of an exchange add the same two sums in the same
-order, so all ranks get identical bits.
+Recursive doubling, and the model of costs, are those of Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH" (2005). If the number of ranks is not
+a power of two, the first ranks are folded in pairs beforehand, and unfolded afterwards. Both ranks
+of an exchange add the same two sums in the same order, so all ranks get identical bits. In the
+model, a message of n bytes takes alpha + n beta, and adding n bytes takes n gamma.
 
-The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
+The ring's all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
 buffer, for any N. Each segment is summed along one chain of ranks and then passed on, so all ranks
 get identical bits.
-
-The model of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-MPICH" (2005): a message of n bytes takes alpha + n beta, and adding n bytes takes n gamma.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from pybackend.core.collective.call import Call
-from pybackend.core.collective.links import Link
+from pybackend.core.collective.links import Call, Link
 from pybackend.core.collective.wire import (
     BLOCK,
     CHUNK,
@@ -37,7 +34,7 @@ from pybackend.core.collective.wire import (
 
 
 def count_pairs(world_size: int) -> int:
-    """Count the pairs of ranks to fold so that a power of two remains."""
+    # The ranks that are folded, so that a power of two remains.
     return world_size - (1 << (world_size.bit_length() - 1))
 
 
@@ -82,8 +79,6 @@ def all_reduce(
 
 @dataclass(frozen=True)
 class Ring:
-    """Rank on the ring, with links to the ranks before and after it."""
-
     rank: int
     world_size: int
     before: Link
@@ -95,23 +90,7 @@ class Ring:
         Each chunk is added when it is received, and sent on when it is added.
         """
         segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
-        # Received data are added and sent next, so both are cut at the same positions.
-        summed = list(chain(*segments[1:]))
-        received = scratch.view(buffer.dtype)
-
-        def add(index: int) -> None:
-            if index < len(summed):
-                part = buffer[summed[index]]
-                np.add(part, received[: len(part)], out=part)
-
-        raw = view_bytes(buffer)
-        incoming = [
-            *_slice_views(scratch.data, buffer.itemsize, (_move_to_zero(span) for span in summed)),
-            *_slice_views(raw, buffer.itemsize, chain(*segments[:-1])),
-        ]
-        outgoing = _slice_views(raw, buffer.itemsize, chain(*segments, *segments[:-2]))
-        ready = len(segments[0])
-        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
+        self._flow(call, buffer, segments, scratch, _adding(buffer, segments, scratch))
 
     def reduce_scatter(
         self, call: Call, buffer: Array, parts: Sequence[slice], scratch: Array
@@ -124,18 +103,8 @@ class Ring:
         # A rank completes the last segment that it receives, which is its own part.
         order = [parts[(self.rank - turn - 1) % self.world_size] for turn in range(self.world_size)]
         segments = [_split(part.start, part.stop, step) for part in order]
-        summed = list(chain(*segments[1:]))
-        received = scratch.view(buffer.dtype)
-
-        def add(index: int) -> None:
-            part = buffer[summed[index]]
-            np.add(part, received[: len(part)], out=part)
-
-        zeros = (_move_to_zero(span) for span in summed)
-        incoming = _slice_views(scratch.data, buffer.itemsize, zeros)
-        outgoing = _slice_views(view_bytes(buffer), buffer.itemsize, chain(*segments[:-1]))
-        ready = len(segments[0])
-        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
+        add = _adding(buffer, segments, scratch)
+        self._flow(call, buffer, segments, scratch, add, is_half=True)
 
     def all_reduce_coded(
         self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
@@ -161,14 +130,30 @@ class Ring:
                 span = final[index - len(summed)]
                 codec.decode(wire[span], buffer[span])
 
-        raw = view_bytes(wire)
-        incoming = [
-            *_slice_views(scratch.data, wire.itemsize, (_move_to_zero(span) for span in summed)),
-            *_slice_views(raw, wire.itemsize, final),
-        ]
-        outgoing = _slice_views(raw, wire.itemsize, chain(*segments, *segments[:-2]))
-        ready = len(segments[0])
-        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=use)
+        self._flow(call, wire, segments, scratch, use)
+
+    def _flow(
+        self,
+        call: Call,
+        buffer: Array,
+        segments: Sequence[Sequence[slice]],
+        scratch: Array,
+        arrived: Callable[[int], None],
+        is_half: bool = False,
+    ) -> None:
+        """Send and receive segments in both rounds of `all_reduce`, or in the first one only.
+
+        Data of the first round arrive in ``scratch``, because they are added to the buffer. They
+        are sent next, so what is received and sent is cut at the same positions.
+        """
+        raw, size = view_bytes(buffer), buffer.itemsize
+        starts = [slice(0, span.stop - span.start) for span in chain(*segments[1:])]
+        incoming, sent = _slice_views(scratch.data, size, starts), segments[:-1]
+        if not is_half:
+            incoming += _slice_views(raw, size, chain(*segments[:-1]))
+            sent = [*segments, *segments[:-2]]
+        outgoing, ready = _slice_views(raw, size, chain(*sent)), len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=arrived)
 
     def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
         """Fill the arrays of all other ranks with the data that these ranks send."""
@@ -176,10 +161,6 @@ class Ring:
         pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
         call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
-
-    def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
-        """Pass the root's bytes on from rank to rank, up to the one before the root."""
-        self.pass_on(call, raw, root, (root - 1) % self.world_size)
 
     def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
         """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
@@ -199,12 +180,8 @@ class Ring:
         all but the last two, and receives all but the last.
         """
         size = self.world_size
-        segments = []
-        for turn in range(size):
-            k = (self.rank - turn) % size
-            start, stop = length * k // size, length * (k + 1) // size
-            segments.append(_split(start, stop, step))
-        return segments
+        turns = [(self.rank - turn) % size for turn in range(size)]
+        return [_split(length * k // size, length * (k + 1) // size, step) for k in turns]
 
 
 def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
@@ -215,8 +192,18 @@ def _split(start: int, stop: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
 
-def _move_to_zero(span: slice) -> slice:
-    return slice(0, span.stop - span.start)
+def _adding(
+    buffer: Array, segments: Sequence[Sequence[slice]], scratch: Array
+) -> Callable[[int], None]:
+    summed = list(chain(*segments[1:]))
+    received = scratch.view(buffer.dtype)
+
+    def add(index: int) -> None:
+        if index < len(summed):
+            part = buffer[summed[index]]
+            np.add(part, received[: len(part)], out=part)
+
+    return add
 
 
 Algorithm = Literal["ring", "doubling", "shared"]
@@ -228,21 +215,11 @@ _LARGE_ROUNDS = 3
 
 @dataclass(frozen=True)
 class CostModel:
-    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks.
+    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks."""
 
-    Parameters
-    ----------
-    latency_seconds
-        alpha: for an exchange of tiny messages between two ranks.
-    seconds_per_byte
-        beta: for an exchange between two ranks that sends as much as it receives.
-    add_seconds_per_byte
-        gamma: for adding one buffer to another.
-    """
-
-    latency_seconds: float
-    seconds_per_byte: float
-    add_seconds_per_byte: float
+    latency_seconds: float  # alpha: for an exchange of tiny messages between two ranks
+    seconds_per_byte: float  # beta: for an exchange that sends as much as it receives
+    add_seconds_per_byte: float  # gamma: for adding one buffer to another
 
     def predict_ring(self, nbytes: float, world_size: int) -> float:
         """Predict reduce-scatter and all-gather: many rounds, each sending 1 / N of the buffer."""
@@ -267,19 +244,14 @@ class CostModel:
         return "doubling" if self.predict_doubling(nbytes, world_size) <= ring else "ring"
 
 
+# Guess for a network of 10 gigabits per second.
 TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.1e-9)
-"""Guess for a network of 10 gigabits per second."""
 
 
 def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     """Measure the three values and agree on their means; all ranks must call this together.
 
-    Parameters
-    ----------
-    doubling
-        All-reduce by recursive doubling.
-    world_size
-        The number of ranks, at least 2.
+    ``doubling`` is an all-reduce by recursive doubling, over at least 2 ranks.
     """
     rounds = world_size.bit_length() - 1 + (2 if count_pairs(world_size) else 0)
     tiny, large = np.zeros(1), np.zeros(_MESSAGE // 4, np.float32)
@@ -296,10 +268,9 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
 
 
 def _time_fastest(work: Callable[[], object], rounds: int) -> float:
-    """Return the time of the fastest of several runs, in seconds: noise only slows runs down."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return min(seconds)  # noise only slows runs down

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pybackend.core.collective.algorithms import Algorithm, find_neighbours
-from pybackend.core.collective.hierarchy import find_layout
+from pybackend.core.collective.host_memory import find_layout
 from pybackend.core.collective.links import Link, Patience
 from pybackend.core.collective.mesh import Mesh
 from pybackend.core.errors import PeerLostError, TfdistError
-from pybackend.core.net.dialing import dial
-from pybackend.core.net.greeting import greet_as_client
-from pybackend.core.net.rendezvous import Acceptor, split_address
+from pybackend.core.net.authentication import greet_as_client
+from pybackend.core.net.rendezvous import Acceptor, dial, split_address
 from pybackend.core.net.stream import Stream
 
 PURPOSE = "mesh"
@@ -39,34 +38,17 @@ def join_mesh(
 ) -> Mesh:
     """Connect to some ranks, accept connections from others, measure, and close ``server``.
 
-    Parameters
-    ----------
-    server
-        This rank's listening socket, whose address is ``peers[rank]``.
-    peers
-        ``host:port`` per rank, at least two; all are listening already.
-    token
-        The job's secret; connections without it are rejected.
-    timeout
-        Seconds to wait for a peer now, and for its machine to answer in each collective.
-    algorithm
-        Algorithm of the mesh, as for `Mesh`.
-    connect_timeout
-        Seconds to wait for a peer now, if different from ``timeout``: peers may have to read data
-        first. A peer that has died is detected regardless.
-    patience
-        How long the mesh waits for peers, as for `Mesh`.
-    encrypt
-        True: all connections are encrypted; False: none are; None: only those between machines.
-    shares_memory
-        False to use sockets even between ranks of one host; the same on all.
+    ``server`` is this rank's listening socket, whose address is ``peers[rank]``. ``peers`` has
+    ``host:port`` per rank, at least two; all are listening already. Connections without the job's
+    secret, ``token``, are rejected. ``timeout`` is in seconds: to wait for a peer now, and for its
+    machine to answer in each collective. Peers may have to read data first, so ``connect_timeout``
+    may be longer; a peer that has died is detected regardless. ``algorithm`` and ``patience`` are
+    as in `Mesh`. ``encrypt``: True for all connections, False for none, None for those between
+    machines. If ``shares_memory`` is false (the same on all), sockets are used even between ranks
+    of one host.
 
-    Raises
-    ------
-    PeerLostError
-        Names the peer that rejects or closes the connection, or does not answer.
-    ClusterError
-        Within seconds, if the network does not let this rank reach a peer.
+    Raises `PeerLostError`, which names the peer that rejects or closes the connection, or does not
+    answer; and `ClusterError`, within seconds, if the network does not let this rank reach a peer.
     """
     hosts = [split_address(peer)[0] for peer in peers]
     layout = find_layout(hosts, rank) if shares_memory else None
@@ -100,8 +82,6 @@ def connects_to(rank: int, other: int, world_size: int) -> bool:
 
 
 class _Joining:
-    """Connections of one rank while they are being established."""
-
     def __init__(
         self,
         server: socket.socket,
@@ -112,10 +92,7 @@ class _Joining:
         encrypt: bool | None,
         wanted: set[int],
     ) -> None:
-        self._peers = peers
-        self._rank = rank
-        self._token = token
-        self._encrypt = encrypt
+        self._peers, self._rank, self._token, self._encrypt = peers, rank, token, encrypt
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._closed = False
@@ -130,7 +107,6 @@ class _Joining:
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
     def wait(self) -> dict[int, Stream]:
-        """Wait for all connections; return them by rank."""
         while self._made.keys() != self._wanted:
             try:
                 other, result = self._results.get(timeout=_CHECK_SECONDS)

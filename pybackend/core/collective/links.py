@@ -1,37 +1,32 @@
-"""Connections to other ranks, and how long to wait for a slow one."""
+"""Connections to other ranks, how long to wait for a slow one, and one call over several."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pybackend.core.errors import ClusterError, PeerLostError
-from pybackend.core.net.connection_errors import AlteredError
-from pybackend.core.net.stream import Stream
+from pybackend.core.net.stream import AlteredError, Stream, wait_any
 
 _SOCKET_BUFFER = 4 << 20
 
 
 class Link:
-    """Authenticated connection to another rank, used in both directions.
+    """Authenticated connection to another rank, used in both directions; it closes ``stream``.
 
-    Parameters
-    ----------
-    stream
-        Closed with this link.
-    rank, host
-        The other end.
-    timeout
-        Seconds after which a machine that does not answer counts as lost.
+    ``rank`` and ``host`` are the other end. A machine that does not answer for ``timeout`` seconds
+    counts as lost.
     """
 
     def __init__(self, stream: Stream, rank: int, host: str, timeout: float) -> None:
-        self.stream = stream
-        self.rank = rank
-        self.host = host
-        self.timeout = timeout
+        self.stream, self.rank, self.host, self.timeout = stream, rank, host, timeout
         stream.set_buffers(_SOCKET_BUFFER, _SOCKET_BUFFER)
         stream.probe(timeout)
 
@@ -43,7 +38,6 @@ class Link:
             raise self._explain(error) from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Receive what has arrived; return the number of bytes, possibly 0."""
         try:
             return self.stream.receive_some(window)
         except OSError as error:
@@ -79,11 +73,9 @@ class Link:
         return self.make_error(f"has not answered for {self.timeout:g} s")
 
     def make_error(self, reason: str) -> PeerLostError:
-        """Create the error that names the other end."""
         return PeerLostError(self.rank, self.host, reason)
 
     def close(self) -> None:
-        """Close the connection."""
         self.stream.close()
 
 
@@ -98,37 +90,20 @@ _SETTLED_SECONDS = 2.0
 class Patience:
     """Limits on the wait for a peer that does not join a call, and reports about it.
 
-    Parameters
-    ----------
-    on_wait
-        Called twice a minute with the peer's rank, how many seconds this rank has waited, and
-        whether this is the second report of the minute. By then all ranks have sent the first one.
-    longest
-        Seconds after which a peer counts as lost although its machine answers.
-
-    Attributes
-    ----------
-    waited
-        Total seconds that this rank has waited.
+    ``on_wait`` is called twice a minute with the peer's rank, how many seconds this rank has
+    waited, and whether this is the second report of the minute. By then all ranks have sent the
+    first one.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
-    longest: float = LONGEST_SECONDS
-    waited: float = 0.0
+    longest: float = LONGEST_SECONDS  # then a peer counts as lost although its machine answers
+    waited: float = 0.0  # total seconds that this rank has waited
     _next: float = _FIRST_WORD_SECONDS
     _since: float = 0.0
     _is_second: bool = False
 
     def check(self, peers: Sequence[Link], since: float) -> None:
-        """Raise `PeerLostError` if a peer is lost; report a long wait.
-
-        Parameters
-        ----------
-        peers
-            Peers that this rank waits for.
-        since
-            Start of the wait, on the monotonic clock.
-        """
+        """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``."""
         waited = time.monotonic() - since
         for peer in peers:
             if waited >= peer.timeout:
@@ -142,3 +117,186 @@ class Patience:
             pause = _FIRST_WORD_SECONDS - _SETTLED_SECONDS if self._is_second else _SETTLED_SECONDS
             self._next += pause
             self._is_second = not self._is_second
+
+
+_HEADER = struct.Struct(">Qc3siQ")
+# A peer at another exchange may only show on a link that is not read; these are checked after this.
+_SUSPICION_SECONDS = 0.05
+_LOOK_SECONDS = 0.25
+
+
+class _Cursor:
+    """Position in a sequence of buffers that are sent or filled one after another."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = buffers
+        self.index = 0
+        self._position = 0
+
+    def window(self, stop: int) -> list[memoryview]:
+        """Return the rest of the current buffer; a header comes with the buffer that follows it."""
+        index, position = self.index, self._position
+        first = self.buffers[index]
+        if index == 0 and stop > 1:
+            return [first[position:], self.buffers[1]]
+        return [first[position:] if position else first]
+
+    def advance(self, count: int) -> None:
+        position = self._position + count
+        while self.index < len(self.buffers) and position >= len(self.buffers[self.index]):
+            position -= len(self.buffers[self.index])
+            self.index += 1
+        self._position = position
+
+
+class Call:
+    """One collective call on one rank, over its ``links``.
+
+    Each peer's first message begins with a header. If it differs from this rank's header, the call
+    fails before any data that follows is used. So workers that are out of step are detected without
+    an extra round trip. The header has the values that must be the same on all ranks: the call's
+    ``number``, the ``kind`` of collective, its root or codec (``detail``), the element type, and
+    the number of bytes (``size``).
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        links: Iterable[Link],
+        patience: Patience,
+        *,
+        number: int,
+        kind: bytes,
+        detail: int,
+        dtype: np.dtype[Any],
+        size: int,
+    ) -> None:
+        self._rank, self._links, self._patience, self._number = rank, links, patience, number
+        self._received_from: set[int] = set()
+        self._sent_to: set[int] = set()
+        self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
+
+    def flow(
+        self,
+        out: Link | None,
+        outgoing: Sequence[memoryview],
+        into: Link | None,
+        incoming: Sequence[memoryview],
+        *,
+        ready: int | None = None,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send buffers over one link while filling others from another link, or the same one.
+
+        The same memory may occur more than once in ``incoming``: it is filled again only after
+        ``arrived``, which gets the index of each complete buffer, has handled the previous one.
+        ``ready`` is how many outgoing buffers may be sent at once, by default all; each completed
+        incoming buffer allows one more.
+
+        Raises `PeerLostError` at once if a peer closes its connection, later if its machine does
+        not answer; and `ClusterError` if the peer is in a different collective call.
+        """
+        theirs = memoryview(bytearray(_HEADER.size))
+        sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
+        receiving = _Cursor([theirs, *incoming] if into else [])
+        may_send = len(sending.buffers) if ready is None else 1 + ready
+        since = None
+        while sending.index < len(sending.buffers) or receiving.index < len(receiving.buffers):
+            moved = 0
+            allowed = min(may_send, len(sending.buffers))
+            if out and sending.index < allowed:
+                self._sent_to.add(out.rank)
+                moved += (count := self._move(out.send, sending.window(allowed)))
+                sending.advance(count)
+            before = receiving.index
+            if into and before < len(receiving.buffers):
+                window = receiving.window(len(receiving.buffers))
+                moved += (count := self._move(into.receive, window))
+                receiving.advance(count)
+                if before == 0 and count:
+                    self._received_from.add(into.rank)
+            if receiving.index != before:
+                may_send += self._complete(into, theirs, before, receiving.index, arrived)
+            if moved:
+                if since is not None:
+                    self._patience.waited += time.monotonic() - since
+                since = None
+                continue
+            since = since or time.monotonic()
+            self._wait(
+                into if receiving.index < len(receiving.buffers) else None,
+                out if sending.index < allowed else None,
+                since,
+            )
+
+    def _complete(
+        self,
+        into: Link | None,
+        theirs: memoryview,
+        first: int,
+        stop: int,
+        arrived: Callable[[int], None] | None,
+    ) -> int:
+        """Use the received buffers from ``first`` to ``stop``; return how many contain data."""
+        if first == 0 and into:
+            self._verify(into, bytes(theirs))
+            first = 1
+        if arrived:
+            for index in range(first, stop):
+                arrived(index - 1)
+        return stop - first
+
+    def _move(self, move: Callable[[list[memoryview]], int], window: list[memoryview]) -> int:
+        try:
+            return move(window)
+        except PeerLostError:  # the peer may have left because the calls differ
+            for link in self._links:
+                self._check_header(link)
+            raise
+
+    def _wait(self, reading: Link | None, writing: Link | None, since: float) -> None:
+        reads = [reading.stream] if reading else []
+        writes = [writing.stream] if writing else []
+        if reading and not writing:
+            if reading.stream.wait_readable(_SUSPICION_SECONDS):
+                return
+        elif wait_any(reads, writes, _SUSPICION_SECONDS):
+            return
+        watched = [link for link in self._links if link is not reading and self._check_header(link)]
+        while True:
+            happened = wait_any([*reads, *(link.stream for link in watched)], writes, _LOOK_SECONDS)
+            if not happened:
+                self._patience.check([link for link in (reading, writing) if link], since)
+            watched = [
+                link for link in watched if link.stream not in happened or self._check_header(link)
+            ]
+            if any(stream in happened for stream in (*reads, *writes)):
+                return
+
+    def _check_header(self, link: Link) -> bool:
+        """Check a header on a link that is not being read; return whether none has arrived yet.
+
+        A peer may be ahead, and one that has finished may have exited, so a different header is an
+        error only if it belongs to this call or an earlier one.
+        """
+        if link.rank in self._received_from:
+            return False
+        theirs = link.peek(_HEADER.size)
+        if theirs is None:
+            return True
+        if len(theirs) == _HEADER.size and _HEADER.unpack(theirs)[0] <= self._number:
+            self._verify(link, theirs)
+        return False
+
+    def _verify(self, link: Link, theirs: bytes) -> None:
+        if theirs != self._header:
+            if link.rank not in self._sent_to:
+                # So that a peer from which this rank only receives detects it, too.
+                with contextlib.suppress(PeerLostError):
+                    link.send([memoryview(self._header)])
+            raise ClusterError(
+                f"workers {link.rank} and {self._rank} are at different exchanges "
+                f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(self._header)}: number, kind, "
+                "type, root or codec, bytes): the model, a callback or a train_step behaves "
+                "differently on one of them"
+            )

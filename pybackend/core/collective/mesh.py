@@ -11,10 +11,14 @@ import numpy as np
 
 from pybackend.core.collective import algorithms
 from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
-from pybackend.core.collective.call import Call
-from pybackend.core.collective.hierarchy import HostSum, Layout
-from pybackend.core.collective.links import Link, Patience
-from pybackend.core.collective.shared import NO_OFFER, offer_memory, open_memory
+from pybackend.core.collective.host_memory import (
+    NO_OFFER,
+    HostLayout,
+    HostSum,
+    offer_memory,
+    open_memory,
+)
+from pybackend.core.collective.links import Call, Link, Patience
 from pybackend.core.collective.wire import CHUNK, Array, Compression, view_bytes
 from pybackend.core.errors import ClusterError, InputError
 
@@ -27,35 +31,15 @@ class Mesh:
     """Connections of one rank to the others. Not thread-safe: one collective at a time.
 
     All ranks call the same methods in the same order, with buffers of the same type and size; each
-    call checks that and raises a `ClusterError`. After an error, a mesh can only be closed.
+    call checks that and raises a `ClusterError`. Any method raises `PeerLostError`: immediately if
+    a peer closes its connection, after its link's timeout if its machine does not answer, and after
+    ``patience.longest`` if it does not join the call. After an error, a mesh can only be closed.
 
-    Parameters
-    ----------
-    links
-        A link to each rank that `find_neighbours` returns, and to those of ``layout``.
-    rank, world_size
-        This rank, and the number of ranks.
-    patience
-        How long it waits for peers.
-    algorithm
-        ``"auto"`` uses the algorithm that ``cost_model`` predicts to be faster; the others are for
-        tests and benchmarks.
-    layout
-        Ranks that try, at the first large sum, whether they can share memory; None on all ranks or
-        on none.
-
-    Attributes
-    ----------
-    cost_model
-        Measured costs, the same on all ranks.
-
-    Raises
-    ------
-    PeerLostError
-        From any method: immediately if a peer closes its connection, after its link's timeout if
-        its machine does not answer, and after ``patience.longest`` if it does not join the call.
-    ClusterError
-        From any method: a peer is in a different call, or its buffer has a different type or size.
+    ``links`` has a link to each rank that `find_neighbours` returns, and to those of ``layout``:
+    ranks that try, at the first large sum, whether they can share memory; None on all ranks or on
+    none. ``patience`` is how long this rank waits for peers. The ``algorithm`` "auto" is the one
+    that `cost_model`, measured and the same on all ranks, predicts to be faster; the others are for
+    tests and benchmarks.
     """
 
     def __init__(
@@ -65,11 +49,9 @@ class Mesh:
         world_size: int,
         algorithm: Literal["auto"] | Algorithm = "auto",
         patience: Patience | None = None,
-        layout: Layout | None = None,
+        layout: HostLayout | None = None,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.algorithm = algorithm
+        self.rank, self.world_size, self.algorithm = rank, world_size, algorithm
         self.cost_model = TEN_GIGABITS  # until `calibrate` measures
         self.links = dict(links)
         self._patience = patience or Patience()
@@ -82,7 +64,6 @@ class Mesh:
 
     @property
     def waited(self) -> float:
-        """Total seconds that this rank has waited for others."""
         return self._patience.waited
 
     @property
@@ -97,13 +78,9 @@ class Mesh:
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
 
-        Parameters
-        ----------
-        buffer
-            Array of any shape, and any type that NumPy can add.
-        codec
-            Compression to half precision, for float32 only. Small buffers, for which the number of
-            rounds matters more than the bytes, are not compressed.
+        It may have any shape, and any type that NumPy can add. ``codec`` compresses to half
+        precision, for float32 only. Small buffers, for which the number of rounds matters more than
+        the bytes, are not compressed.
         """
         _check(buffer)
         buffer = buffer.reshape(-1)
@@ -133,12 +110,8 @@ class Mesh:
         """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
 
         The other parts are undefined afterwards. The terms have the same order as in `all_reduce`,
-        except on a ring.
-
-        Parameters
-        ----------
-        ends
-            Where each rank's part ends, in elements; the first begins at 0.
+        except on a ring. ``ends`` has where each rank's part ends, in elements; the first begins at
+        0.
         """
         _check(buffer)
         parts, detail = _cut_at(ends)
@@ -177,11 +150,8 @@ class Mesh:
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's array, in rank order.
 
-        Parameters
-        ----------
-        part
-            Contiguous, with at least one dimension; the first may differ between ranks, and be
-            0. The returned list contains this array itself.
+        ``part`` is contiguous, with at least one dimension; the first may differ between ranks, and
+        be 0. The returned list contains this array itself.
         """
         _check(part)
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
@@ -210,12 +180,8 @@ class Mesh:
     def gather(self, part: Array, root: int = 0) -> list[Array]:
         """Collect every rank's array at rank ``root``, in rank order; an empty list elsewhere.
 
-        The other ranks hold at most one block of the forwarded data in memory.
-
-        Parameters
-        ----------
-        part
-            Contiguous and 1-D; lengths may differ. The list contains this array itself.
+        The other ranks hold at most one block of the forwarded data in memory. ``part`` is
+        contiguous and 1-D; lengths may differ. The list contains this array itself.
         """
         _check(part)
         self._check_root(root)
@@ -243,7 +209,7 @@ class Mesh:
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.broadcast(call, raw, root)
+            self._ring.pass_on(call, raw, root, (root - 1) % self.world_size)
             return
         # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
@@ -252,14 +218,17 @@ class Mesh:
         self._double(call, mine)
 
     def close(self) -> None:
-        """Close all connections, and release shared memory."""
         self.shared = None
         for link in self.links.values():
             link.close()
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""
-        self.cost_model = measure(self._sum_by_doubling, self.world_size)
+
+        def double(buffer: Array) -> None:
+            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+
+        self.cost_model = measure(double, self.world_size)
 
     def _can_share(self, is_coded: bool) -> bool:
         """Return whether to use memory; compression is for data that is sent to other hosts."""
@@ -267,7 +236,7 @@ class Mesh:
             self._share_memory(self._layout)
         return self.shared is not None and not (is_coded and self.shared.layout.hosts == 1)
 
-    def _share_memory(self, layout: Layout) -> None:
+    def _share_memory(self, layout: HostLayout) -> None:
         """Use memory that the ranks of each host share, if all can; all must call this together."""
         self._layout = None  # tried once, also by the sums below
         first, count = layout.local[0], len(layout.local)
@@ -302,9 +271,6 @@ class Mesh:
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
 
-    def _sum_by_doubling(self, buffer: Array) -> None:
-        self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
-
     @property
     def _is_one_host(self) -> bool:
         return self.shared is not None and self.shared.layout.hosts == 1
@@ -327,16 +293,8 @@ class Mesh:
 
     def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
         self._count += 1
-        return Call(
-            self.rank,
-            self.links.values(),
-            self._patience,
-            number=self._count,
-            kind=kind,
-            detail=detail,
-            dtype=dtype,
-            size=size,
-        )
+        own = self.rank, self.links.values(), self._patience
+        return Call(*own, number=self._count, kind=kind, detail=detail, dtype=dtype, size=size)
 
     def _scratch_of(self, size: int) -> Array:
         if self.scratch.size < size:

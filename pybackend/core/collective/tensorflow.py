@@ -20,12 +20,8 @@ _GROUP = 1
 def start_runtime(addresses: Sequence[str], rank: int, timeout: float) -> None:
     """Connect the TensorFlow runtimes of all workers, before anything else uses TensorFlow.
 
-    Parameters
-    ----------
-    addresses
-        ``host:port`` per rank, at which TensorFlow's own servers will listen.
-    timeout
-        Seconds after which a silent peer makes a collective fail.
+    TensorFlow's own servers will listen at ``addresses``, ``host:port`` per rank. After ``timeout``
+    seconds, a silent peer makes a collective fail.
     """
     os.environ["TF_CONFIG"] = make_tf_config(list(addresses), rank)
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
@@ -47,7 +43,6 @@ class GraphReduce:
         self._number = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def all_reduce(self, tensor: Any) -> Any:
-        """Return the sum of a tensor over all workers."""
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             group_size=self._world_size,

@@ -8,7 +8,7 @@ gradient compression schemes" (2019).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,10 @@ from pybackend.core.errors import InputError
 
 Array = npt.NDArray[Any]
 
+# Bytes that are sent, received and added at a time: few enough to stay in a core's cache.
 CHUNK = 1 << 18
-"""Bytes that are sent, received and added at a time: few enough to stay in a core's cache."""
+# Largest number of elements converted at a time: intermediate results stay in a core's cache.
+BLOCK = 1 << 15
 
 
 def view_bytes(array: Array) -> memoryview:
@@ -27,25 +29,7 @@ def view_bytes(array: Array) -> memoryview:
 
 
 def split_chunks(raw: memoryview) -> list[memoryview]:
-    """Cut a buffer into pieces of `CHUNK` bytes, the last possibly shorter; none if it is empty."""
     return [raw[start : start + CHUNK] for start in range(0, len(raw), CHUNK)]
-
-
-BLOCK = 1 << 15
-"""Largest number of elements converted at a time: intermediate results stay in a core's cache."""
-
-
-class HalfFormat(Protocol):
-    """Format of 16 bits."""
-
-    dtype: np.dtype[Any]
-    largest: np.float32
-
-    def encode(self, values: Array, half: Array) -> None:
-        """Round finite float32 values of at most ``largest`` to nearest, ties to even."""
-
-    def decode(self, half: Array, out: Array) -> None:
-        """Widen to float32, exactly."""
 
 
 class Fp16:
@@ -64,7 +48,7 @@ class Fp16:
         self._sign = np.empty(BLOCK, np.uint16)
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round float32 values to half precision.
+        """Round finite float32 values of at most ``largest`` to nearest, ties to even.
 
         Adding 2^(e + 13) to a number of exponent e leaves its significand, rounded to 11 bits, in
         the lowest bits of the sum; with e = -14 at least, that holds for subnormal results too.
@@ -114,11 +98,9 @@ class Bf16:
         self.largest = np.uint32(0x7F7F0000).view(np.float32)
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round float32 values to bfloat16."""
         np.copyto(half, values, casting="unsafe")
 
     def decode(self, half: Array, out: Array) -> None:
-        """Widen to float32, exactly."""
         np.copyto(out, half)
 
 
@@ -134,18 +116,15 @@ class Compression:
     values too large for the format are clipped and the rest goes to the residual; infinities and
     NaNs pass unchanged and leave no residual.
 
-    Parameters
-    ----------
-    kind
-        ``"fp16"`` (IEEE half precision: 11 bits of significand, up to 65504) or ``"bf16"``
-        (8 bits, the range of float32; needs ``ml_dtypes``).
+    "fp16" is IEEE half precision (11 bits of significand, up to 65504). "bf16" has 8 bits and the
+    range of float32; it needs ``ml_dtypes``.
     """
 
     def __init__(self, kind: Kind) -> None:
         if kind not in ("fp16", "bf16"):
             raise InputError(f'compression must be "fp16" or "bf16", not {kind!r}')
         self.kind: Kind = kind
-        self._format: HalfFormat = Fp16() if kind == "fp16" else Bf16()
+        self._format: Fp16 | Bf16 = Fp16() if kind == "fp16" else Bf16()
         self._residuals: dict[int, Array] = {}
         self._wires: dict[int, Array] = {}
         self._wide = np.empty(BLOCK, np.float32)
@@ -153,7 +132,6 @@ class Compression:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an encoded element."""
         return self._format.dtype.itemsize
 
     def residual(self, length: int) -> Array:
@@ -163,11 +141,9 @@ class Compression:
         return self._residuals[length]
 
     def read_residuals(self) -> dict[int, Array]:
-        """Return a copy of the residuals, by buffer length."""
         return {length: residual.copy() for length, residual in self._residuals.items()}
 
     def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
-        """Continue with the residuals that `read_residuals` returned."""
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:

@@ -2,7 +2,8 @@
 
 A data set is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a
 list, tuple or dict of arrays for models with several inputs or outputs. Internally, it is a flat
-dict of arrays named ``x``, ``x/#0``, ``x/left``, ...; these names encode the structure.
+dict of arrays named ``x``, ``x/#0``, ``x/left``, ...; these names encode the structure. A column
+whose rows differ in length, such as text, is `Ragged`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from pybackend.core.data.files import is_path
-from pybackend.core.data.ragged import Ragged, join_texts
 from pybackend.core.data.sharding import shard_slice
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
@@ -40,16 +42,114 @@ _PARTS = ("x", "y", "sample_weight")
 _TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths: row i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    With ``values`` of shape (n, 3), a row is a list of vectors of 3 numbers. With ``is_text`` the
+    values are UTF-8 bytes, and a row is one string. With ``most_texts``, which is at least the
+    length of the longest list, a row is a list of strings (see `pack_lists`).
+    """
+
+    values: Array
+    offsets: Array
+    is_text: bool = False
+    most_texts: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, rows: slice) -> Ragged:
+        indices = np.arange(len(self))[rows]
+        lengths = self.lengths[indices]
+        offsets = to_offsets(lengths)
+        elements = np.repeat(self.offsets[indices] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return replace(self, values=self.values[elements], offsets=offsets)
+
+
+def to_offsets(lengths: Sequence[int] | Array) -> Array:
+    """Return the starts of consecutive pieces, and the end of the last one."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def concatenate(parts: Sequence[Ragged]) -> Ragged:
+    offsets = to_offsets(np.concatenate([part.lengths for part in parts]))
+    values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
+    most = None if parts[0].most_texts is None else max(part.most_texts or 0 for part in parts)
+    return Ragged(np.concatenate(values), offsets, parts[0].is_text, most)
+
+
+def join_texts(texts: Sequence[bytes], rows: int) -> Ragged:
+    """Return strings as this number of rows, each with the same number of strings."""
+    offsets = to_offsets(list(map(len, texts)))
+    column = Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
+    return column if len(texts) == rows else pack_lists(column, np.full(rows, len(texts) // rows))
+
+
+def pack_lists(texts: Ragged, sizes: Array) -> Ragged:
+    """Join strings to lists of these sizes; in a row, each string follows its length in 4 bytes."""
+    starts = texts.offsets[:-1] + 4 * np.arange(len(texts))
+    packed = np.empty(len(texts.values) + 4 * len(texts), np.uint8)
+    is_length = np.zeros(len(packed), bool)
+    heads = starts[:, None] + np.arange(4)
+    is_length[heads] = True
+    packed[heads] = texts.lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
+    packed[~is_length] = texts.values
+    offsets = np.append(starts, len(packed))[to_offsets(sizes)]
+    return Ragged(packed, offsets, is_text=True, most_texts=int(sizes.max(initial=0)))
+
+
+def unpack_list(row: bytes) -> list[bytes]:
+    """The inverse of `pack_lists`, for one row."""
+    texts, start = [], 0
+    while start < len(row):
+        end = start + 4 + int.from_bytes(row[start : start + 4], "little")
+        texts.append(row[start + 4 : end])
+        start = end
+    return texts
+
+
+def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
+    """Pad the values of a column with zeros to at least ``longest``, or convert them to strings.
+
+    Strings have shape (rows, 1), lists of strings (rows, longest), padded with empty strings.
+    """
+    if not isinstance(column, Ragged):
+        return column
+    values = column.values[column.offsets[0] : column.offsets[-1]]
+    if column.is_text:
+        content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
+        rows = [content[first:last] for first, last in pairwise(edges)]
+        if column.most_texts is None:
+            return to_strings([[row] for row in rows], 1)
+        return to_strings([unpack_list(row) for row in rows], longest)
+    lengths = column.lengths
+    width = max(longest, int(lengths.max(initial=0)))
+    padded = np.zeros((len(column), width, *values.shape[1:]), values.dtype)
+    padded[np.arange(width) < lengths[:, None]] = values
+    return padded
+
+
+def to_strings(rows: Sequence[Sequence[bytes]], longest: int) -> Array:
+    """Pad lists of strings with empty ones, to at least this length."""
+    strings = np.full((len(rows), max([longest, *map(len, rows)])), b"", object)
+    for row, texts in enumerate(rows):
+        strings[row, : len(texts)] = texts
+    return strings
+
+
 def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
     """Check a data set and flatten it to named arrays of equal length.
 
     Floating-point arrays become ``floatx``, as in Keras's own ``fit``; the types of integers and
-    booleans do not change. Text among the inputs becomes `Ragged`.
-
-    Raises
-    ------
-    InputError
-        Names the array and what is wrong with it.
+    booleans do not change. Text among the inputs becomes `Ragged`. An `InputError` names the array
+    and what is wrong with it.
     """
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
         data = (data,)
@@ -81,7 +181,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
 
 
 def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = False) -> Columns:
-    """Check inputs without labels and flatten them, like `flatten_data`."""
+    """Flatten inputs without labels, like `flatten_data`."""
     columns = {key: to_array(key, value, floatx, "x") for key, value in flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
@@ -113,12 +213,10 @@ def flatten(batch: Any) -> dict[str, Any]:
 
 
 def count_rows(columns: Columns) -> int:
-    """Number of rows: the common length of all columns; 0 if there are no columns."""
     return len(next(iter(columns.values()), ()))
 
 
 def check_row_shapes(parts: Iterable[Any], what: str, where: str = "in different batches") -> None:
-    """Reject parts of an array whose rows do not have the same shape."""
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InputError(
@@ -128,7 +226,7 @@ def check_row_shapes(parts: Iterable[Any], what: str, where: str = "in different
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
-    """Return the rows of one worker, as views."""
+    """The rows of one worker are views, not copies."""
     part = shard_slice(count_rows(columns), workers, rank)
     return {key: array[part] for key, array in columns.items()}
 
@@ -136,7 +234,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 def check_enough_rows(
     rows: int, workers: int, name: str = "data", argument: str = "workers"
 ) -> None:
-    """Raise an error if there are fewer rows than workers; ``argument`` sets their number."""
+    """``argument`` is the one that sets the number of workers."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
@@ -176,15 +274,16 @@ def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
 
 
 def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
-    """Check one array of a data set and convert it, as described in `flatten_data`."""
+    """Check and convert one array, as `flatten_data` does."""
     if np.ma.is_masked(value):
         row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
         raise InputError(
             f"`{key}` of `{name}` has masked values, first in {row_number(row)}: fill them, or "
             "leave these rows out"
         )
-    if _is_sparse(value):
-        value = _to_dense(value, key, floatx, name)
+    sparse = sys.modules.get("scipy.sparse")  # nothing is sparse if it was not imported
+    if sparse is not None and sparse.issparse(value):
+        value = _densify(value, key, floatx, name)
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
@@ -192,12 +291,11 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     if array.ndim == 0:
         if (way := _TO_DENSE.get(type(value).__name__)) is not None:
             raise InputError(f"`{key}` of `{name}` is a {type(value).__name__}: pass {way}")
-        path = (
-            "; only barrier_train, evaluate and result.predict accept a path"
-            if is_path(value)
-            else ""
+        accepted = "; only barrier_train, evaluate and result.predict accept a path"
+        raise InputError(
+            f"`{key}` of `{name}` is a single value; expected one entry per row"
+            + accepted * is_path(value)
         )
-        raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
         return cast(Array, _to_text(array, key, name))
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
@@ -216,34 +314,24 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
 
 
 def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
-    """Cast numbers to another floating-point type; raise an error if one becomes infinite.
+    """Cast numbers to another floating-point type; an `InputError` names one that becomes infinite.
 
-    Parameters
-    ----------
-    name_row
-        Called with a row number, from 0; returns the column and row for the error message.
+    ``name_row`` receives a row number, from 0, and returns the column and row for the message.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         found = numbers.astype(dtype)
     if np.isinf(found).any():
         is_lost = np.isinf(found) & np.isfinite(numbers)
         if is_lost.any():
-            place = tuple(np.argwhere(is_lost)[0])
+            index = tuple(np.argwhere(is_lost)[0])
             raise InputError(
-                f"{name_row(int(place[0]))} has the number {numbers[place]:g}, which is out of "
+                f"{name_row(int(index[0]))} has the number {numbers[index]:g}, which is out of "
                 f"range for {np.dtype(dtype).name}: scale the column or use its logarithm"
             )
     return found
 
 
-def _is_sparse(value: Any) -> bool:
-    """Return whether a value is a scipy sparse matrix or array, without importing scipy."""
-    sparse = sys.modules.get("scipy.sparse")
-    return sparse is not None and bool(sparse.issparse(value))
-
-
-def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
-    """Convert a sparse matrix to a dense array."""
+def _densify(matrix: Any, key: str, floatx: str, name: str) -> Array:
     dtype = np.dtype(floatx) if matrix.dtype.kind == "f" else matrix.dtype
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:
@@ -258,9 +346,9 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
 
 
 def _is_text(array: Array) -> bool:
-    is_object = array.dtype.kind == "O"
-    texts = (str, bytes)
-    return array.dtype.kind in "US" or (is_object and all(isinstance(t, texts) for t in array.flat))
+    if array.dtype.kind == "O":
+        return all(isinstance(text, (str, bytes)) for text in array.flat)
+    return array.dtype.kind in "US"
 
 
 def _to_text(array: Array, key: str, name: str) -> Ragged:
@@ -275,10 +363,16 @@ def _to_text(array: Array, key: str, name: str) -> Ragged:
 
 
 def _check_lengths(columns: Columns, name: str) -> None:
-    lengths = {key: len(array) for key, array in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise InputError(f"the arrays of `{name}` differ in their number of rows ({listed})")
+    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
+
+
+def check_equal_counts(counts: Mapping[str, int], what: str) -> None:
+    if len(set(counts.values())) > 1:
+        raise InputError(f"the {what} differ in their number of rows ({list_counts(counts)})")
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{key}: {count}" for key, count in counts.items())
 
 
 def _describe_type(value: Any) -> str:

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.core.data.arrays import narrow
+from pybackend.core.data.arrays import Array, Ragged, narrow, pack_lists, to_offsets
 from pybackend.core.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
-from pybackend.core.data.ragged import Ragged, pack_lists
 from pybackend.core.errors import InputError
 from pybackend.core.words import Code, setting, show
 
-Array = npt.NDArray[Any]
 Tensors = dict[str, Array | Ragged]
 _SHOWN_COLUMNS = 6
 _SHOWN_CHARACTERS = 40
@@ -23,7 +20,6 @@ _SHOWN_WIDTHS = 5
 
 
 def describe_schema(schema: Any) -> dict[str, ColumnKind]:
-    """Return the kind of each column of an Arrow schema."""
     return {field.name: _describe_type(field.type) for field in schema}
 
 
@@ -54,7 +50,7 @@ def _list_types() -> tuple[Any, ...]:
 
 
 def _is_view(kind: Any, of: str) -> bool:
-    """Return whether a type is a view of text or bytes; old versions of Arrow have no views."""
+    """Old versions of Arrow have no views."""
     import pyarrow as pa
 
     check = getattr(pa.types, f"is_{of}_view", None)
@@ -83,13 +79,13 @@ def drop_views(column: Any) -> Any:
     import pyarrow.compute as pc
 
     sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    offsets = pa.array(to_offsets(sizes))
     mask = column.is_null() if column.null_count else None
     return pa.LargeListArray.from_arrays(offsets, drop_views(column.flatten()), mask=mask)
 
 
 def has_views(kind: Any) -> bool:
-    """Return whether a type is a view or contains one."""
+    """Also inside lists and dictionaries."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
     return (
@@ -117,11 +113,8 @@ class TensorReader:
     def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
         """Return the tensors of a batch, by column group key.
 
-        Parameters
-        ----------
-        name_row
-            Called with a row's number in the batch; returns its name for errors. None (default):
-            errors show the row's values.
+        ``name_row`` receives a row's number in the batch, and returns its name for errors. None
+        (default): errors show the row's values.
         """
         self._batch = batch
         self._name_row = name_row or self._describe_row
@@ -134,16 +127,16 @@ class TensorReader:
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
-            for place, name in zip(group.places, group.columns, strict=True):
-                found &= _find_complete(batch.column(place), name, group.categories.get(name))
+            for index, name in zip(group.indices, group.columns, strict=True):
+                found &= _find_complete(batch.column(index), name, group.categories.get(name))
         return found
 
     def _describe_row(self, row: int) -> str:
-        """Return the values of a row as text, for tables without row numbers."""
+        """Describe a row by its values, for tables without row numbers."""
         names = list_columns(self._groups)
         shown = []
-        for place, name in enumerate(names[:_SHOWN_COLUMNS]):
-            text = repr(self._batch.column(place)[row].as_py())
+        for index, name in enumerate(names[:_SHOWN_COLUMNS]):
+            text = repr(self._batch.column(index)[row].as_py())
             is_long = len(text) > _SHOWN_CHARACTERS
             shown.append(f"{name}={text[: _SHOWN_CHARACTERS - 3] + '...' if is_long else text}")
         more = ", ..." if len(names) > _SHOWN_COLUMNS else ""
@@ -151,17 +144,15 @@ class TensorReader:
 
     def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            require_values(self._batch.column(place), name, self._name_row)
-            for place, name in zip(group.places, group.columns, strict=True)
+            require_values(self._batch.column(index), name, self._name_row)
+            for index, name in zip(group.indices, group.columns, strict=True)
         ]
         if group.dtype == TEXT:
             return self._read_texts(columns[0], group.columns[0])
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
-        parts = [
-            self._read_part(column, name, group)
-            for column, name in zip(columns, group.columns, strict=True)
-        ]
+        pairs = zip(columns, group.columns, strict=True)
+        parts = [self._read_part(column, name, group) for column, name in pairs]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
@@ -176,12 +167,11 @@ class TensorReader:
     def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Return a column's numbers in the tensor's type, of shape (rows, width)."""
         numbers = self._read_matrix(column, name, group)
-        if group.is_target:
+        if group.is_target and numbers.dtype.kind == "f":
             self._reject_nan(numbers, name, group)
         return self._cast(numbers, name, group, lambda row: row)
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Return numbers of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -261,7 +251,7 @@ class TensorReader:
                 f"expected a multiple of {size}, because of its shape {show(group.shape)} in "
                 "`tensors`"
             )
-        offsets = np.concatenate([[0], np.cumsum(row_sizes // size)]).astype(np.int64)
+        offsets = to_offsets(row_sizes // size)
         numbers = _read_numbers(values).reshape(-1, *inner)
 
         def row_of(element: int) -> int:
@@ -275,7 +265,7 @@ class TensorReader:
     def _cast(
         self, numbers: Array, name: str, group: ColumnGroup, row_of: Callable[[int], int]
     ) -> Array:
-        """Cast numbers to the tensor's type, in this machine's byte order, if they fit."""
+        """Also to this machine's byte order. Numbers that do not fit raise an error."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -296,7 +286,7 @@ class TensorReader:
         return cast
 
     def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
-        """Return the elements of lists; ``row_sizes`` is their number in each row of the batch."""
+        """``row_sizes`` is the number of elements in each row of the batch."""
 
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
@@ -315,8 +305,6 @@ class TensorReader:
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
     def _reject_nan(self, found: Array, name: str, group: ColumnGroup) -> None:
-        if found.dtype.kind != "f":
-            return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
         if missing.any():
             what = "weight" if group.key.startswith("sample_weight") else "label"
@@ -339,7 +327,7 @@ def _explain_widths(name: str, sizes: Array, expected: str) -> str:
 
 
 def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
-    """Return the position of each value among a column's categories; null for other values."""
+    """Return the index of each value among a column's categories; null for other values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -355,7 +343,6 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
 
 
 def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
-    """Return whether each value of a column is one of its categories."""
     known: Array = _look_up(_decode(column), name, categories).is_valid()
     return np.asarray(known)
 
@@ -382,7 +369,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
 
 
 def _is_complete(column: Any) -> bool:
-    """Return whether a column has only finite numbers and no nulls, also within lists."""
+    """True if a column has only finite numbers and no nulls, also within lists."""
     import pyarrow as pa
 
     if column.null_count:
@@ -403,10 +390,9 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
     """Return a column without its dictionary encoding; raise an error if it has nulls."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        place = name_row(row)
         raise InputError(
-            f"column {show(name)} has {column.null_count} null(s), first in {place}: drop or fill "
-            "those rows first"
+            f"column {show(name)} has {column.null_count} null(s), first in {name_row(row)}: drop "
+            "or fill those rows first"
         )
     return _decode(column)
 
@@ -421,7 +407,7 @@ def _read_strings(column: Any) -> Ragged:
 
 
 def _read_offsets(wide: Any) -> Array:
-    """Return the offsets of a large_binary column's rows in its buffer."""
+    """The offsets are those in the buffer of a large_binary column."""
     if not len(wide):
         return np.zeros(1, np.int64)
     every = np.frombuffer(wide.buffers()[1], np.int64)
@@ -430,7 +416,7 @@ def _read_offsets(wide: Any) -> Array:
 
 
 def _measure_lists(lists: Any) -> Array:
-    """Return the lengths of lists that contain no nulls."""
+    """The lists contain no nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
@@ -439,11 +425,8 @@ def _measure_lists(lists: Any) -> Array:
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Return the number of values in each row, given the number in each of its lists."""
-    edges = np.concatenate([[0], np.cumsum(outer)])
-    totals = np.concatenate([[0], np.cumsum(inner)])
-    summed: Array = totals[edges[1:]] - totals[edges[:-1]]
-    return summed
+    """Add up the numbers of values in each row's lists."""
+    return np.diff(to_offsets(inner)[to_offsets(outer)])
 
 
 def _read_numbers(values: Any) -> Array:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from itertools import groupby, zip_longest
 from typing import Any
 
 from pybackend.core.data.checkpoint_store import Manifest
 from pybackend.core.data.sharding import is_sharded_evenly
-from pybackend.core.data.structures import find_difference, show_argument
 from pybackend.core.errors import InputError
 from pybackend.core.job.codec import TYPE, encode
 from pybackend.core.job.job import TrainingJob, argument_of
-from pybackend.core.job.options import LocalSteps, ParameterServer
+from pybackend.core.job.worker_options import LocalSteps, ParameterServer
 from pybackend.core.words import call_of, setting, show, term
 
 _SETTINGS = (
@@ -31,6 +33,10 @@ _SETTINGS = (
 _CUT = "as fit"
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
 _ROWS = [argument_of(name) for name in ("train", "validation")]
+# Sections of a configuration, which are not arguments.
+_SECTIONS = ("config", "inner_optimizer")
+# Characters of the digest that older releases stored instead of a description.
+_DIGEST = 64
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
@@ -39,8 +45,7 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
     described |= {name: getattr(job, name) for name in _SETTINGS}
     # The number of parameter servers may change.
     exchange = ParameterServer() if job.is_asynchronous else job.exchange
-    described["exchange"] = json.loads(encode(exchange))
-    described["exchange"] = _select(described["exchange"])
+    described["exchange"] = _select(json.loads(encode(exchange)))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
@@ -59,20 +64,12 @@ def _select(exchange: Any) -> Any:
 def check_is_same(
     uri: str, saved: Manifest, job: TrainingJob, described: Mapping[str, Any]
 ) -> None:
-    """Reject a checkpoint of another training run.
+    """Reject a checkpoint of another training run; the `InputError` names what differs.
 
-    Parameters
-    ----------
-    described
-        Description of this training run, by argument; includes at least that of
-        `describe_settings`.
-
-    Raises
-    ------
-    InputError
-        Names what differs.
+    ``described`` is the description of this run, by argument, and includes at least that of
+    `describe_settings`.
     """
-    which = f"the checkpoint of {saved.place} at {show(uri)}"
+    which = f"the checkpoint of {saved.point} at {show(uri)}"
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
@@ -97,7 +94,7 @@ def check_is_same(
 
 
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
-    """Reject a checkpoint whose data sets had different numbers of rows; None: not known yet."""
+    """The numbers of rows are None for data sets that have not been counted."""
     for name, here in rows.items():
         argument = argument_of(name)
         there = sum(count for count, _ in saved.job.get(argument) or ())
@@ -105,7 +102,7 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {saved.place} at {show(uri)} belongs to a different training "
+                f"the checkpoint of {saved.point} at {show(uri)} belongs to a different training "
                 f"run: its `{argument}` had {there} rows, but now has {here}. Repeat the original "
                 "call, or choose another folder"
             )
@@ -143,7 +140,7 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
 
 
 def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
-    """Return whether an older release cut the rows into the same batches."""
+    """True if an older release cut the rows into the same batches."""
     counts = [count for count, _ in saved.job.get(argument_of("train")) or ()]
     if job.batches is not None or job.is_asynchronous or not counts:
         return True
@@ -152,7 +149,6 @@ def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
-    """Describe what differs and what to do."""
     differs = f"was {_show(there)}, but is now {_show(here)}"
     if name == "seed":
         return f"`seed` {differs}: pass {setting(seed=there)}"
@@ -178,14 +174,73 @@ def _explain(name: str, there: Any, here: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    """Describe a setting, with options as code."""
     if not isinstance(value, dict) or TYPE not in value:
         return show(value)
     return call_of(value[TYPE], **{name: one for name, one in value.items() if name != TYPE})
 
 
 def _find_first(there: Any, here: Any) -> str:
-    """Describe the first item in which two lists differ."""
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
     return f"number {number} was {one}, but is now {other}"
+
+
+def shorten(text: str) -> str:
+    """Compress a description, as `pybackend.core.model.compile_settings` makes it, for a file."""
+    return text and base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def find_difference(there: str, here: str) -> str | None:
+    """Describe the first argument in which two descriptions of models differ; None: they are equal.
+
+    Both are results of `shorten`; ``there`` may be the digest that older releases wrote.
+    """
+    if there == here:
+        return None
+    if not there or not here or len(there) == _DIGEST:
+        return "it has different compile settings or layer arguments"
+    own, other = (json.loads(zlib.decompress(base64.b64decode(one))) for one in (there, here))
+    return next(_compare_parts(own, other, "the model", "layers"), None)
+
+
+def _compare_parts(there: Any, here: Any, owner: str, argument: str) -> Iterator[str]:
+    """``owner`` has the argument."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        kind, config = there.get("class_name"), there.get("config")
+        if kind != here.get("class_name"):
+            yield _describe(there, here, owner, argument)
+            return
+        if isinstance(config, dict):
+            kind, name = (_drop_number(one) for one in (kind, config.get("name", "")))
+            owner = kind if name in ("", kind) else f"{kind} {show(name)}"
+        for key in dict.fromkeys([*there, *here]):
+            inner = argument if key in _SECTIONS else str(key)
+            yield from _compare_parts(there.get(key), here.get(key), owner, inner)
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for one, other in zip(there, here, strict=True):
+            yield from _compare_parts(one, other, owner, argument)
+    elif there != here:
+        yield _describe(there, here, owner, argument)
+
+
+def _describe(there: Any, here: Any, owner: str, argument: str) -> str:
+    was, now = show_argument(there), show_argument(here)
+    return f"`{argument}` of {owner} was {was}, but is now {now}"
+
+
+def _drop_number(name: Any) -> str:
+    return str(name).partition("#")[0]
+
+
+def show_argument(value: Any) -> str:
+    if isinstance(value, dict):
+        return _drop_number(value.get("class_name", "a dict"))
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return f"a list of {len(value)}"
+    if isinstance(value, float):  # of float32
+        value = float(f"{value:.7g}")
+    return show(_drop_number(value) if isinstance(value, str) else value)
+
+
+def digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

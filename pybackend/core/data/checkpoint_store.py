@@ -88,21 +88,19 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Name of the manifest in the folder; names sort chronologically."""
+        """Names sort chronologically."""
         return f"checkpoint-{self.epoch:06d}-{self.step:09d}.json"
 
     @property
-    def place(self) -> str:
-        """Epoch and step as text."""
-        return describe_place(self.epoch, self.step)
+    def point(self) -> str:
+        return describe_point(self.epoch, self.step)
 
 
 def new_run() -> str:
-    """Return a random identifier of a training run."""
     return secrets.token_hex(8)
 
 
-def describe_place(epoch: int, step: int) -> str:
+def describe_point(epoch: int, step: int) -> str:
     """Describe the point after ``epoch`` completed epochs and ``step`` steps of the next."""
     return f"epoch {epoch + 1}, step {step}" if step else f"epoch {epoch}"
 
@@ -124,12 +122,8 @@ class CheckpointStore:
     """The checkpoints of one training run.
 
     It removes only files that it wrote, that existed when `open` was called, or that other workers
-    of its run wrote; never files of other programs or training runs.
-
-    Parameters
-    ----------
-    run
-        As in `Manifest`. None: this process writes alone.
+    of its run wrote; never files of other programs or training runs. ``run`` is that of `Manifest`.
+    None: this process writes alone.
     """
 
     def __init__(self, uri: str, run: str | None = None) -> None:
@@ -145,10 +139,7 @@ class CheckpointStore:
     def open(self) -> None:
         """Prepare for writing: checkpoints that exist now belong to this training run.
 
-        Raises
-        ------
-        ClusterError
-            The folder cannot be read at the moment.
+        Raises `ClusterError` if the folder cannot be read at the moment.
         """
         self._own |= {name for name in self._list() if _OWN.fullmatch(name)}
         known, manifests = set[str](), self.names()
@@ -165,17 +156,11 @@ class CheckpointStore:
         }
 
     def names(self) -> list[str]:
-        """Return the names of the manifests, oldest first."""
+        """Names of the manifests, oldest first."""
         return [name for name in self._list() if _MANIFEST.fullmatch(name)]
 
     def check_is_empty(self) -> None:
-        """Reject a folder with checkpoints, which a new training run would mix with its own.
-
-        Raises
-        ------
-        InputError
-            The folder has checkpoints.
-        """
+        """Reject a folder with checkpoints, which a new training run would mix with its own."""
         if names := self.names():
             raise InputError(
                 f"{show(self.uri)} already contains checkpoints ({names[-1]}): pass "
@@ -188,19 +173,10 @@ class CheckpointStore:
     ) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
-        Another training run may write and remove checkpoints at the same time.
-
-        Parameters
-        ----------
-        warn
-            Called with a message for each damaged checkpoint that is skipped.
-
-        Raises
-        ------
-        InputError
-            All checkpoints are damaged, or a newer release wrote them.
-        ClusterError
-            A file cannot be read at the moment; it may still be intact.
+        Another training run may write and remove checkpoints at the same time. ``warn`` is called
+        with a message for each damaged checkpoint that is skipped. An `InputError`: all are
+        damaged, or a newer release wrote them. A `ClusterError`: a file cannot be read at the
+        moment, and may still be intact.
         """
         names = self.names()
         for _ in range(_MOST_LISTINGS):
@@ -244,18 +220,15 @@ class CheckpointStore:
         return None
 
     def write_model(self, content: bytes, suffix: str) -> Part:
-        """Write the model's file, which all checkpoints share."""
+        """All checkpoints share this file."""
         self._folder.make()
         return self._write(f"model-{secrets.token_hex(4)}.{suffix}", content)
 
     def commit(self, manifest: Manifest, state: bytes) -> None:
         """Write a checkpoint.
 
-        Raises
-        ------
-        InputError
-            Another training run has written a checkpoint since this store was opened, or a later
-            generation of this run has.
+        Raises `InputError` if another training run, or a later generation of this one, has written
+        a checkpoint since this store was opened.
         """
         others = self._read_others()
         self._check_is_alone(others)

@@ -13,16 +13,18 @@ import numpy as np
 
 from pybackend.core.data.columns import (
     DEFAULT_LABEL,
+    ONE_HOT,
     TEXT,
     ColumnGroup,
     ColumnKind,
     ColumnSpec,
-    list_groups,
+    columns_by_key,
+    encoding_of,
+    expand_names,
     list_inputs,
 )
-from pybackend.core.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Promise
+from pybackend.core.job.storage_options import Promise
 from pybackend.core.words import REST, either, setting, show, spoken
 
 # A table of pixels has hundreds of columns.
@@ -37,45 +39,28 @@ _INTERVALS = re.compile(r"extension<pandas\.interval|interval\[")
 def group_columns(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
 ) -> tuple[list[ColumnGroup], list[str]]:
-    """Return the tensors of a spec, and the columns to read for them, in the order of `places`.
+    """Return the tensors of a spec, and the columns to read for them, in the order of `indices`.
 
-    Parameters
-    ----------
-    kinds
-        Kind of each column of the table.
-    name
-        The argument that holds the table, for messages.
-
-    Raises
-    ------
-    InputError
-        Names the column and what is expected.
+    ``name`` is the argument that holds the table. An `InputError` names the column and what is
+    expected.
     """
-    targets = list_groups("y", spec.label)
-    used = spec.label_columns
+    roles = dict.fromkeys(spec.label_columns, "the label")
     for argument in ("tensors", "categories"):
-        for column in set(getattr(spec, argument) or {}) - set(used):
+        for column in set(getattr(spec, argument) or {}) - set(roles):
             _check_known(column, kinds, name, f"it is in `{argument}`")
-    weights = spec.weight_columns
-    if twice := set(used).intersection(weights):
+    if twice := roles.keys() & spec.weight_columns:
         raise InputError(f"{show(min(twice))} is given as both the weight and the label")
-    targets |= list_groups("sample_weight", spec.weight)
-    used += weights
+    roles |= dict.fromkeys(spec.weight_columns, "the weight")
     inputs = list_inputs(spec, kinds)
+    targets = columns_by_key("y", spec.label) | columns_by_key("sample_weight", spec.weight)
     for column in [column for columns in inputs.values() for column in columns]:
         _check_known(column, kinds, name)
-        if column in used:
-            what = "weight" if column in weights else "label"
-            raise InputError(f"{show(column)} is given as both the {what} and a feature")
-    for column in used:
-        is_default = column == DEFAULT_LABEL
-        hint = (
-            f"the label, unless `label` names another, or is {show(None)}"
-            if is_default
-            else "the label"
-        )
-        hint = "the weight" if column in weights else hint
-        _check_known(column, kinds, name, hint)
+        if column in roles:
+            raise InputError(f"{show(column)} is given as both {roles[column]} and a feature")
+    for column, role in roles.items():
+        if column == DEFAULT_LABEL and role == "the label":
+            role += f", unless `label` names another, or is {show(None)}"
+        _check_known(column, kinds, name, role)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
     read: list[str] = []
@@ -86,8 +71,6 @@ def group_columns(
 
 @dataclass(frozen=True)
 class _GroupBuilder:
-    """Builder of `ColumnGroup` objects, which collects the columns that they read."""
-
     spec: ColumnSpec
     kinds: Mapping[str, ColumnKind]
     floatx: str
@@ -95,9 +78,9 @@ class _GroupBuilder:
     read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        places = tuple(self._add_column(column) for column in columns)
+        indices = tuple(self._add_column(column) for column in columns)
         group = ColumnGroup(
-            key, tuple(columns), places, None, categories=self._select_categories(columns)
+            key, tuple(columns), indices, None, categories=self._select_categories(columns)
         )
         if not group.is_target:
             one_hot = [c for c in group.categories if encoding_of(self.spec, c) == ONE_HOT]
@@ -108,9 +91,8 @@ class _GroupBuilder:
         else:
             self._reject_tensor_types(columns)
             dtypes = [self._choose_number_type(column, group) for column in columns]
-            group = replace(group, dtype=str(np.result_type(*map(np.dtype, dtypes))))
-            if np.dtype(group.dtype).kind == "f":
-                group = replace(group, dtype=self.floatx)
+            common = np.result_type(*map(np.dtype, dtypes))
+            group = replace(group, dtype=self.floatx if common.kind == "f" else str(common))
         return self._to_target(group) if group.is_target else group
 
     def _add_column(self, column: str) -> int:
@@ -144,8 +126,7 @@ class _GroupBuilder:
         return tuple(names)
 
     def _reject_tensor_types(self, columns: Sequence[str]) -> None:
-        promised = [column for column in columns if column in (self.spec.tensors or {})]
-        if promised:
+        if promised := [column for column in columns if column in (self.spec.tensors or {})]:
             raise InputError(
                 f"`tensors` has {show(promised[0])}, which is one of the columns "
                 f"{', '.join(columns)} of a single input: it must be a separate input. List the "
@@ -171,9 +152,8 @@ class _GroupBuilder:
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):
-            raise self._build_type_error(
-                column, (f"one bytes value per row, whose shape has no {show(None)}")
-            )
+            expected = f"one bytes value per row, whose shape has no {show(None)}"
+            raise self._build_type_error(column, expected)
         if None in shape and kind.depth > 1 and kind.depth != len(shape):
             vectors = (None, *range(3, 2 + kind.depth))
             raise self._build_type_error(
@@ -187,7 +167,7 @@ class _GroupBuilder:
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
 
     def _choose_number_type(self, column: str, group: ColumnGroup) -> str:
-        """Return the type in which a column's numbers are passed to the model."""
+        """In which a column's numbers are passed to the model."""
         kind = self.kinds[column]
         if column in group.categories:
             return "int32"
@@ -238,7 +218,7 @@ class _GroupBuilder:
                 f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
             )
-        is_label = column in list_groups("y", self.spec.label).get("y", [])
+        is_label = column in columns_by_key("y", self.spec.label).get("y", [])
         what = f"the label column {show(column)}" if is_label else f"column {show(column)}"
         return InputError(f"{what} of `{self.name}` has type {found}; expected {expected}")
 
@@ -258,7 +238,6 @@ class _GroupBuilder:
 
 
 def _suggest_number(column: str, found: str) -> str:
-    """Suggest how to convert a column of dates, times or durations to numbers."""
     if spark := _SPARK_TIMES.fullmatch(found):
         return _suggest_in_spark(column, *spark.groups())
     if spoken() == "R":  # data frames of R do not come here, only files
@@ -280,7 +259,7 @@ def _suggest_number(column: str, found: str) -> str:
 
 
 def _suggest_in_spark(column: str, date: str | None, time: str | None, _: str | None) -> str:
-    """Suggest how to convert a Spark column, in the words of PySpark or of dplyr."""
+    """In the words of PySpark or of dplyr."""
     if date is None and time is None:
         return (
             "seconds or months between its ends: the difference of their unix_timestamp(), or "

@@ -1,19 +1,21 @@
-"""Columns of a table and the tensors made from them, for all kinds of tables.
+"""Columns of a table, the tensors made from them, and the codes of their categories.
 
 A `ColumnGroup` becomes one tensor of the model's input or labels: one column, or several side by
-side. The driver builds the groups using only the columns' types; `arrow` makes the tensors.
+side. The driver builds the groups using only the columns' types; `arrow` makes the tensors. The
+code of a value, 0, 1, 2, ..., is its index in the column's list of categories, which is determined
+here if the user gives none. One-hot columns have a number per category.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.options import Promise
-from pybackend.core.words import show
+from pybackend.core.job.storage_options import Promise
+from pybackend.core.words import REST, call_of, show
 
 Names = str | Sequence[str]
 TEXT = "str"
@@ -22,6 +24,11 @@ DEFAULT_LABEL = "label"
 JOINED_NAMES = "frame.columns = ['_'.join(map(str, name)) for name in frame.columns]"
 # Index columns that pandas, dask and Spark's pandas API write next to the data.
 _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__")
+ONE_HOT = "one_hot"
+MOST_CATEGORIES = 10_000
+# A column with more values is rather an identifier, and each value would be a number of every row.
+MOST_ONE_HOT = 1_000
+Distinct = Callable[[str], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -45,18 +52,15 @@ class ColumnSpec:
 
     @property
     def label_columns(self) -> list[str]:
-        """The columns that hold labels."""
-        return [column for group in list_groups("y", self.label).values() for column in group]
+        return [column for group in columns_by_key("y", self.label).values() for column in group]
 
     @property
     def weight_columns(self) -> list[str]:
-        """The columns that hold weights."""
-        groups = list_groups("sample_weight", self.weight).values()
+        groups = columns_by_key("sample_weight", self.weight).values()
         return [column for group in groups for column in group]
 
     @property
     def named_columns(self) -> list[str]:
-        """All columns that the arguments name."""
         groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
         names = [name for group in groups if group is not None for name in list_names(group)]
         return [*names, *self.label_columns, *self.weight_columns]
@@ -64,87 +68,49 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """Kind of a column's values, according to its table's schema.
+    """Kind of a column's values, according to its table's schema."""
 
-    Attributes
-    ----------
-    holds
-        ``"number"``, ``"binary"``, ``"text"`` or ``"other"``.
-    dtype
-        numpy's name for a number's type; None for other kinds.
-    depth
-        Number of arrays that the values are nested in: 0 for one value per row.
-    name
-        The table's name for the type.
-    """
-
-    holds: str
-    dtype: str | None
-    depth: int
-    name: str
+    holds: str  # "number", "binary", "text" or "other"
+    dtype: str | None  # numpy's name for a number's type; None for other kinds
+    depth: int  # arrays that the values are nested in: 0 for one value per row
+    name: str  # the table's name for the type
 
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """One tensor: its key in the structure of the data, and its columns.
+    """One tensor: its key in the structure of the data, and its columns."""
 
-    Attributes
-    ----------
-    key
-        Name as in `pybackend.core.data.arrays`: ``x``, ``x/left``, ``y``, ``sample_weight``.
-    columns, places
-        Names of the columns, and their positions in the Arrow batches.
-    dtype
-        Type of the tensor, `TEXT` for strings; None: not chosen yet.
-    shape
-        Shape of a row, if `tensors` gives it; None as its first size: any length, padded.
-    categories
-        Values of each encoded column; a value's code is its position.
-    one_hot
-        Columns of ``categories`` that are one-hot encoded.
-    names
-        Names of the numbers in a row, in order; None if a column holds bytes, text or arrays.
-    is_flat
-        Whether a row of one number has shape ``()``, not ``(1,)``.
-    """
-
-    key: str
+    key: str  # as in `arrays`: x, x/left, y, sample_weight
     columns: tuple[str, ...]
-    places: tuple[int, ...]
-    dtype: str | None
+    indices: tuple[int, ...]  # of the columns, in the Arrow batches
+    dtype: str | None  # of the tensor, `TEXT` for strings; None: not chosen yet
+    # Of a row, if `tensors` gives it; None as its first size: any length, padded.
     shape: tuple[int | None, ...] | None = None
+    # Values of each encoded column; a value's code is its index.
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    one_hot: tuple[str, ...] = ()
+    one_hot: tuple[str, ...] = ()  # those of `categories` that are one-hot encoded
+    # Of the numbers in a row, in order; None if a column holds bytes, text or arrays.
     names: tuple[str, ...] | None = None
-    is_flat: bool = False
+    is_flat: bool = False  # a row of one number has shape (), not (1,)
 
     @property
     def is_target(self) -> bool:
-        """True if this is a label or a weight, in which NaN is not allowed."""
+        """True for a label or a weight, in which NaN is not allowed."""
         return not self.key.startswith("x")
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table, and the columns that are used.
+    """Rows of a table, and the columns that are used."""
 
-    Attributes
-    ----------
-    column_groups
-        The tensors that the columns become.
-    spec
-        The user's arguments, with the categories found in the data.
-    left_out
-        Index columns, which are features only if they are named.
-    """
-
-    column_groups: tuple[ColumnGroup, ...]
-    spec: ColumnSpec
+    column_groups: tuple[ColumnGroup, ...]  # the tensors that the columns become
+    spec: ColumnSpec  # the user's arguments, with the categories found in the data
+    # Index columns, which are features only if they are named.
     left_out: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Fields of `pybackend.core.api.result.TrainResult` that describe the columns."""
+        """Fields of `pybackend.core.api.train_result.TrainResult` that describe the columns."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
         several = [] if isinstance(label, str) else self.spec.label_columns
@@ -180,13 +146,7 @@ class TableRows:
 
 
 def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = ()) -> list[str]:
-    """Return the index columns that no argument names.
-
-    Parameters
-    ----------
-    index
-        Columns that the table marks as an index.
-    """
+    """Return the index columns that no argument names; ``index``: those that the table marks."""
     known = set(index)
     found = [column for column in columns if column in known or _INDEX.fullmatch(column)]
     return [column for column in found if column not in spec.named_columns]
@@ -197,10 +157,10 @@ def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]
     if spec.features is None:
         used = {*spec.label_columns, *spec.weight_columns}
         return {"x": [column for column in columns if column not in used]}
-    return list_groups("x", spec.features)
+    return columns_by_key("x", spec.features)
 
 
-def list_groups(part: str, names: Any) -> dict[str, list[str]]:
+def columns_by_key(part: str, names: Any) -> dict[str, list[str]]:
     """Return the columns of one part of the data, by tensor key."""
     if names is None:
         return {}
@@ -215,21 +175,15 @@ def input_name(key: str) -> str:
 
 
 def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
-    """Return the names of the columns that groups read, in the order of ``places``."""
+    """Return the names of the columns that groups read, in the order of ``indices``."""
     names = {
-        p: c for group in column_groups for p, c in zip(group.places, group.columns, strict=True)
+        p: c for group in column_groups for p, c in zip(group.indices, group.columns, strict=True)
     }
-    return [names[place] for place in sorted(names)]
+    return [names[index] for index in sorted(names)]
 
 
 def check_column_spec(spec: ColumnSpec) -> None:
-    """Check the arguments that can be checked without a table.
-
-    Raises
-    ------
-    InputError
-        Names the argument.
-    """
+    """Check the arguments that can be checked without a table."""
     if spec.label is not None:
         _check_names("label", spec.label, single=True)
     if spec.features is not None:
@@ -244,7 +198,6 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    """Reject a table with two columns of the same name."""
     seen: set[str] = set()
     for column in columns:
         known = column.lower() if ignores_case else column
@@ -261,12 +214,11 @@ def as_list(names: Any) -> Any:
 
 
 def as_plain(values: Any) -> list[Any]:
-    """Convert values of a column to Python's own numbers and text."""
+    """To Python's own numbers and text."""
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
 def list_names(names: Names) -> list[str]:
-    """Convert one name or several to a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -286,3 +238,161 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
             raise InputError(f"`{argument}` has an entry named {show(key)}: use names without '/'")
     if not groups:
         raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
+
+
+def find_categories(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
+) -> ColumnSpec:
+    """Add the categories of text labels, and of features that are encoded.
+
+    ``distinct`` is called with a column whose categories the user did not name, and returns its
+    values. An `InputError` names the column: it cannot be encoded, has too many values, or needs
+    the categories of an earlier training run, which were not given.
+    """
+    spec = _add_label_categories(spec, kinds, distinct)
+    encode = choose_encodings(spec, kinds)
+    categories = dict(spec.categories or {})
+    for column, encoding in encode.items():
+        if column in categories:
+            continue
+        categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
+        check_count(column, categories[column], encoding)
+    return replace(spec, categories=categories or None, encode=encode or None)
+
+
+def keep_categories(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
+) -> ColumnSpec:
+    """Add the categories that a table defines for its columns, in order.
+
+    Columns for which the arguments specify something else are unchanged. A column that shares an
+    input with others is one-hot encoded, like text. A single column becomes codes, but a single
+    text column remains text. ``find`` returns the categories of a column, None or empty if it has
+    none; it is called only for columns whose categories are used.
+    """
+    if not spec.finds_levels or spec.known_from is not None:
+        return spec
+    categories, encode = dict(spec.categories or {}), spec.encode
+    for column in spec.label_columns:
+        if column in kinds and column not in categories and (found := find(column)):
+            categories[column] = as_plain(found)
+    for group in list_inputs(spec, kinds).values():
+        for column in group:
+            is_said = column in categories or column in (spec.tensors or {})
+            stays_text = len(group) == 1 and column in kinds and kinds[column].holds == "text"
+            if column not in kinds or is_said or stays_text or not (found := find(column)):
+                continue
+            categories[column] = as_plain(found)
+            if not isinstance(encode, str):
+                usual = ONE_HOT if len(group) > 1 else "integer"
+                encode = {**(encode or {}), column: (encode or {}).get(column, usual)}
+            encoding = encoding_of(replace(spec, encode=encode), column)
+            check_count(column, categories[column], encoding)
+    return replace(spec, categories=categories or None, encode=encode)
+
+
+def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
+    most, advice = MOST_CATEGORIES, "make it a separate input for a StringLookup or Hashing layer"
+    if encoding == ONE_HOT:
+        codes = call_of("DataOptions", encode={column: "integer"})
+        most, advice = MOST_ONE_HOT, f"use {codes} and an Embedding layer"
+    if len(values) > most:
+        raise InputError(
+            f"column {show(column)} has more than {most:,} values, too many to encode as "
+            f"{show(encoding)}: leave it out of `features`, or {advice}"
+        )
+
+
+def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
+    """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
+
+    Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
+    text column that is an input on its own remains text. Columns with `categories` become codes.
+    """
+    inputs = list_inputs(spec, kinds)
+    features = [column for columns in inputs.values() for column in columns]
+    if isinstance(spec.encode, Mapping):
+        for column in spec.encode:
+            if column not in features:
+                raise InputError(f"`encode` has {show(column)}, which is not one of the features")
+    chosen = {
+        column: _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
+        for columns in inputs.values()
+        for column in columns
+    }
+    return {column: encoding for column, encoding in chosen.items() if encoding is not None}
+
+
+def encoding_of(spec: ColumnSpec, column: str) -> str:
+    if isinstance(spec.encode, Mapping):
+        return spec.encode.get(column, "integer")
+    return spec.encode or "integer"
+
+
+def expand_names(column: str, categories: Iterable[Any]) -> list[str]:
+    """Name the numbers of a one-hot column, in order: ``column_value``."""
+    return [f"{column}_{value}" for value in categories]
+
+
+def _choose_encoding(
+    spec: ColumnSpec, column: str, kind: ColumnKind | None, is_alone: bool
+) -> str | None:
+    if kind is None:  # `group_columns` reports it, with the existing columns
+        return None
+    is_text = kind.holds == "text" and not kind.depth
+    has_categories = column in (spec.categories or {})
+    if isinstance(spec.encode, Mapping):
+        asked = spec.encode.get(column)
+    else:
+        asked = spec.encode if is_text or has_categories else None
+    if asked is not None and not has_categories:
+        is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
+        if kind.depth or not (is_text or is_whole):
+            raise InputError(
+                f"`encode` has {show(column)}, which has type {kind.name}: expected text or whole "
+                "numbers; for other types, list the values in `categories`"
+            )
+    if asked is None and has_categories:
+        return "integer"
+    if asked is None and is_text and not is_alone:
+        return ONE_HOT
+    return asked
+
+
+def _add_label_categories(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
+) -> ColumnSpec:
+    categories = dict(spec.categories or {})
+    for label in spec.label_columns:
+        kind = kinds.get(label)
+        if kind is None or kind.holds != "text" or kind.depth or label in categories:
+            continue
+        what = f"the label column {show(label)}"
+        categories[label] = _find_values(what, label, spec, distinct)
+        if len(categories[label]) > MOST_CATEGORIES:
+            raise InputError(
+                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
+            )
+    return replace(spec, categories=categories or None)
+
+
+def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
+    if spec.known_from is not None:
+        return f"{what} contains text, but numbers in {spec.known_from}"
+    return (
+        f"{what} contains text, which needs the same codes as in training: list its values in "
+        f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
+        "pass the training result as the model"
+    )
+
+
+def _find_values(what: str, column: str, spec: ColumnSpec, distinct: Distinct) -> list[Any]:
+    if not spec.finds_levels or spec.known_from is not None:
+        raise InputError(_explain_missing(what, column, spec))
+    values = sorted(value for value in distinct(column) if value is not None)
+    if not values:
+        raise InputError(
+            f"{what} has no values to encode: the data has no rows, or the column contains only "
+            "nulls"
+        )
+    return values

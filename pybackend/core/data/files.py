@@ -1,28 +1,33 @@
 """Access to files and folders by path or URI, with the operations of fsspec.
 
-`find_filesystem` is the one place where local files and others are told apart.
+`find_filesystem` is the one place where local files and others are told apart. `naming_full_disk`
+and `naming_open_files` turn errors of disks and limits into advice.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import posixpath
 import re
+import resource
 import secrets
 import shutil
 import stat
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from pybackend.core.errors import InputError
-from pybackend.core.words import show
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.words import show, show_bytes
 
 # One path or URI, or several.
-Places = str | tuple[str, ...]
+Paths = str | tuple[str, ...]
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 # With a password: the name alone may be a container, as in abfs://container@account.
@@ -30,48 +35,42 @@ _USER = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]*@")
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether a URI refers to storage other than this machine's file system."""
+    """True for storage other than this machine's file system."""
     scheme = _SCHEME.match(uri)
     return scheme is not None and scheme[1].lower() != "file"
 
 
 def hide_password(text: str) -> str:
-    """Return a text whose URIs show neither a password nor its user."""
+    """Replace the passwords in URIs, and their users."""
     return _USER.sub("***@", text)
 
 
 def local_path(uri: str) -> str:
-    """Return the absolute path of a local file."""
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
-def as_place(uri: str) -> str:
+def as_uri(uri: str) -> str:
     """Return a local path as an absolute one, and a URI as it is."""
     return uri if is_remote(uri) else local_path(uri)
 
 
 def is_path(data: Any) -> bool:
-    """Return whether the data is a path, or several paths."""
+    """True also for several paths."""
     several = data if isinstance(data, (list, tuple)) and data else [data]
     return all(isinstance(one, (str, os.PathLike)) for one in several)
 
 
-def as_places(data: Any) -> Places:
-    """Convert a path or URI, or several, to text."""
+def as_paths(data: Any) -> Paths:
     return tuple(map(os.fspath, data)) if isinstance(data, (list, tuple)) else os.fspath(data)
 
 
-def find_files(uri: Places, name: str = "data") -> list[str]:
+def find_files(uri: Paths, name: str = "data") -> list[str]:
     """Return all data files at a path, sorted: the file itself, or those in a folder.
 
     Names that begin with ``_`` or ``.`` are Spark's metadata, not data. Folders are searched
     recursively. With several paths, the files are in the order of the paths. A path may be a glob
-    pattern.
-
-    Raises
-    ------
-    InputError
-        The path does not exist or has no files, or a file is named twice.
+    pattern. Raises `InputError` if the path does not exist or has no files, or a file is named
+    twice.
     """
     if isinstance(uri, tuple):
         found = [file for one in uri for file in find_files(one, name)]
@@ -91,13 +90,13 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
 
 
 def is_pattern(uri: str) -> bool:
-    """Return whether a path is a glob pattern: it has wildcards, and is not an existing file."""
+    """True for a glob pattern: a path that has wildcards, and is not an existing file."""
     return bool(_MAGIC.search(uri)) and (is_remote(uri) or not os.path.lexists(local_path(uri)))
 
 
 def find_root(uri: str) -> str:
     """Return the folder before a path's wildcards, in the format that `find_files` uses."""
-    return as_place(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
+    return as_uri(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
 
 
 def _match(uri: str, name: str) -> list[str]:
@@ -110,22 +109,18 @@ def _match(uri: str, name: str) -> list[str]:
 def _list_files(uri: str, name: str) -> list[str]:
     """Return the file at a path, or the data files in the folder."""
     filesystem, path = find_filesystem(uri, name)
-    place = as_place(uri)
+    whole, root = as_uri(uri), path.rstrip("/")
     try:
         if filesystem.isfile(path):
-            return [place]
+            return [whole]
         listed = filesystem.find(path) if filesystem.isdir(path) else None
     except Exception as error:  # each file system has its own errors
         raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
     if listed is None:
         raise InputError(f"`{name}`: there is no file or folder {show(uri)}")
-    root = path.rstrip("/")
     inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
-    return sorted(
-        posixpath.join(place.rstrip("/") or "/", file)
-        for file in inner
-        if all(_is_data(part) for part in file.split("/"))
-    )
+    folder = Folder(whole)
+    return sorted(folder.path(file) for file in inner if all(map(_is_data, file.split("/"))))
 
 
 def _is_data(name: str) -> bool:
@@ -133,41 +128,31 @@ def _is_data(name: str) -> bool:
 
 
 def open_file(uri: str, mode: str = "rb") -> Any:
-    """Open a binary file."""
     filesystem, path = find_filesystem(uri)
     return filesystem.open(path, mode)
 
 
 def read_file(uri: str) -> bytes:
-    """Return the content of a file."""
     with open_file(uri) as file:
         return bytes(file.read())
 
 
 def get_size(uri: str) -> int:
-    """Return the size of a file in bytes."""
     filesystem, path = find_filesystem(uri)
     return int(filesystem.size(path))
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Raise an error if a local file's folder cannot be created or written to; write nothing.
-
-    Raises
-    ------
-    InputError
-        Names the argument and the folder.
-    """
+    """Raise `InputError` if a local file's folder cannot be created or used; write nothing."""
     if is_remote(uri):
         return
     folder = _find_folder(uri)
-    reason = ""
+    reason = f"you do not have permission to write to the folder {show(folder)}"
     if not os.path.isdir(folder):
         reason = f"{show(folder)} is not a folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = f"you do not have permission to write to the folder {show(folder)}"
-    if reason:
-        raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
 
 
 def _find_folder(uri: str) -> str:
@@ -179,20 +164,15 @@ def _find_folder(uri: str) -> str:
 
 
 def check_writable(uri: str, argument: str) -> None:
-    """Check that a file can be written, by writing and removing another file in its folder.
-
-    Raises
-    ------
-    InputError
-        It cannot be written. The message names the argument.
-    """
+    """Raise `InputError` if a file cannot be written; try it with another file in its folder."""
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
         if not is_remote(uri):
             probe = os.path.join(_find_folder(uri), os.path.basename(probe))
-        with open_file(probe, "wb") as file:
+        filesystem, path = find_filesystem(probe)
+        with filesystem.open(path, "wb") as file:
             file.write(b"tfdist")
-        remove_file(probe)
+        filesystem.rm(path)
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
@@ -215,12 +195,6 @@ def write_whole(uri: str, content: bytes) -> None:
         with suppress(Exception):
             filesystem.rm(partial_path)
         raise
-
-
-def remove_file(uri: str) -> None:
-    """Remove a file."""
-    filesystem, path = find_filesystem(uri)
-    filesystem.rm(path)
 
 
 def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
@@ -274,12 +248,10 @@ class _LocalFileSystem:
     def ls(self, path: str, detail: bool) -> list[str]:
         return os.listdir(path)
 
-    def find(self, path: str) -> list[str]:
-        files = []
+    def find(self, path: str) -> Iterator[str]:
         for folder, folders, names in os.walk(path):
             folders[:] = filter(_is_data, folders)  # snapshots may be as large as the data
-            files += [os.path.join(folder, name) for name in names]
-        return files
+            yield from (os.path.join(folder, name) for name in names)
 
     def rm(self, path: str, recursive: bool = False) -> None:
         if recursive and os.path.isdir(path) and not os.path.islink(path):
@@ -292,9 +264,9 @@ _LOCAL = _LocalFileSystem()
 
 
 def open_folder(uri: str) -> Folder:
-    """Return the folder at a path or URI, which need not exist."""
+    """The folder need not exist."""
     find_filesystem(uri, "uri")  # reports errors of the URI early
-    return Folder(as_place(uri))
+    return Folder(as_uri(uri))
 
 
 @dataclass(frozen=True)
@@ -327,7 +299,6 @@ class Folder:
         return sorted(posixpath.basename(name.rstrip("/")) for name in listed)
 
     def is_file(self) -> bool:
-        """Return whether its path is a file."""
         filesystem, path = find_filesystem(self.uri)
         return bool(filesystem.exists(path)) and not filesystem.isdir(path)
 
@@ -351,7 +322,6 @@ class Folder:
         filesystem.pipe_file(path, content)
 
     def move(self, name: str, new: str) -> None:
-        """Rename a file within the folder."""
         filesystem, path = find_filesystem(self.path(name))
         filesystem.mv(path, find_filesystem(self.path(new))[1])
 
@@ -362,7 +332,61 @@ class Folder:
             filesystem.rm(path, recursive=True)
 
     def remove_itself(self) -> None:
-        """Remove the folder if it is empty."""
+        """Unless it has content."""
         if self.names() == []:
             filesystem, path = find_filesystem(self.uri)
             filesystem.rmdir(path)
+
+
+@contextmanager
+def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> Iterator[None]:
+    """Raise `ClusterError` with the path if a write to a folder fails because of a limit.
+
+    The disk is full, the user's quota on it is used up, or a file there has the size that the
+    system allows. ``content`` is a plural for the message, such as ``"rows"``; ``variable`` is the
+    environment variable that names another folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _describe_large_file(folder, content) from error
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        disk = shutil.disk_usage(folder)
+        raise ClusterError(
+            f"the disk that contains {folder} is full: {show_bytes(disk.free)} "
+            f"of {show_bytes(disk.total)} are free, and the {content} need more. Free up space "
+            f"there, or set {variable} to a folder on a larger disk"
+        ) from error
+
+
+def _describe_large_file(folder: Path, content: str) -> ClusterError:
+    """The largest file in the folder is named: the system's error has no name."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=folder)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ClusterError(
+            f"{largest} cannot become larger on this disk, and the {content} need more: set TMPDIR "
+            "to a folder on another disk"
+        )
+    return ClusterError(
+        f"{largest} reached the size limit for files of this process, {show_bytes(limit)}, and the "
+        f"{content} need more: raise the limit before the process starts (`ulimit -f unlimited`)"
+    )
+
+
+@contextmanager
+def naming_open_files() -> Iterator[None]:
+    """Raise `ClusterError` if this process or the machine has reached its limit of open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise ClusterError(
+            f"too many open files: the limit of this process is {most}. Close files and "
+            "connections, or raise the limit before it starts (`ulimit -n 4096`)"
+        ) from error

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.core.data.arrays import Columns, flatten_part, to_array
-from pybackend.core.data.arrow import (
-    TensorReader,
-    Tensors,
-    describe_schema,
-    drop_views,
-    find_known,
-)
+from pybackend.core.data import arrays, arrow
+from pybackend.core.data.arrays import Array, Columns, Ragged
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
     DEFAULT_LABEL,
@@ -32,35 +25,26 @@ from pybackend.core.data.columns import (
     ColumnKind,
     ColumnSpec,
     TableRows,
+    find_categories,
     find_index,
     input_name,
+    keep_categories,
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.core.data.encoding import find_categories, keep_categories
-from pybackend.core.data.ragged import Ragged, concatenate, to_dense
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show, term
 
-Array = npt.NDArray[Any]
 _BATCH_ROWS = 65_536
 _LISTED = 8
 
 
 @dataclass(frozen=True)
 class FrameRows(TableRows):
-    """Rows of a table, converted to tensors.
+    """Rows of a table, converted to tensors: text is `Ragged`."""
 
-    Attributes
-    ----------
-    columns
-        Arrays with one entry per row, by name as in `pybackend.core.data.arrays`; text is `Ragged`.
-        Empty if there are no rows.
-    complete
-        If incomplete rows were left out: whether each row of the table is in ``columns``.
-    """
-
-    columns: Columns
+    columns: Columns  # by name as in `arrays`; empty if there are no rows
+    # If incomplete rows were left out: whether each row of the table is in `columns`.
     complete: Array | None = None
 
     @classmethod
@@ -69,21 +53,11 @@ class FrameRows(TableRows):
     ) -> FrameRows:
         """Convert the selected columns to tensors, following the rules for a Spark DataFrame.
 
-        Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
-
-        Parameters
-        ----------
-        data
-            Tables, or a tuple of tables, labels and weights (see `holds_frame`).
-        skips_incomplete
-            Whether to leave out rows with a null or an unknown category; then there may be zero
-            rows.
-
-        Raises
-        ------
-        InputError
-            Names the column, and the row that has a null, a label that is NaN, an unknown category
-            or an array of a different length.
+        ``data`` are tables, or a tuple of tables, labels and weights (see `holds_frame`). Without
+        `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ... With
+        ``skips_incomplete``, rows with a null or an unknown category are left out; then there may
+        be zero rows. An `InputError` names the column, and the row that has a null, a label that is
+        NaN, an unknown category or an array of a different length.
         """
         frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
         if is_frame(frame):
@@ -100,40 +74,32 @@ class FrameRows(TableRows):
         columns = {c: table.read(c) for c in dict.fromkeys(used) if c in names}
         import pyarrow as pa
 
-        arrow = pa.table(columns)
-        if skips_incomplete and any(map(pa.types.is_null, arrow.schema.types)):
+        chosen = pa.table(columns)
+        if skips_incomplete and any(map(pa.types.is_null, chosen.schema.types)):
             nothing = np.zeros(table.rows, bool)  # a column of only nulls has no type
             return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
-        known = describe_schema(arrow.schema)
+        known = arrow.describe_schema(chosen.schema)
         kinds = {column: known.get(column) or table.describe(column) for column in names}
         spec = keep_categories(spec, kinds, table.find_categories)
 
-        def distinct(column: str) -> Iterable[Any]:
-            values: list[Any] = arrow[column].unique().to_pylist()
-            return values
-
-        spec = find_categories(spec, kinds, distinct)
+        spec = find_categories(spec, kinds, lambda column: chosen[column].unique().to_pylist())
         groups, _ = group_columns(spec, kinds, floatx, name)
-        tensors, complete = _read_tensors(arrow, groups, skips_incomplete)
+        tensors, complete = _read_tensors(chosen, groups, skips_incomplete)
         return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(next(iter(self.columns.values())))
 
 
 def _read_tensors(
     table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
 ) -> tuple[Columns, Array | None]:
-    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of rows.
-
-    The mask is True for complete rows.
-    """
+    """Return the tensors of a table's rows, and if some are skipped, a mask of complete ones."""
     import pyarrow as pa
 
-    reader = TensorReader(groups)
-    parts: list[Tensors] = []
+    reader = arrow.TensorReader(groups)
+    parts: list[arrow.Tensors] = []
     complete: list[Array] = []
     first = 0
     for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
@@ -156,7 +122,7 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
     for group in groups:
         for name, values in group.categories.items():
             column = table[name].drop_null().unique()
-            if len(column) and not find_known(column, name, values).any():
+            if len(column) and not arrow.find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
                     f"column {show(name)} has none of its categories "
@@ -167,7 +133,7 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether the data is a table in memory, without importing its library."""
+    """True for a table in memory; its library is not imported."""
     is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
         hasattr(data, "columns") or hasattr(data, "schema")
     )
@@ -176,25 +142,22 @@ def is_frame(data: Any) -> bool:
 
 
 def is_pandas(data: Any) -> bool:
-    """Return whether the data is a pandas DataFrame."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def has_frames(x: Any) -> bool:
-    """Return whether x is a table, or a dict or list of tables and arrays of several inputs."""
+    """True for a table, or a dict or list of tables and arrays of several inputs."""
     inputs = list(x.values()) if isinstance(x, Mapping) else x
     if not isinstance(inputs, (list, tuple)):
         return is_frame(x)
-    is_table = [is_frame(one) for one in inputs]
-    others = [one for one, is_one in zip(inputs, is_table, strict=True) if not is_one]
-    return any(is_table) and all(
-        getattr(getattr(one, "dtype", None), "kind", "O") in "fiub" for one in others
-    )
+    dtypes = [getattr(one, "dtype", None) for one in inputs if not is_frame(one)]
+    is_any = len(dtypes) < len(inputs)
+    return is_any and all(getattr(dtype, "kind", "O") in "fiub" for dtype in dtypes)
 
 
 def holds_frame(data: Any) -> bool:
-    """Return whether x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
+    """True if x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
     if not isinstance(data, (list, tuple)):
         return has_frames(data)
     return 1 <= len(data) <= 3 and has_frames(data[0])
@@ -202,23 +165,13 @@ def holds_frame(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that are read only when used.
-
-    Attributes
-    ----------
-    read
-        Returns a column as an Arrow array.
-    describe
-        Returns the kind of a column without reading it, for messages.
-    find_categories
-        Returns the categories of a column, in order; None if it has none.
-    """
+    """A table whose columns are read only when used."""
 
     names: Sequence[str]
     rows: int
-    read: Callable[[str], Any]
-    describe: Callable[[str], ColumnKind]
-    find_categories: Callable[[str], Sequence[Any] | None]
+    read: Callable[[str], Any]  # as an Arrow array
+    describe: Callable[[str], ColumnKind]  # without reading it, for messages
+    find_categories: Callable[[str], Sequence[Any] | None]  # In order; None if the column has none.
 
 
 def _read_table(frame: Any, name: str) -> _Table:
@@ -239,10 +192,10 @@ def _read_table(frame: Any, name: str) -> _Table:
             f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
-    kinds = describe_schema(table.schema)
+    kinds = arrow.describe_schema(table.schema)
 
     def read(column: str) -> Any:
-        return drop_views(table[column])
+        return arrow.drop_views(table[column])
 
     def find(column: str) -> list[Any] | None:
         if not isinstance(table.schema.field(column).type, pa.DictionaryType):
@@ -276,7 +229,7 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
     features: dict[str, list[str]] = {}
     rows: dict[str, int] = {}
     tensors = dict(spec.tensors or {})
-    for key, part in flatten_part("x", x):
+    for key, part in arrays.flatten_part("x", x):
         of = input_name(key)
         table = _read_targets(part, key, floatx, name)
         columns = [of.removeprefix("#")]
@@ -291,15 +244,17 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
         own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
         rows[key], indexes = table.rows, find_index(spec, table.names)
         features[of] = [c for c in columns if own[c][1] not in indexes]
-    if len(set(rows.values())) > 1:
-        listed = ", ".join(f"{key}: {count}" for key, count in rows.items())
-        raise InputError(f"the inputs of `{name}` differ in their number of rows ({listed})")
+    arrays.check_equal_counts(rows, f"inputs of `{name}`")
     label = spec.label if spec.label in own else None  # without labels, as arrays
     spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
     first, *_ = rows.values()
-    return spec, _Table(
+    return spec, _combine(own, first)
+
+
+def _combine(own: Mapping[str, tuple[_Table, str]], rows: int) -> _Table:
+    return _Table(
         list(own),
-        first,
+        rows,
         lambda column: own[column][0].read(own[column][1]),
         lambda column: own[column][0].describe(own[column][1]),
         lambda column: own[column][0].find_categories(own[column][1]),
@@ -309,7 +264,6 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
 def _add_targets(
     spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
 ) -> tuple[ColumnSpec, _Table]:
-    """Add labels and weights as columns to the table that they are passed with."""
     parts = dict(zip(("y", "sample_weight"), targets, strict=False))
     if parts["y"] is None and parts.get("sample_weight") is not None:
         raise InputError(
@@ -325,13 +279,9 @@ def _add_targets(
         if given is None:
             continue
         names: dict[str, Any] = {}
-        for key, value in flatten_part(part, given):
+        for key, value in arrays.flatten_part(part, given):
             found = _read_targets(value, key, floatx, name)
-            if found.rows != table.rows:
-                raise InputError(
-                    f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, "
-                    f"{key}: {found.rows})"
-                )
+            arrays.check_equal_counts({"x": table.rows, key: found.rows}, f"arrays of `{name}`")
             output = input_name(key)
             columns = [f"{part}.{output}" if output else defaults[part]]
             if len(found.names) > 1:  # x may have columns of these names, such as earlier values
@@ -353,23 +303,16 @@ def _add_targets(
             )
         label = spec.label
 
-    def find(column: str) -> Sequence[Any] | None:
-        of, own = added.get(column, (table, column))
-        return of.find_categories(own)
-
-    def read(column: str) -> Any:
-        of, own = added.get(column, (table, column))
-        return of.read(own)
-
     spec = replace(spec, label=label, weight=roles.get("sample_weight"))
-    return spec, _Table([*table.names, *added], table.rows, read, table.describe, find)
+    own = {column: (table, column) for column in table.names}
+    return spec, _combine(own | added, table.rows)
 
 
 def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
     """Return an input, labels or weights as a table, of one column unless it is a data frame."""
     if is_frame(part):
         if is_pandas(part):
-            part = part.set_axis([str(column) for column in part.columns], axis=1)
+            part = part.set_axis(list(map(str, part.columns)), axis=1)
         table = _read_table(part, key)
         if not table.names:
             raise InputError(f"`{key}` of `{name}` is a data frame without columns")
@@ -388,14 +331,13 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
-    """Convert an array to an Arrow column."""
     import pyarrow as pa
 
     if hasattr(part, "__arrow_c_stream__"):
-        return drop_views(pa.chunked_array(part))
+        return arrow.drop_views(pa.chunked_array(part))
     array = np.asarray(part)
     if array.dtype.kind not in "OUS" or array.ndim != 1:
-        array = to_array(key, part, floatx, name)
+        array = arrays.to_array(key, part, floatx, name)
     column = pa.array(array.reshape(-1))
     for size in reversed(array.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -410,26 +352,21 @@ def _categories(series: Any) -> Any:
 
 def _name_intervals(frame: Any) -> Any:
     """Convert categories that are not text or numbers, e.g. those of ``pandas.cut``, to text."""
+    plain = str | int | float | np.number | np.bool_
     others = {
         column: frame[column].cat.rename_categories(str)
         for column in frame.columns
-        if (known := _categories(frame[column])) is not None and not _is_text_or_number(known)
+        if not all(isinstance(value, plain) for value in _categories(frame[column]) or ())
     }
     return frame.assign(**others) if others else frame
 
 
-def _is_text_or_number(values: list[Any]) -> bool:
-    return all(isinstance(value, str | int | float | np.number | np.bool_) for value in values)
-
-
 def _check_names(frame: Any, name: str) -> None:
     names = list(frame.columns)
-    bad = [column for column in names if not isinstance(column, str)]
-    if bad:
-        is_multi = isinstance(bad[0], tuple)
-        cure = (
-            JOINED_NAMES if is_multi else "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
-        )
+    if bad := [column for column in names if not isinstance(column, str)]:
+        cure = "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        if isinstance(bad[0], tuple):  # of a MultiIndex
+            cure = JOINED_NAMES
         raise InputError(
             f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. {cure}"
         )
@@ -463,9 +400,8 @@ def _arrow_column(series: Any, name: str) -> Any:
 
 def _nested_lists(series: Any) -> Any:
     """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
-    if series.dtype != object or not any(_is_nested(value) for value in series.iloc[:1]):
-        return series
-    return series.map(_nest)
+    is_any = series.dtype == object and any(map(_is_nested, series.iloc[:1]))
+    return series.map(_nest) if is_any else series
 
 
 def _nest(value: Any) -> Any:
@@ -484,8 +420,8 @@ def _name_row(rows: Array, row: int) -> str:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate parts of a column; ragged numbers are zero-padded to equal length."""
+    """Ragged numbers are zero-padded to equal length."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
-    column = concatenate(parts)
-    return column if column.is_text else to_dense(column)
+    column = arrays.concatenate(parts)
+    return column if column.is_text else arrays.to_dense(column)

@@ -15,7 +15,13 @@ from pybackend.core.words import show
 Array = npt.NDArray[Any]
 TEXT = "str"
 # Types of a table's columns, by the types of the model's outputs.
-_TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
+_TABLE_DTYPES = {
+    "bool": "bool",
+    "float64": "float64",
+    "int64": "int64",
+    "uint32": "int64",
+    "uint64": "int64",
+}
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,9 @@ class Output:
     @property
     def held(self) -> str:
         """Type of the numbers when stored in a table."""
-        if self.dtype == "bool" or self.dtype in _TABLE_DTYPES:
-            return _TABLE_DTYPES.get(self.dtype, "bool")
-        return "int32" if "int" in self.dtype else "float32"
+        return _TABLE_DTYPES.get(self.dtype, "int32" if "int" in self.dtype else "float32")
 
     def make_empty(self) -> Array:
-        """Return the output for zero rows."""
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)
 
 
@@ -59,34 +62,21 @@ class Field:
 class Predictions:
     """Conversion of a model's outputs to columns.
 
-    Attributes
-    ----------
-    outputs
-        The model's outputs, in the order in which Keras flattens them.
-    has_class
-        Whether to return ``.pred_class``, the class with the largest number.
-    has_numbers
-        Whether to return a column for each class, ``.pred_<level>``. One number per row is the
-        probability of the second of two classes.
-    levels
-        Names of the classes; None: 0, 1, 2, ...
-    are_logits
-        Whether to convert the numbers to probabilities by softmax or, if there is one per row, by
-        the sigmoid.
-
     Without the class and the numbers, each output is a column: ``.pred``, or ``.pred_<output>`` if
     there are several.
     """
 
-    outputs: tuple[Output, ...]
-    has_class: bool = False
+    outputs: tuple[Output, ...]  # in the order in which Keras flattens them
+    has_class: bool = False  # ``.pred_class``: the class with the largest number
+    # A column for each class, ``.pred_<level>``. One number per row is the probability of the
+    # second of two classes.
     has_numbers: bool = False
-    levels: tuple[str, ...] | None = None
+    levels: tuple[str, ...] | None = None  # names of the classes; None: 0, 1, 2, ...
+    # They become probabilities by softmax or, if there is one per row, by the sigmoid.
     are_logits: bool = False
 
     @property
     def fields(self) -> list[Field]:
-        """Columns in order."""
         if not (self.has_class or self.has_numbers):
             return [
                 Field(f".pred_{output.name}" if output.name else ".pred", output.held, output.depth)
@@ -102,31 +92,24 @@ class Predictions:
         return found
 
     def arrow(self, outputs: Sequence[Array], complete: Array | None = None) -> list[Any]:
-        """Return the columns as Arrow arrays.
+        """Return the columns as Arrow arrays, from the model's outputs of shape (rows, ...).
 
-        Parameters
-        ----------
-        outputs
-            The model's outputs for the rows: arrays of shape (rows, ...).
-        complete
-            Mask of the rows for which the model computed outputs, if not all; the other rows become
-            null.
+        ``complete`` is a mask of the rows for which the model computed outputs, if not all; the
+        other rows become null.
         """
         if complete is None or complete.all():
             return self._arrow(outputs)
         import pyarrow as pa
 
-        places = pa.array(np.cumsum(complete) - 1, mask=~complete)
-        return [column.take(places) for column in self._arrow(outputs)]
+        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
+        return [column.take(indices) for column in self._arrow(outputs)]
 
     def _arrow(self, outputs: Sequence[Array]) -> list[Any]:
         for output, numbers in zip(self.outputs, outputs, strict=True):
             _check_shape(output, numbers)
         if not (self.has_class or self.has_numbers):
             pairs = zip(self.outputs, outputs, strict=True)
-            return [
-                nest_lists(numbers.astype(output.held), output.depth) for output, numbers in pairs
-            ]
+            return [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
         import pyarrow as pa
 
         columns = self.columns(outputs)
@@ -179,15 +162,13 @@ def _check_shape(output: Output, numbers: Array) -> None:
 
 def spread_rows(outputs: Array, complete: Array) -> Array:
     """Expand the outputs of the complete rows to all rows; the other rows are NaN."""
-    spread = np.full(
-        (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
-    )
+    dtype = np.result_type(outputs.dtype, np.float16)  # one that has NaN
+    spread = np.full((len(complete), *outputs.shape[1:]), np.nan, dtype)
     spread[complete] = outputs
     return spread
 
 
 def nest_lists(numbers: Array, depth: int) -> Any:
-    """Convert rows of numbers to nested Arrow lists."""
     import pyarrow as pa
 
     found = pa.array(np.ascontiguousarray(numbers).reshape(-1))

@@ -12,11 +12,10 @@ import keras
 import tensorflow as tf
 
 from pybackend.core.collective import Alone, Collective, all_gather_values
-from pybackend.core.data.arrays import check_row_shapes, flatten
-from pybackend.core.data.datasets import describe_uneven
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.ragged import join_texts
-from pybackend.core.data.row_store import RowStoreWriter, unify_layout
+from pybackend.core.data.arrays import check_row_shapes, flatten, join_texts
+from pybackend.core.data.batches import describe_uneven
+from pybackend.core.data.row_store import RowStoreWriter, check_layouts, read_layouts, unify_layout
+from pybackend.core.data.sharding import count_sharded
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import InputError
 from pybackend.core.job.context import WorkerContext
@@ -29,17 +28,10 @@ Counts = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Sources:
-    """Data that a worker read itself.
+    """Data that a worker read itself."""
 
-    Attributes
-    ----------
-    names
-        Data sets whose rows are now in the worker's row store.
-    stream
-        The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
-    """
-
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # data sets whose rows are now in the worker's row store
+    # The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
     stream: Any = None
 
     def __bool__(self) -> bool:
@@ -52,8 +44,7 @@ class Sources:
             layouts = _unify_layouts(collective, folder, name)
             counts[name] = [layout["rows"] for layout in layouts]
             if name == "train" and job.shuffles_globally:
-                rows, workers = counts[name][0], job.workers
-                counts[name] = [len(range(rank, rows, workers)) for rank in range(workers)]
+                counts[name] = count_sharded(counts[name][0], job.workers)
         return counts
 
 
@@ -66,17 +57,9 @@ def read_sources(
 ) -> Sources:
     """Store the rows of all data sets that this worker reads itself.
 
-    Parameters
-    ----------
-    order
-        The launcher's `Order`, whose ``peers`` are the addresses of all workers.
-    functions
-        The data sets that functions return, by name.
-
-    Raises
-    ------
-    InputError
-        The rows, or the result of the function, are not valid.
+    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``functions`` are
+    the data sets that functions return, by name. Raises `InputError` if the rows, or the result of
+    a function, are not valid.
     """
     names = []
     stream = None
@@ -108,13 +91,6 @@ def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
 
 
 def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
-    """Call the user's function and check that it returns a data set of batches.
-
-    Raises
-    ------
-    InputError
-        The function returned something else.
-    """
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(
@@ -156,7 +132,6 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 
 def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    """Gather the layouts of all workers' rows and make them identical."""
     everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
     check_layouts(everyone)
     layouts = [layouts[name] for layouts in everyone]

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.core.data.arrays import Columns, count_rows
-from pybackend.core.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
-from pybackend.core.data.ragged import Ragged, to_dense, to_strings, unpack_list
+from pybackend.core.data import arrays
+from pybackend.core.data.arrays import Array, Columns
+from pybackend.core.data.row_store import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
 # Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
 _MAPPED_BYTES = 40 << 20
@@ -43,21 +41,18 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, places: Array) -> Columns:
+    def take(self, indices: Array) -> Columns:
         """Return the rows with these numbers, in this order."""
 
 
 class ArrayRows:
-    """Rows of arrays in memory."""
-
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._count = count_rows(columns)
+        self._count = arrays.count_rows(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         columns = [
             array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
         ]
@@ -67,23 +62,15 @@ class ArrayRows:
     def __len__(self) -> int:
         return self._count
 
-    def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
-        return {key: array[places] for key, array in self._columns.items()}
+    def take(self, indices: Array) -> Columns:
+        return {key: array[indices] for key, array in self._columns.items()}
 
 
 class StoredRows:
     """Rows in a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
 
-    Parameters
-    ----------
-    in_memory
-        Read all rows into memory immediately.
-
-    Raises
-    ------
-    ClusterError
-        The files were altered. `take` raises it, too.
+    ``in_memory`` reads all rows into memory immediately. Both this and `take` raise `ClusterError`
+    if the files were altered.
     """
 
     def __init__(self, folder: Path, in_memory: bool = False) -> None:
@@ -92,8 +79,8 @@ class StoredRows:
         self._dtype = row_dtype(kinds)
         self._records = _Items(folder / "rows.npy", self._dtype, self._count, in_memory)
         self._ragged = {
-            key: _RaggedValues(folder / f"values{place}.npy", kind, in_memory)
-            for place, (key, kind) in enumerate(kinds.items())
+            key: _RaggedValues(folder / f"values{index}.npy", kind, in_memory)
+            for index, (key, kind) in enumerate(kinds.items())
             if kind.shape is None
         }
         letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
@@ -101,22 +88,20 @@ class StoredRows:
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         return self._row_bytes
 
     def __len__(self) -> int:
         return self._count
 
-    def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
-        records = np.ndarray(len(places), self._dtype, self._records.take(places))
+    def take(self, indices: Array) -> Columns:
+        records = np.ndarray(len(indices), self._dtype, self._records.take(indices))
         found = {}
-        for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
-            field = records[f"f{place}"]
+        for index, (key, (dtype, shape)) in enumerate(self.spec.items()):
+            field = records[f"f{index}"]
             if key in self._ragged:
                 found[key] = self._ragged[key].take(field)
             else:
-                found[key] = np.ascontiguousarray(field.reshape(len(places), *shape), dtype)
+                found[key] = np.ascontiguousarray(field.reshape(len(indices), *shape), dtype)
         return found
 
 
@@ -138,24 +123,24 @@ class _Items:
         self._is_whole = self._mapped_count == count
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
-    def take(self, places: Array) -> Array:
-        """Return contiguous bytes with shape (number of positions, size)."""
+    def take(self, indices: Array) -> Array:
+        """Return contiguous bytes with shape (number of rows, size)."""
         if self._is_whole:
-            return np.take(self._mapped, places, axis=0)
-        is_mapped = places < self._mapped_count
-        items = np.empty((len(places), self._size), np.uint8)
-        items[is_mapped] = np.take(self._mapped, places[is_mapped], axis=0)
-        items[~is_mapped] = self._read(places[~is_mapped])
+            return np.take(self._mapped, indices, axis=0)
+        is_mapped = indices < self._mapped_count
+        items = np.empty((len(indices), self._size), np.uint8)
+        items[is_mapped] = np.take(self._mapped, indices[is_mapped], axis=0)
+        items[~is_mapped] = self._read(indices[~is_mapped])
         return items
 
-    def _read(self, places: Array) -> Array:
+    def _read(self, indices: Array) -> Array:
         assert self._number is not None
         number, size = self._number, self._size
-        offsets = (places * size + self._start).tolist()
+        offsets = (indices * size + self._start).tolist()
         content = b"".join([os.pread(number, size, offset) for offset in offsets])
-        if len(content) != len(places) * size:
+        if len(content) != len(indices) * size:
             raise report_damage(self._path)
-        return np.frombuffer(content, np.uint8).reshape(len(places), size)
+        return np.frombuffer(content, np.uint8).reshape(len(indices), size)
 
 
 class _RaggedValues:
@@ -172,26 +157,26 @@ class _RaggedValues:
             self._mapped = file.read(self.size) if is_mapped else None
         self._number = None if is_mapped else _open_descriptor(self, path)
 
-    def take(self, places: Array) -> Array:
+    def take(self, spans: Array) -> Array:
         """Return padded rows of shape (rows, longest, ...); strings have shape (rows, 1)."""
-        width, ends = self._kind.item.itemsize, places["start"] + places["length"]
-        lengths, longest = places["length"], self._kind.longest
+        width, longest = self._kind.item.itemsize, self._kind.longest
+        starts, lengths = spans["start"], spans["length"]
+        ends = starts + lengths
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
-        if not is_short or not _are_within(places["start"], ends, self._count):
+        # A damaged file may have any numbers here: they are not followed.
+        if not is_short or not ((starts >= 0) & (starts <= ends) & (ends <= self._count)).all():
             raise report_damage(self._path)
-        starts = (places["start"] * width).tolist()
-        sizes = (places["length"] * width).tolist()
-        rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        pairs = zip((starts * width).tolist(), (lengths * width).tolist(), strict=True)
+        rows = [self._read(start, size) for start, size in pairs]
         if self._kind.is_list:
-            lists = [unpack_list(row) for row in rows]
+            lists = [arrays.unpack_list(row) for row in rows]
             if max(map(len, lists), default=0) > longest:
                 raise report_damage(self._path)
-            return to_strings(lists, longest)
+            return arrays.to_strings(lists, longest)
         if self._kind.is_text:
-            return to_strings([[row] for row in rows], 1)
+            return arrays.to_strings([[row] for row in rows], 1)
         values = np.frombuffer(b"".join(rows), self._kind.item)
-        offsets = np.concatenate([[0], np.cumsum(places["length"])])
-        return to_dense(Ragged(values, offsets), self._kind.longest)
+        return arrays.to_dense(arrays.Ragged(values, arrays.to_offsets(spans["length"])), longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._mapped is not None:
@@ -215,10 +200,6 @@ def _check_file(path: Path, dtype: np.dtype[Any], count: int | None = None) -> t
     return len(header), found
 
 
-def _are_within(starts: Array, ends: Array, count: int) -> bool:
-    return bool(((starts >= 0) & (starts <= ends) & (ends <= count)).all())
-
-
 def _open_descriptor(owner: object, path: Path) -> int:
     """Open a file descriptor that is closed when its owner is deleted."""
     number = os.open(path, os.O_RDONLY)
@@ -233,7 +214,6 @@ def _measure_row(spec: Spec) -> int:
 
 
 def to_rows(columns: Rows | Mapping[str, Any]) -> Rows:
-    """Convert arrays to `Rows`; return rows unchanged."""
     return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
 
 
@@ -248,10 +228,10 @@ class _View:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.spec: Spec = rows.spec
 
     @property
     def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
         return self._rows.row_bytes
 
     def __len__(self) -> int:
@@ -259,31 +239,25 @@ class _View:
 
 
 class Reshaped(_View):
-    """The same rows with one column in a different shape."""
-
     def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
         super().__init__(rows)
         self._key = key
         self._shape = shape
-        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
+        self.spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
-    def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
-        found = self._rows.take(places)
-        return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
+    def take(self, indices: Array) -> Columns:
+        found = self._rows.take(indices)
+        return {**found, self._key: found[self._key].reshape(len(indices), *self._shape)}
 
 
 class Renamed(_View):
-    """Rows, some columns of which have new names."""
-
     def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
         super().__init__(rows)
         self._names = names
-        self.spec: Spec = self._rename(rows.spec)
+        self.spec = self._rename(rows.spec)
 
-    def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
-        return self._rename(self._rows.take(places))
+    def take(self, indices: Array) -> Columns:
+        return self._rename(self._rows.take(indices))
 
     def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         return {self._names.get(key, key): column for key, column in columns.items()}
@@ -292,10 +266,7 @@ class Renamed(_View):
 def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
     """Reshape flat rows of columns to these shapes; a shape with an unknown size is left alone.
 
-    Raises
-    ------
-    InputError
-        A row has more or fewer numbers than the shape.
+    Raises `InputError` if a row has more or fewer numbers than the shape.
     """
     for key, wanted in shapes.items():
         own = rows.spec[key][1]
@@ -312,29 +283,17 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
     return rows
 
 
-class ShardedRows:
-    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds.
-
-    Attributes
-    ----------
-    everything
-        The rows of all workers.
-    """
+class ShardedRows(_View):
+    """The shard of one worker, as in `sharding.shard_slice`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
+        super().__init__(rows)
         self.everything = rows
         self._workers = workers
         self._rank = rank
-        self.spec = rows.spec
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
-        return self.everything.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))
 
-    def take(self, places: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
-        return self.everything.take(places * self._workers + self._rank)
+    def take(self, indices: Array) -> Columns:
+        return self.everything.take(indices * self._workers + self._rank)

@@ -14,9 +14,9 @@ none waits for a missing batch; no row is dropped, and unequal shards end at the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,7 @@ def count_steps(counts: Sequence[int], batch_size: int) -> int:
 
 
 def cut_rows(count: int, steps: int) -> Index:
-    """Return the first row of each step's local batch, and the end of the last batch.
-
-    The shape is (steps + 1,).
-    """
+    """Return the first row of each step's local batch, and the end of the last batch."""
     return np.arange(steps + 1, dtype=np.int64) * count // steps
 
 
@@ -54,7 +51,7 @@ def cut_batches(rows: int, size: int) -> list[int]:
 
 
 def is_sharded_evenly(counts: Sequence[int]) -> bool:
-    """Return whether workers have the numbers of rows that shards of one order have."""
+    """True if workers have the numbers of rows that shards of one order have."""
     return list(counts) == count_sharded(sum(counts), len(counts))
 
 
@@ -63,15 +60,9 @@ def cut_shards(
 ) -> Index:
     """Return the first row of each worker's local batches, as a row number in its shard.
 
-    Parameters
-    ----------
-    batches
-        Number of rows in each global batch, if ``batch_size`` does not determine it.
-
-    Returns
-    -------
-    int64 array of shape (workers, steps + 1)
-        The last column has the end of the last batches.
+    The int64 array has the shape (workers, steps + 1): its last column is the end of the last
+    batches. ``batches`` are the rows of each global batch, if ``batch_size`` does not determine
+    them.
     """
     workers = len(counts)
     if batches is None and is_sharded_evenly(counts):
@@ -82,7 +73,7 @@ def cut_shards(
     return np.stack([cut_rows(count, steps) for count in counts])
 
 
-def permute(places: Index, count: int, *keys: int) -> Index:
+def permute(positions: Index, count: int, *keys: int) -> Index:
     """Return the new positions of some of ``range(count)`` under the permutation given by ``keys``.
 
     It needs no array of ``count`` numbers, so that data of any size can be shuffled. It is a
@@ -92,11 +83,11 @@ def permute(places: Index, count: int, *keys: int) -> Index:
     the high bits: only these are used.
     """
     if count < 2:
-        return places.copy()
+        return positions.copy()
     left = math.isqrt(count - 1) + 1
     right = -(-count // left)
     rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
-    found = _encipher(places.astype(np.uint64), left, right, rounds)
+    found = _encipher(positions.astype(np.uint64), left, right, rounds)
     # The cipher permutes left x right numbers, a few more than ``count``: encipher those again.
     while (outside := np.flatnonzero(found >= count)).size:
         found[outside] = _encipher(found[outside], left, right, rounds)
@@ -129,14 +120,9 @@ class Visits:
 
     The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
     process can replay the order of many.
-
-    Attributes
-    ----------
-    rows
-        Number of rows that the worker holds.
     """
 
-    rows: int
+    rows: int  # that the worker holds
     seed: int
     rank: int
     shuffle: bool
@@ -145,10 +131,7 @@ class Visits:
         """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
         if not self.shuffle:
             return np.arange(first, last, dtype=np.int64)
-        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
-        start = numbers.start * _BLOCK
-        block = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
-        return block[first - start : last - start]
+        return _join_blocks(partial(_draw_visits, self, epoch), first, last)
 
 
 @dataclass(frozen=True)
@@ -160,11 +143,8 @@ class EpochOrder:
     of rows of two workers differ by at most one. So the rows that are left after any step are the
     end of the order, and the next group shares them in the same way.
 
-    Parameters
-    ----------
-    workers
-        Number of workers in the first group. It determines the order, except with
-        ``shuffle="global"``.
+    ``workers`` is the size of the first group. It determines the order, except with
+    ``shuffle="global"``.
     """
 
     rows: int
@@ -172,14 +152,14 @@ class EpochOrder:
     shuffle: Shuffle
     workers: int
 
-    def at(self, places: Index, epoch: int) -> Index:
+    def at(self, positions: Index, epoch: int) -> Index:
         """Return the numbers of the rows at some positions of the order."""
         if not self.shuffle:
-            return places.astype(np.int64)
+            return positions.astype(np.int64)
         if self.shuffle == "global":
-            return permute(places, self.rows, self.seed, epoch)
-        found = np.empty(len(places), np.int64)
-        visits, ranks = np.divmod(places, self.workers)
+            return permute(positions, self.rows, self.seed, epoch)
+        found = np.empty(len(positions), np.int64)
+        visits, ranks = np.divmod(positions, self.workers)
         for rank in np.unique(ranks).tolist():
             own = ranks == rank
             count = len(range(rank, self.rows, self.workers))
@@ -192,12 +172,8 @@ class EpochOrder:
 class SharedVisits:
     """Order in which a worker that holds all rows visits its share of the rest of an epoch.
 
-    Parameters
-    ----------
-    used
-        Number of rows that earlier worker groups have used in this epoch.
-    workers, rank
-        Size of the worker group, and the rank of the worker in it.
+    ``used`` rows were used by earlier worker groups in this epoch. ``workers`` and ``rank`` are
+    those of the worker's own group.
     """
 
     order: EpochOrder
@@ -207,19 +183,22 @@ class SharedVisits:
 
     def between(self, first: int, last: int, epoch: int) -> Index:
         """Return the numbers, among all rows, of visits ``first`` to ``last`` - 1 of an epoch."""
-        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
-        start = numbers.start * _BLOCK
-        block = np.concatenate([_draw_shared(self, epoch, number) for number in numbers])
-        return block[first - start : last - start]
+        return _join_blocks(partial(_draw_shared, self, epoch), first, last)
+
+
+def _join_blocks(draw: Callable[[int], Index], first: int, last: int) -> Index:
+    """Drawing whole blocks of visits is faster: each serves many steps (`lru_cache`)."""
+    numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+    start = numbers.start * _BLOCK
+    return np.concatenate(list(map(draw, numbers)))[first - start : last - start]
 
 
 @lru_cache(maxsize=2)
 def _draw_shared(visits: SharedVisits, epoch: int, number: int) -> Index:
-    """Return the rows of a block of visits."""
     order, workers = visits.order, visits.workers
     first = visits.used + number * _BLOCK * workers + visits.rank
-    places = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
-    return order.at(places, epoch)
+    positions = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
+    return order.at(positions, epoch)
 
 
 Groups = Sequence[tuple[int, int]]
@@ -240,14 +219,13 @@ def count_used(
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """Return the rows of a block of visits; drawing a whole block at once is faster."""
     first = number * _BLOCK
-    places = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
-    return permute(places, visits.rows, visits.seed, epoch, visits.rank)
+    positions = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
+    return permute(positions, visits.rows, visits.seed, epoch, visits.rank)
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:
-    """Return a rank's shard of an array: every ``workers``-th row, to spread sorted data."""
+    """Every ``workers``-th row, to spread sorted data."""
     return slice(rank, rows, workers)
 
 
@@ -259,11 +237,8 @@ def count_sharded(rows: int, workers: int) -> list[int]:
 def cut_ranges(rows: int, workers: int, in_turn: bool = True) -> list[list[tuple[int, int]]]:
     """Return each worker's ranges of the rows of files, in order.
 
-    Parameters
-    ----------
-    in_turn
-        True if small ranges are assigned to the workers in turn, so that sorted rows are mixed;
-        else each worker has one range.
+    With ``in_turn``, small ranges are assigned to the workers in turn, so that sorted rows are
+    mixed; else each worker has one range.
     """
     turns = _TURNS if in_turn else 1
     found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
@@ -278,17 +253,11 @@ def cut_ranges(rows: int, workers: int, in_turn: bool = True) -> list[list[tuple
 
 
 def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
-    """Return the positions that restore the data's order, for a range in each `shard_slice`.
+    """Return the order that restores the data's, for a range in each `shard_slice`.
 
-    Parameters
-    ----------
-    firsts, counts
-        First row of the range in each rank's shard, and the number of rows.
-
-    Returns
-    -------
-    int64 array of shape (total number of rows,)
-        Positions among the rows of all ranks, listed rank by rank.
+    ``firsts`` and ``counts`` are the first row of the range in each rank's shard, and its number of
+    rows. The int64 array has an index among the rows of all ranks, listed rank by rank, for each
+    row.
     """
     ranks = np.repeat(np.arange(len(counts)), counts)
     own = [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
@@ -298,15 +267,8 @@ def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) 
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
     """Return the start of a worker's share of each batch, as a row number in its `shard_slice`.
 
-    Parameters
-    ----------
-    sizes
-        Rows of the global batch of each step.
-
-    Returns
-    -------
-    int64 array of shape (steps + 1,)
-        The last entry is the end of the last share.
+    ``sizes`` are the rows of each step's global batch. The last of the (steps + 1,) numbers is the
+    end of the last share.
     """
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return np.maximum(0, -(-(ends - rank) // workers))

@@ -1,30 +1,40 @@
-"""Data that every worker reads itself: files, or the data set that a user's function returns."""
+"""Data that every worker reads itself: Parquet and TFRecord files, or a user's function.
+
+Rows of files are numbered across the files, in file order; row groups and columns of Parquet are
+read only when needed.
+"""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
-from pybackend.core.data.arrow import TensorReader, describe_schema, require_values
+from pybackend.core.data import arrow
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import (
+    MOST_CATEGORIES,
     ColumnSpec,
     TableRows,
+    find_categories,
     find_index,
+    keep_categories,
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.core.data.encoding import MOST_CATEGORIES, find_categories, keep_categories
-from pybackend.core.data.files import Places, as_places, find_files, open_file
-from pybackend.core.data.parquet import ParquetFiles
+from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
-from pybackend.core.data.sharding import cut_ranges
+from pybackend.core.data.sharding import count_sharded, cut_ranges
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
 
@@ -43,11 +53,22 @@ _READERS = {
     ".tsv": "read_table",
     ".xlsx": "read_excel",
 }
+# Hive's and Spark's name of a partition without a value.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# int() and float() accept more: "2026_01", "nan".
+_NUMBERS: dict[type, re.Pattern[str]] = {
+    int: re.compile(r"-?[0-9]{1,18}"),
+    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
+}
+_BATCH_BYTES = 2 << 20
+_MOST_ROWS = 8192
+# Column chunks of a file whose null counts are read: 5 ms.
+_MOST_NOTES = 1000
+# Threads that read footers: a remote one takes a round trip or two.
+_THREADS = 16
 
 
 class RowFiles(Protocol):
-    """Files whose rows are numbered."""
-
     @property
     def files(self) -> tuple[str, ...]: ...
     @property
@@ -77,26 +98,13 @@ class FileRows(TableRows):
     def at(cls, path: Any, spec: ColumnSpec, floatx: str, name: str) -> FileRows:
         """Open the files at a path or URI, or at several, and check their schema.
 
-        Raises
-        ------
-        InputError
-            Names the file, or the column, and what is expected.
+        An `InputError` names the file, or the column, and what is expected.
         """
         files, left_out = _open(path, spec, name)
-        kinds = describe_schema(files.schema)
+        kinds = arrow.describe_schema(files.schema)
         kinds = {column: kind for column, kind in kinds.items() if column not in left_out}
-
-        def distinct(column: str) -> Iterable[Any]:
-            import pyarrow.compute as pc
-
-            values: set[Any] = set()
-            for _, batch in files.pieces([(0, files.rows)], [column]):
-                values.update(pc.unique(batch.column(0)).to_pylist())
-                if len(values) > MOST_CATEGORIES + 1:
-                    break
-            return values
-
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
+        distinct = partial(_read_distinct, files, lambda part: part.unique())
         spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
         rows = cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
@@ -105,37 +113,33 @@ class FileRows(TableRows):
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files."""
         return self.files.rows
 
     def counts(self, workers: int) -> list[int]:
         """Return the number of rows that each rank uses in an epoch."""
-        return [len(range(rank, self.rows, workers)) for rank in range(workers)]
+        return count_sharded(self.rows, workers)
 
     def spool(
         self, folder: Path, workers: int, rank: int, everything: bool, in_order: bool = False
     ) -> None:
         """Write one worker's rows, or all of them, into a new folder.
 
-        Parameters
-        ----------
-        in_order
-            True if the worker gets every ``workers``-th row, as of an array, instead of ranges. It
-            then reads all of them.
+        With ``in_order``, the worker gets every ``workers``-th row, as of an array, instead of
+        ranges. It then reads all of them.
         """
-        reader = TensorReader(self.column_groups)
+        reader = arrow.TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
         step = workers if in_order and self.spec.repartition and not everything else 1
         ranges = [(0, self.rows)]
         if step == 1 and not everything:
             ranges = cut_ranges(self.rows, workers, self.spec.repartition)[rank]
         with RowStoreWriter(folder) as writer:
-            for place, batch in self.files.pieces(ranges, columns):
-                first = (rank - place) % step
+            for start, batch in self.files.pieces(ranges, columns):
+                first = (rank - start) % step
                 if step > 1 and first >= batch.num_rows:
                     continue
                 chosen = batch.take(list(range(first, batch.num_rows, step))) if step > 1 else batch
-                name = lambda row, place=place + first: self._name_row(place, row * step)  # noqa: E731
+                name = lambda row, start=start + first: self._name_row(start, row * step)  # noqa: E731
                 writer.append(reader.read(chosen, name))
 
     def reject_nulls(self) -> None:
@@ -144,14 +148,14 @@ class FileRows(TableRows):
         nulls = self.files.nulls
         for column in filter(nulls.__contains__, list_columns(self.column_groups)):
             number = nulls[column]
-            for place, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
-                require_values(batch.column(0), column, partial(self._name_row, place))
+            for start, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
+                arrow.require_values(batch.column(0), column, partial(self._name_row, start))
 
-    def _name_row(self, place: int, row: int) -> str:
-        """Return a row's name, which includes its file; ``place`` is the first row of the batch."""
+    def _name_row(self, start: int, row: int) -> str:
+        """The name includes the file; ``start`` is the number of the batch's first row."""
         ends = list(itertools.accumulate(self.files.counts))
-        file = bisect.bisect_right(ends, place + row)
-        inside = place + row - (ends[file - 1] if file else 0)
+        file = bisect.bisect_right(ends, start + row)
+        inside = start + row - (ends[file - 1] if file else 0)
         return f"{row_number(inside)} of {self.files.files[file]}"
 
 
@@ -159,8 +163,8 @@ class FileRows(TableRows):
 class FunctionRows:
     """Rows from a user's function, which is called on each worker.
 
-    ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
-    elements are local batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose elements are local
+    batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
 
     fn: Callable[[Any], Any]
@@ -172,10 +176,15 @@ def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
 
     if not isinstance(files.schema.field(column).type, pa.DictionaryType):
         return None
+    return _read_distinct(files, lambda part: part.dictionary, column)
+
+
+def _read_distinct(files: RowFiles, select: Callable[[Any], Any], column: str) -> list[Any]:
+    """Return the distinct values of a column in order; ``select`` finds those of a batch."""
     values: dict[Any, None] = {}
     for _, batch in files.pieces([(0, files.rows)], [column]):
-        values.update(dict.fromkeys(batch.column(0).dictionary.to_pylist()))
-        if len(values) > MOST_CATEGORIES:
+        values.update(dict.fromkeys(select(batch.column(0)).to_pylist()))
+        if len(values) > MOST_CATEGORIES + 1:  # too many, even if one is null
             break
     return list(values)
 
@@ -194,13 +203,12 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
 
 
 def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
-    """Return the files and their index columns."""
-    files = open_row_files(as_places(path), spec.tfrecord_spec, name)
+    files = open_row_files(as_paths(path), spec.tfrecord_spec, name)
     reject_duplicate_columns(files.schema.names, name)
     return files, find_index(spec, files.schema.names, files.index)
 
 
-def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
+def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Open Parquet files, recognized by the first bytes, or else TFRecord files."""
     found = find_files(uri, name)
     first = next((file for file in found if not file.endswith(".crc")), found[0])
@@ -214,7 +222,7 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
         if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name, found)
-    from pybackend.core.data.tfrecord.files import RecordFiles
+    from pybackend.core.data.tfrecord.record_files import RecordFiles
 
     try:
         records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
@@ -223,12 +231,12 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
         csv = (
-            either(
+            ""
+            if reader != "read_csv"
+            else either(
                 f", or spark.read.csv({first!r}, header=True)",
                 f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
             )
-            if reader == "read_csv"
-            else ""
         )
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
@@ -236,3 +244,212 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
             f"({error})"
         ) from error
     return records
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Files with one schema; rows are numbered across the files, in file order."""
+
+    files: tuple[str, ...]
+    row_groups: tuple[tuple[int, ...], ...]  # their rows, by file
+    schema: Any  # a ``pyarrow.Schema``
+    index: tuple[str, ...] = ()  # the index of the pandas data frame that was written
+    # Columns encoded in folder names (``day=1/``): one value per file. They come last in the
+    # schema.
+    partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # For each column that has nulls according to the statistics, the number of the first file that
+    # has any.
+    nulls: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def at(
+        cls, uri: Paths, name: str = "data", listed: Sequence[str] | None = None
+    ) -> ParquetFiles:
+        """Open the files at paths or URIs, reading only their footers.
+
+        ``listed`` is what `find_files` returned for the path, if it is known. Raises `InputError`
+        if a file does not exist or is not a Parquet file, or the schemas differ.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise InputError("reading Parquet files needs the Python package pyarrow") from error
+        files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            footers = list(pool.map(lambda file: _read_footer(file, name), files))
+        schema = footers[0].schema
+        for file, footer in zip(files, footers, strict=True):
+            if not footer.schema.equals(schema):
+                difference = _tell_difference(files[0], schema, file, footer.schema)
+                raise InputError(f"`{name}`: {difference}")
+        groups = tuple(footer.groups for footer in footers)
+        index = _read_index(schema.metadata)
+        found = find_partitions(uri, files)
+        partitions = {name: found[name] for name in found if name not in schema.names}
+        for column, values in partitions.items():
+            schema = schema.append(pa.field(column, pa.array(values).type))
+        nulls: dict[str, int] = {}
+        for number, footer in enumerate(footers):
+            unnamed = {column for column, values in partitions.items() if values[number] is None}
+            nulls = {**dict.fromkeys(footer.nulls | unnamed, number), **nulls}
+        return cls(tuple(files), groups, schema.remove_metadata(), index, partitions, nulls)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(map(sum, self.row_groups))
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    def pieces(
+        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
+
+        The ranges must be in order. Each row group is read once for all of its ranges. Raises
+        `InputError` if a file has changed since its footer was read.
+        """
+        own = [column for column in columns if column not in self.partitions]
+        own = own or self.schema.names[:1]  # gives the number of rows of partition columns
+        begin = 0
+        for number, (file, groups) in enumerate(zip(self.files, self.row_groups, strict=True)):
+            end = begin + sum(groups)
+            inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
+            if inside:
+                for start, batch in _read_ranges(file, groups, inside, own):
+                    yield begin + start, self._add_partitions(batch, number, columns)
+            begin = end
+
+    def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
+        if not self.partitions:
+            return batch
+        import pyarrow as pa
+
+        def column_of(name: str) -> Any:
+            if name not in self.partitions:
+                return batch.column(name)
+            kind = self.schema.field(name).type
+            return pa.repeat(pa.scalar(self.partitions[name][number], kind), batch.num_rows)
+
+        return pa.RecordBatch.from_arrays([column_of(name) for name in columns], list(columns))
+
+
+def find_partitions(uri: Paths, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return the columns encoded in folder names (Hive partitions), with one value per file.
+
+    A column becomes integers, or else floats, if all of its values can be parsed as such; otherwise
+    it is text.
+    """
+    roots = [find_root(one) for one in ([uri] if isinstance(uri, str) else uri)]
+    found: list[dict[str, str]] = []
+    for file in files:
+        root = max((root for root in roots if file.startswith(root)), key=len, default=file)
+        folders = file.rpartition("/")[0][len(root) :].split("/")
+        pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
+        found.append({unquote(column): unquote(value) for column, value in pairs})
+    columns = dict.fromkeys(column for pairs in found for column in pairs)
+    return {column: _parse([pairs.get(column) for pairs in found]) for column in columns}
+
+
+def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
+    known = [None if value == _NO_VALUE else value for value in values]
+    for kind, pattern in _NUMBERS.items():
+        if all(value is None or pattern.fullmatch(value) for value in known):
+            return tuple(None if value is None else kind(value) for value in known)
+    return tuple(known)
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """Rows of each row group, schema, and columns with nulls."""
+
+    groups: tuple[int, ...]
+    schema: Any
+    nulls: frozenset[str]
+
+
+def _read_footer(file: str, name: str) -> _Footer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_file(file) as source, pq.ParquetFile(source) as parquet:
+            metadata = parquet.metadata
+            groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+            rows = tuple(group.num_rows for group in groups)
+            return _Footer(rows, parquet.schema_arrow, _find_nulls(groups))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
+
+
+def _find_nulls(groups: Sequence[Any]) -> frozenset[str]:
+    """Return the columns, except nested ones, that have nulls according to the statistics."""
+    some = groups[: max(1, _MOST_NOTES // max(1, groups[0].num_columns))] if groups else ()
+    columns = (group.column(number) for group in some for number in range(group.num_columns))
+    noted = ((column.path_in_schema, column.statistics) for column in columns)
+    return frozenset(name for name, values in noted if values is not None and values.null_count)
+
+
+def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
+    """Return the index columns in pandas' metadata; a RangeIndex has no column."""
+    try:
+        noted = json.loads((metadata or {}).get(b"pandas", b"{}"))
+        return tuple(name for name in noted.get("index_columns", []) if isinstance(name, str))
+    except (ValueError, AttributeError, TypeError):  # written by another program
+        return ()
+
+
+def _read_ranges(
+    file: str, groups: Sequence[int], ranges: Sequence[tuple[int, int]], columns: list[str]
+) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # No pre-buffering: a column of a row group may be larger than the memory for it.
+    with open_file(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
+        metadata = parquet.metadata
+        here = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
+        if here != tuple(groups):
+            raise InputError(
+                f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when training "
+                "began: it was replaced, or is a different file on this host"
+            )
+        viewed = any(map(arrow.has_views, parquet.schema_arrow.types))
+        begin = 0
+        for number, rows in enumerate(groups):
+            if any(a < begin + rows and begin < b for a, b in ranges):
+                group_bytes = max(1, metadata.row_group(number).total_byte_size)
+                size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // group_bytes))
+                start = begin
+                for batch in parquet.iter_batches(size, [number], columns=columns):
+                    batch = batch.select(columns)  # in this order
+                    if viewed:
+                        plain = list(map(arrow.drop_views, batch.columns))
+                        batch = pa.RecordBatch.from_arrays(plain, columns)
+                    yield from _cut_ranges(batch, start, ranges)
+                    start += batch.num_rows
+            begin += rows
+
+
+def _cut_ranges(
+    batch: Any, start: int, ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the parts of a batch in the ranges; ``start`` is the number of its first row."""
+    for first, last in ranges:
+        begin, end = max(first, start), min(last, start + batch.num_rows)
+        if begin < end:
+            yield begin, batch.slice(begin - start, end - begin)
+
+
+def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
+    for one, two in zip_longest(schema, other):
+        if one is None or two is None or not one.equals(two):
+            there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
+            here = "missing" if two is None else f"{show(two.name)} ({two.type})"
+            number = schema.names.index(one.name) if one is not None else len(schema)
+            break
+    return (
+        f"the columns of {file} differ from those of {first}: column {number + 1} is {here}, "
+        f"expected {there}"
+    )

@@ -1,1 +1,1 @@
-"""Training in one worker: Keras's own ``fit``, with exact results over all workers."""
+"""Training in one worker: Keras's own ``fit``, exact over all workers; start with `train`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +12,40 @@ import numpy as np
 from pybackend.core.collective import Collective
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
-from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.global_batch import (
+from pybackend.core.engine.evaluation import Validation, build_metrics
+from pybackend.core.engine.row_batches import Batches, PipelineBatches, RowBatches
+from pybackend.core.engine.save import SavingPlan, plan_saving
+from pybackend.core.engine.statistics.global_batch import (
     NOTHING,
     OverBatch,
     check_runs_eagerly,
     find_compiled_metrics,
 )
-from pybackend.core.engine.pipeline_feed import PipelineFeed
-from pybackend.core.engine.probes import MetricsKind, choose_rows, find_over, probe_metrics
-from pybackend.core.engine.save import SavingPlan, plan_saving
-from pybackend.core.engine.step_means import build_losses
-from pybackend.core.engine.validation import Validation, build_metrics
+from pybackend.core.engine.statistics.metrics import build_losses
+from pybackend.core.engine.statistics.probes import (
+    MetricsKind,
+    choose_rows,
+    find_over,
+    probe_metrics,
+)
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
+from pybackend.core.machine import number_machine
 from pybackend.core.machine.capacity import read_free_memory
-from pybackend.core.machine.identity import number_machine
 from pybackend.core.model.callbacks import check_callbacks, check_sharded_callbacks
 from pybackend.core.model.checks import check_model
-from pybackend.core.model.inputs import (
+from pybackend.core.model.inputs_outputs import (
     build_by_batch,
     check_input_names,
     check_output_names,
     reshape_rows,
 )
 from pybackend.core.model.labels import check_has_labels, check_some_labels
-from pybackend.core.model.load import LoadedModel
-from pybackend.core.model.transfer import describe_inputs
+from pybackend.core.model.transfer import LoadedModel, describe_inputs
 from pybackend.core.model.view import ModelView, has_own
+from pybackend.core.words import show_bytes
 
 # Share of the free memory: the rest is for the model and other processes.
 _SHARE = 0.5
@@ -72,7 +75,7 @@ class Replica:
     ----------
     view
         The model with all layers and weights, as it was before the first step.
-    feed
+    batches
         Batches of each epoch.
     rows
         The training rows, or some similar ones for a ``tf.data.Dataset``.
@@ -91,7 +94,7 @@ class Replica:
     emit: Emit
     loaded: LoadedModel
     view: ModelView
-    feed: Feed | PipelineFeed
+    batches: Batches
     rows: Rows
     callbacks: list[Any]
     inputs: Any
@@ -102,12 +105,10 @@ class Replica:
 
     @property
     def model(self) -> Any:
-        """Keras model of this worker."""
         return self.loaded.model
 
     @property
     def rank(self) -> int:
-        """Rank of this worker."""
         return self.collective.rank
 
 
@@ -123,21 +124,17 @@ def make_replica(
 ) -> Replica:
     """Build a worker's model for its rows, check both, and check metrics and losses on some rows.
 
-    Parameters
-    ----------
-    counts, folder, emit, stream
-        As in `train`.
-    seed
-        Seeds random numbers differently on each rank; called with the rank once everything that
-        must be equal has been created.
+    ``counts``, ``folder``, ``emit`` and ``stream`` are as in `train`. ``seed`` seeds random numbers
+    differently on each rank: it is called with the rank once everything that must be equal has been
+    created.
     """
     model, rank = loaded.model, collective.rank
-    spools = [folder / name for name in counts if (folder / name).is_dir()]
-    in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
-    feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
-    if isinstance(feed, PipelineFeed) and feed.is_uneven and job.workers > 1:
+    stores = [folder / name for name in counts if (folder / name).is_dir()]
+    in_memory = job.in_memory and fit_in_memory(stores, job.resources.bytes, collective, emit)
+    batches, rows = _make_batches(job, collective, counts, folder, model, stream, in_memory)
+    if batches.is_uneven and job.workers > 1:
         emit(Note(_ABOUT_UNEVEN))
-    if isinstance(feed, Feed) and feed.begins_again(job.epochs - job.initial_epoch):
+    if isinstance(batches, RowBatches) and batches.begins_again(job.epochs - job.initial_epoch):
         emit(Note(_ABOUT_WRAPPING))
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
@@ -155,37 +152,27 @@ def make_replica(
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
         if over != NOTHING or has_own(model, "train_step") or view.synchronized:
-            check_runs_eagerly(model, feed.begins_empty)
+            check_runs_eagerly(model, batches.begins_empty)
+    # From here on, random numbers differ by rank: all that must be equal has been created.
     seed(rank)
     plan = plan_saving(loaded, view, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:
         build_losses(view, rows)
-    if model.run_eagerly and feed.may_be_empty:
+    if model.run_eagerly and batches.may_be_empty:
         build_metrics(model, rows)
     view = view.renewed()  # so have these two
-    validation, validation_rows = None, None
-    if "validation" in counts:
-        validation_rows = _deal(StoredRows(folder / "validation", in_memory), model, job, rank)
-        check_has_labels(model, validation_rows.spec, "validation_data", trains=False)
-        evaluated = find_over(view, tried, metrics, job, collective, emit)
-        evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
-        validation = Validation(validation_rows, counts["validation"], job.batch_size, evaluated)
-        validation.prepare(view, collective)
-    return Replica(
-        job=job,
-        collective=collective,
-        emit=emit,
-        loaded=loaded,
-        view=view,
-        feed=feed,
-        rows=rows,
-        callbacks=callbacks,
-        inputs=inputs,
-        metrics=metrics,
-        plan=plan,
-        validation=validation,
-        validation_rows=validation_rows,
+    replica = Replica(
+        job, collective, emit, loaded, view, batches, rows, callbacks, inputs, metrics, plan
     )
+    if "validation" not in counts:
+        return replica
+    own_rows = _shard(StoredRows(folder / "validation", in_memory), model, job, rank)
+    check_has_labels(model, own_rows.spec, "validation_data", trains=False)
+    evaluated = find_over(view, tried, metrics, job, collective, emit)
+    evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
+    validation = Validation(own_rows, counts["validation"], job.batch_size, evaluated)
+    validation.prepare(view, collective)
+    return replace(replica, validation=validation, validation_rows=own_rows)
 
 
 def fit_in_memory(
@@ -193,12 +180,8 @@ def fit_in_memory(
 ) -> bool:
     """Return whether this worker's rows fit into memory; a note names workers whose rows do not.
 
-    Parameters
-    ----------
-    folders
-        Folders of the rows, as written by a `RowStoreWriter`.
-    limit
-        Bytes that the worker may use; None: all free memory.
+    ``folders`` were written by a `RowStoreWriter`. ``limit`` is the number of bytes that the worker
+    may use; None: all free memory.
     """
     needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     own = np.array([needed, read_free_memory(), number_machine()], np.float64)
@@ -225,7 +208,7 @@ def _name(ranks: list[int]) -> str:
     return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _make_feed(
+def _make_batches(
     job: TrainingJob,
     collective: Collective,
     counts: Mapping[str, list[int]],
@@ -233,7 +216,7 @@ def _make_feed(
     model: Any,
     stream: Any,
     in_memory: bool,
-) -> tuple[Feed | PipelineFeed, Rows]:
+) -> tuple[Batches, Rows]:
     """Return the local batches, and similar rows."""
     if stream is not None:
         if job.workers > 1 and not job.has_global_loss and ModelView(model).has_masked_loss:
@@ -241,14 +224,14 @@ def _make_feed(
                 "masks reach the loss of this model, so its steps must be weighted by their "
                 "unmasked time steps: pass the rows themselves, not a `data` function"
             )
-        pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
-        return pipeline_feed, pipeline_feed.sample
-    spooled = StoredRows(folder / "train", in_memory)
-    everything = reshape_rows(spooled, model)
+        pipeline = PipelineBatches(stream, collective, job.steps_per_epoch)
+        return pipeline, pipeline.sample
+    stored = StoredRows(folder / "train", in_memory)
+    everything = reshape_rows(stored, model)
     rows = everything
     if job.is_elastic and job.shuffle != "global":
         rows = ShardedRows(everything, job.workers, collective.rank)
-    feed = Feed(
+    batches = RowBatches(
         everything,
         counts["train"],
         collective.rank,
@@ -259,7 +242,7 @@ def _make_feed(
         batches=job.batches,
         has_all=job.is_elastic,
     )
-    return feed, rows
+    return batches, rows
 
 
 def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:
@@ -283,9 +266,9 @@ def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
         emit(Note(_ABOUT_UNTRIED_METRICS))
 
 
-def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
+def _shard(stored: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
     """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
-    rows = reshape_rows(spooled, model)
+    rows = reshape_rows(stored, model)
     return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
 
 

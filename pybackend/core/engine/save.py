@@ -9,16 +9,15 @@ from typing import Any, Literal
 import keras
 
 from pybackend.core.data.files import check_writable, write_whole
-from pybackend.core.engine.overrides import override
-from pybackend.core.engine.state import find_trained
+from pybackend.core.engine.equal_state import find_trained
+from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.model.compare import find_other_weights
 from pybackend.core.model.file_checks import Format
-from pybackend.core.model.load import LoadedModel
 from pybackend.core.model.serialization import model_to_bytes, read_own_model, sha256_of
-from pybackend.core.model.transfer import read_weights, write_weights
+from pybackend.core.model.transfer import LoadedModel, read_weights, write_weights
 from pybackend.core.model.view import ModelView
 from pybackend.core.words import call_of, setting, show
 
@@ -60,17 +59,9 @@ def plan_saving(
 ) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Called before training, because an error after hours of training would come too late.
-
-    Parameters
-    ----------
-    inputs
-        Result of `describe_inputs` for the rows.
-
-    Raises
-    ------
-    SerializationError
-        The model cannot be written.
+    Called before training, because an error after hours of training would come too late. ``inputs``
+    is the result of `describe_inputs` for the rows. Raises `SerializationError` if the model cannot
+    be written.
     """
     trained = find_trained(loaded.model)
     plans = [SavingPlan("h5", True, trained), SavingPlan("keras", True, trained)]
@@ -190,13 +181,7 @@ def _has_functions(model: Any) -> bool:
 
 
 def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    """Return the model as a file in the plan's format.
-
-    Raises
-    ------
-    SerializationError
-        Keras cannot write it.
-    """
+    """Return the model as a file in the plan's format, or raise `SerializationError`."""
     model = loaded.model
     if plan.format == WEIGHTS:
         return write_weights(model)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.core.engine.metrics import to_plain
 from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.statistics.metrics import to_plain
+from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_tensorboard, is_uri
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Answers, Emit, EventBytes, StepEnded
-from pybackend.core.job.tensorboard import check_installed, is_uri
+from pybackend.core.model.view import has_own
 from pybackend.core.words import show
 
 # People do not read faster, and a step takes milliseconds.
@@ -30,7 +34,7 @@ class StepReports(keras.callbacks.Callback):
     def __init__(self, replica: Replica) -> None:
         super().__init__()
         self._job = replica.job
-        self._feed = replica.feed
+        self._batches = replica.batches
         self._world_size = replica.collective.world_size
         self._emit = replica.emit
         self._epoch = 0
@@ -40,7 +44,7 @@ class StepReports(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._began = epoch, time.perf_counter()
-        total = self._feed.total_rows
+        total = self._batches.total_rows
         self._rows = None if total is None else np.cumsum(total)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -49,7 +53,7 @@ class StepReports(keras.callbacks.Callback):
             return
         self._due = now + _REPORT_SECONDS
         # The last of several steps per execution may lie beyond the epoch's end.
-        step = min(batch + 1, self._feed.steps)
+        step = min(batch + 1, self._batches.steps)
         metrics = {name: to_plain(value) for name, value in (logs or {}).items()}
         epochs, seconds = self._job.epochs, now - self._began
         self._emit(
@@ -57,7 +61,7 @@ class StepReports(keras.callbacks.Callback):
                 self._epoch + 1,
                 epochs,
                 step,
-                self._feed.steps,
+                self._batches.steps,
                 self._count_rows(step),
                 seconds,
                 metrics,
@@ -66,7 +70,7 @@ class StepReports(keras.callbacks.Callback):
 
     def _count_rows(self, step: int) -> int:
         if self._rows is None:
-            return int(self._feed.rows * self._world_size)
+            return int(self._batches.rows * self._world_size)
         return int(self._rows[step - 1])
 
 
@@ -92,6 +96,14 @@ class StopWhenAsked(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+def make_for_session(replica: Replica, answers: Answers | None) -> tuple[list[Any], list[Any]]:
+    """Return the callbacks that report steps to the session, and those that stop on its request."""
+    job, is_first = replica.job, replica.rank == 0
+    reports = [StepReports(replica)] if is_first and job.reports_steps else []
+    observers = [StopWhenAsked(answers)] if is_first and job.is_observed and answers else []
+    return reports, observers
+
+
 # Steps between metrics of single steps, which are those of rank 0's rows.
 _STEPS = 50
 # Within a long epoch, files are sent to the driver at this interval.
@@ -104,19 +116,12 @@ _REMOTE_FLUSH_MILLIS = 120_000
 def make_tensorboard(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
     """Return the callbacks that write for TensorBoard on rank 0; none if not requested.
 
-    Parameters
-    ----------
-    folder
-        The worker's own folder, which is removed when the worker ends.
-
-    Raises
-    ------
-    InputError
-        TensorBoard is not installed, or TensorFlow cannot write to the URI.
+    ``folder`` is the worker's own, which is removed when the worker ends. Raises `InputError` if
+    TensorBoard is not installed, or TensorFlow cannot write to the URI.
     """
     if job.tensorboard is None:
         return []
-    check_installed(f" on {socket.gethostname()}")
+    check_tensorboard(f" on {socket.gethostname()}")
     if is_uri(job.tensorboard):
         _check_writable(job.tensorboard)
         return [_TensorBoard(job.tensorboard, _REMOTE_FLUSH_MILLIS)]
@@ -137,10 +142,7 @@ def _check_writable(uri: str) -> None:
 class _TensorBoard(keras.callbacks.TensorBoard):
     """Keras's callback, which also writes every epoch's metrics when it writes those of steps.
 
-    Parameters
-    ----------
-    flush_millis
-        Values older than this are written to the file with the next value.
+    Values older than ``flush_millis`` are written to the file with the next value.
     """
 
     def __init__(self, folder: str, flush_millis: int) -> None:
@@ -176,7 +178,6 @@ class _Summary:
             tf.summary.scalar(f"{name}_{number}", value, step=step)
 
     def create_file_writer(self, folder: str) -> Any:
-        """Create a writer that flushes at the given interval."""
         return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
 
 
@@ -215,3 +216,105 @@ class _Send(keras.callbacks.Callback):
                 start = self._sent.get(name, 0)
                 self._emit(EventBytes(name, start, base64.b64encode(part).decode("ascii")))
                 self._sent[name] = start + len(part)
+
+
+class ScaledSteps(keras.callbacks.Callback):
+    """Callback that scales the learning rate by the number of workers, but only during each step.
+
+    Callbacks, checkpoints and the trained model see the unscaled learning rate of the optimizer,
+    and callbacks can change it. It is one of the last callbacks, and adds the scaled rate in an
+    epoch's last step to the history. `ScaleLearningRate` determines the factor.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        assert replica.job.scale_lr is not None
+        self._scale = replica.job.scale_lr
+        self._workers = replica.job.workers
+        self._batches = replica.batches
+        self._most = replica.batches.most_steps
+        self._optimizer = replica.model.optimizer
+        # Several steps may run between two calls of a callback. A custom train_step may call the
+        # optimizer several times; each call has the rate of the first.
+        self._advances = int(not has_own(replica.model, "train_step"))
+        self._multiples = tf.Variable(np.ones(self._most, "float32"), trainable=False)
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._rate = tf.Variable(0.0, dtype=self._optimizer.learning_rate.dtype, trainable=False)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Variables that a step reads and changes."""
+        return [self._multiples, self._step, self._rate]
+
+    @contextmanager
+    def install(self) -> Iterator[None]:
+        with override(self._optimizer, "apply", self._wrap(self._optimizer.apply)):
+            yield
+
+    def _wrap(self, apply: Any) -> Any:
+        def scaled(*args: Any, **options: Any) -> Any:
+            given = self._optimizer.learning_rate
+            unscaled = tf.identity(given.value)
+            # The last of several steps at once may lie beyond the epoch's end.
+            index = tf.minimum(self._step, self._most - 1)
+            rate = unscaled * tf.cast(tf.gather(self._multiples, index), unscaled.dtype)
+            given.assign(rate)
+            applied = apply(*args, **options)
+            given.assign(unscaled)
+            self._rate.assign(rate)
+            self._step.assign_add(self._advances)
+            return applied
+
+        return scaled
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        steps = self._batches.steps
+        done = [epoch + min(step, steps - 1) / steps for step in range(self._most)]
+        multiples = [self._scale.multiple(self._workers, epochs) for epochs in done]
+        self._multiples.assign(np.array(multiples, "float32"))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._step.assign(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs["learning_rate"] = float(self._rate.numpy())
+
+
+class ResumedCallbacks(keras.callbacks.CallbackList):
+    """Callbacks of a training run that resumes mid-epoch, which takes two calls of ``fit``.
+
+    To the callbacks, this looks like one call, with the step numbers of an uninterrupted epoch.
+    """
+
+    def __init__(self, callbacks: list[Any], skip: int, **params: Any) -> None:
+        super().__init__(callbacks, **params)
+        self._skip = skip
+        self._has_begun = False
+        self._is_first_fit = skip > 0
+        self._last_logs: Any = None
+
+    def begin_rest(self) -> None:
+        """Begin the second call, after the epoch that was resumed."""
+        self._skip, self._is_first_fit = 0, False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # A second beginning would reset what callbacks count, such as EarlyStopping its patience.
+        if not self._has_begun:
+            self._has_begun = True
+            super().on_train_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_begin(batch + self._skip, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch + self._skip, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        self._last_logs = logs
+
+    def on_train_end(self, logs: Any = None) -> None:
+        # Callbacks end once: after the first call, a `CSVLogger` would close its file for good.
+        if not self._is_first_fit:
+            super().on_train_end(self._last_logs if logs is None else logs)

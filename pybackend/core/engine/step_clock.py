@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.collective import Collective, Compression
+from pybackend.core.collective import Collective
 from pybackend.core.job.report import PARTS, StepTimes
+from pybackend.core.machine import read_boot
 from pybackend.core.machine.capacity import count_cores
-from pybackend.core.machine.identity import read_boot
 
 # More are not read ahead; the times of an evaluation are never taken.
 _MOST = 4096
@@ -32,7 +32,6 @@ class Arrivals:
         self._noted.clear()
 
     def note(self, steps: int) -> None:
-        """Record that the batches for more steps are ready."""
         self._noted.append((steps, time.perf_counter()))
 
     def take(self, steps: int) -> list[float]:
@@ -48,7 +47,6 @@ class Arrivals:
 
 
 Array = npt.NDArray[Any]
-_T = TypeVar("_T")
 
 # The first steps are traced and fill caches; the last steps of the others are stored.
 _WARM_UP = 3
@@ -90,7 +88,7 @@ class StepClock(keras.callbacks.Callback):
 
     def watch(self, collective: Collective) -> Collective:
         """Wrap a collective so that its calls count as exchanges of the step."""
-        return _Watched(collective, self)
+        return cast(Collective, _Watched(collective, self))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         now = time.perf_counter()
@@ -118,13 +116,9 @@ class StepClock(keras.callbacks.Callback):
         """Return the measured times, or None after too few steps; all ranks must call it together.
 
         The last rank to reach an exchange does not wait. So the shortest time of an exchange on any
-        rank is communication, and the additional time on the other ranks is waiting.
-
-        Parameters
-        ----------
-        costs
-            Latency, and seconds per sent byte and per added byte, as measured when the workers
-            connected.
+        rank is communication, and the additional time on the other ranks is waiting. ``costs`` are
+        latency, and seconds per sent byte and per added byte, as measured when the workers
+        connected.
         """
         timed = np.array(list(self._timed), np.float64).reshape(-1, 4)
         held = np.ascontiguousarray(timed[:, 3])
@@ -184,48 +178,24 @@ def _find_wait(began: float, ended: float, steps: int, there: Sequence[float]) -
     return ended - began - steps * max(longest, 0.0)
 
 
+# Of these, a rank waits for the others.
+_TIMED = {"all_reduce", "reduce_scatter", "gather_parts", "all_gather", "gather", "broadcast"}
+
+
 class _Watched:
-    """Collective whose calls are timed as exchanges of the step; methods as in `Collective`."""
+    """Collective whose calls are timed as exchanges of the step."""
 
     def __init__(self, collective: Collective, clock: StepClock) -> None:
         self._collective = collective
         self._clock = clock
-        self.rank = collective.rank
-        self.world_size = collective.world_size
 
-    @property
-    def waited(self) -> float:
-        """Total seconds that this rank waited for others."""
-        return self._collective.waited
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._collective, name)
+        if name not in _TIMED:
+            return found
 
-    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a buffer with its sum over all ranks."""
-        self._time(lambda: self._collective.all_reduce(buffer, codec))
+        def timed(*args: Any, **options: Any) -> Any:
+            with self._clock.held():
+                return found(*args, **options)
 
-    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
-        """Replace this rank's part of a buffer with its sum over all ranks."""
-        self._time(lambda: self._collective.reduce_scatter(buffer, ends))
-
-    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
-        """Fill the other ranks' parts of a buffer."""
-        self._time(lambda: self._collective.gather_parts(buffer, ends))
-
-    def all_gather(self, part: Array) -> list[Array]:
-        """Collect every rank's array."""
-        return self._time(lambda: self._collective.all_gather(part))
-
-    def gather(self, part: Array, root: int = 0) -> list[Array]:
-        """Collect every rank's array at one rank."""
-        return self._time(lambda: self._collective.gather(part, root))
-
-    def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Replace a buffer with that of one rank."""
-        self._time(lambda: self._collective.broadcast(buffer, root))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._collective.close()
-
-    def _time(self, call: Callable[[], _T]) -> _T:
-        with self._clock.held():
-            return call()
+        return timed

@@ -10,67 +10,123 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.core.collective import Collective, all_sum, is_true_anywhere
-from pybackend.core.engine.metrics import combine_logs, find_custom_metrics
-from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.state import (
-    find_differing_weights,
-    find_other_state,
-    find_statistics,
-    undo_drift,
-    uses_gpus,
+from pybackend.core.collective import all_sum, is_true_anywhere
+from pybackend.core.collective.tensorflow import GraphReduce
+from pybackend.core.engine import equal_state
+from pybackend.core.engine.elastic.step_record import StepRecord
+from pybackend.core.engine.exchange.flat_buffer import TransferSettings
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.shards import Shards
+from pybackend.core.engine.exchange.synchronizer import (
+    NoExchange,
+    Preemption,
+    Synchronizer,
+    WeightAveraging,
 )
-from pybackend.core.engine.synchronizer import Synchronizer
+from pybackend.core.engine.exchange.transports import GraphExchange
+from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.row_batches import RowBatches
+from pybackend.core.engine.save import check_size
+from pybackend.core.engine.statistics.global_batch import OverBatch, find_compiled_metrics
+from pybackend.core.engine.statistics.metrics import combine_logs, find_custom_metrics
+from pybackend.core.engine.step_changes import Position
+from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.messages import EpochEnded, Note
-from pybackend.core.job.notice import Notice
+from pybackend.core.job.worker_options import Exchange, LocalSteps
 from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
-from pybackend.core.model.view import ModelView
+from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
 
+_ABOUT_REPEATING = (
+    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
+)
+_ABOUT_CHECKPOINTS = ". Checkpoints are therefore only written at the end of an epoch"
 
-class Preemption:
-    """Preempted ranks: each knows about itself at once; all learn of others at the same step.
 
-    Parameters
-    ----------
-    is_any_step
-        True if they may leave before an epoch ends.
-    """
+def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
+    """Make a job's synchronizer; this may turn off the model's ``jit_compile``, with a note."""
+    view, model, batches = replica.view, replica.model, replica.batches
+    job, collective = replica.job, replica.collective
+    if collective.world_size == 1:
+        # A single worker's checkpoints within an epoch are for any number of workers, too.
+        needs_record = job.is_elastic and job.checkpoint is not None
+        return NoExchange(_make_record(replica) if needs_record else None)
+    nominal = collective.world_size * job.batch_size
+    exchange = job.exchange
+    if isinstance(exchange, LocalSteps):
+        watched = clock.watch(collective)
+        return WeightAveraging(model, watched, exchange, batches.may_be_empty, nominal)
+    assert isinstance(exchange, Exchange)
+    over_metrics = replica.metrics == "not sums"
+    reason = _why_not_compiled(replica, over_metrics) if model.jit_compile else None
+    if reason is not None:
+        replica.emit(Note(f"jit_compile is off: XLA cannot compile the exchange {reason}"))
+        model.jit_compile = False
+    # Layers exchange statistics during the backward pass: gradients are sent after it.
+    bucket_bytes = float("inf") if view.synchronized else exchange.bucket_mb * 1e6
+    settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
+    graph = None
+    if exchange.transport == "tf":
+        graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
+    return GradientExchange(
+        view,
+        collective,
+        Position(batches),
+        settings,
+        batches.may_be_empty,
+        graph=graph,
+        over=OverBatch(loss=job.has_global_loss, metrics=over_metrics),
+        clock=clock,
+        shards=_make_shards(replica) if job.shards_optimizer else None,
+        record=_make_record(replica) if job.is_elastic else None,
+    )
 
-    def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
-        self._collective = collective
-        self._notice = notice
-        self._is_any_step = is_any_step
-        self._preempted: tuple[int, ...] = ()
 
-    @property
-    def is_asked(self) -> bool:
-        """True if this rank was preempted and requests that all leave before the epoch ends."""
-        return self._is_any_step and self._notice()
+def _why_not_compiled(replica: Replica, over_metrics: bool) -> str | None:
+    """Return which exchange happens within a part of the step that XLA would compile."""
+    job, sharded = replica.job, setting(shard_optimizer=True)
+    found = {
+        "inside a custom train_step": has_own(replica.model, "train_step"),
+        f"of statistics for layers with {setting(synchronized=True)}": replica.view.synchronized,
+        "of outputs for the metrics": over_metrics,
+        "of outputs for the loss": job.has_global_loss,
+        f"of the weights that other workers update ({sharded})": job.shards_optimizer,
+        "of row counts for each array of a batch": replica.batches.is_uneven,
+    }
+    return next((reason for reason, is_so in found.items() if is_so), None)
 
-    def agree(self, stops: bool, is_preempted: bool) -> bool:
-        """Exchange the requests of all ranks; return whether any requests that training stop.
 
-        A stop takes precedence over a preemption: training then ends normally.
-        """
-        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
-        is_stop = any(stop for stop, _ in everyone)
-        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
-        self._preempted = () if is_stop else tuple(preempted)
-        return is_stop
+def _make_record(replica: Replica) -> StepRecord | None:
+    """Return a record; if training cannot continue from it, report why, and return None."""
+    batches, options = replica.batches, replica.job.checkpoint
 
-    def agree_at_end(self, stops: bool) -> bool:
-        """Call `agree` at the end of an epoch, when all ranks may leave in any case."""
-        return self.agree(stops, self._notice())
+    def give_up(obstacle: str) -> None:
+        also = _ABOUT_CHECKPOINTS if options is not None and options.every != "epoch" else ""
+        replica.emit(Note(_ABOUT_REPEATING.format(obstacle) + also))
 
-    def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
-        """Return the preempted ranks that make all ranks leave now; the same on all ranks."""
-        if not is_epoch_end and not self._is_any_step:
-            return ()
-        if self._collective.world_size == 1 and self._notice():
-            return (0,)
-        return self._preempted
+    share_until = batches.share_until if isinstance(batches, RowBatches) else None
+    over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
+    shared = [v for metric in over_metrics for v in metric.variables]
+    record = StepRecord(replica.view, share_until, give_up, shared)
+    if (obstacle := record.find_obstacle()) is None:
+        return record
+    give_up(obstacle)
+    return None
+
+
+def _make_shards(replica: Replica) -> Shards:
+    shards = Shards(
+        replica.model,
+        replica.collective,
+        replica.loaded.stored,
+        replica.loaded.extras.get("custom_objects"),
+    )
+    replica.emit(Note(shards.describe()))
+    if replica.rank == 0:  # the file that was written for a check had no state
+        weights = sum(v.numpy().nbytes for v in replica.model.weights)
+        check_size(weights + shards.count_bytes(), replica.job)
+    return shards
 
 
 _ABOUT_DRIFT = (
@@ -87,7 +143,7 @@ class EpochSync(keras.callbacks.Callback):
         self._job = replica.job
         self._collective = replica.collective
         self._synchronizer = synchronizer
-        self._feed = replica.feed
+        self._batches = replica.batches
         self._validation = replica.validation
         self._emit = replica.emit
         self._metrics = replica.metrics
@@ -116,13 +172,12 @@ class EpochSync(keras.callbacks.Callback):
         return {"agreed": self._agreed, "steps": self._steps, "steps_done": self.steps_done}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned."""
         self._agreed, self._steps = state["agreed"], state["steps"]
         self.steps_done = state["steps_done"]
 
     def begin_part(self) -> None:
         """Begin an epoch, or another worker group's part of it: all ranks have the same values."""
-        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
+        state = {id(v) for v in [*equal_state.find_statistics(self.model), *self._others]}
         variables = enumerate(self._variables)
         self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
         self._moving = None
@@ -130,25 +185,27 @@ class EpochSync(keras.callbacks.Callback):
             self._synchronizer.record.begin_part()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # A callback that restores an epoch on one rank only (BackupAndRestore) would make the ranks
+        # wait for exchanges that never come.
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
         if epochs != epoch:
             raise ClusterError(
                 f"worker {self._collective.rank} begins epoch {epoch + 1}, but others do not: a "
                 "callback restored them to different epochs"
             )
-        self._feed.begin_epoch(epoch)
+        self._batches.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
         if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
             self._searches -= 1
-            self._others = find_other_state(ModelView(self.model))
+            self._others = equal_state.find_other_state(ModelView(self.model))
         self._variables = [*self.model.weights, *self._others]
         self.begin_part()
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
-        self._steps = min(batch + 1, self._feed.steps)
-        self._feed.count_steps(self._steps)
+        self._steps = min(batch + 1, self._batches.steps)
+        self._batches.count_steps(self._steps)
         if self._collective.world_size > 1 and self._synchronizer.is_exact:
             self._agree_on_own_state()
 
@@ -198,7 +255,7 @@ class EpochSync(keras.callbacks.Callback):
 
     def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Return the logs of all workers after a step; the metrics become those of all workers."""
-        rows = self._feed.rows_at(step)
+        rows = self._batches.rows_at(step)
         shared = self._synchronizer.shared_variables
         return combine_logs(self.model, logs, self._collective, rows, shared)
 
@@ -219,7 +276,7 @@ class EpochSync(keras.callbacks.Callback):
         """Average the changes of batch normalization's statistics, weighted by rows."""
         if self._collective.world_size == 1:
             return
-        share = self._feed.share()
+        share = self._batches.share()
         for variable, last in self.list_merged():
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
@@ -242,16 +299,16 @@ class EpochSync(keras.callbacks.Callback):
         variables = self._variables
         if self._moving is None:
             normalizing = ModelView(self.model).normalizing_variables
-            places = [n for n in self._agreed if id(variables[n]) not in normalizing]
+            indices = [n for n in self._agreed if id(variables[n]) not in normalizing]
             has_moved = [
                 not np.array_equal(variables[n].numpy(), self._agreed[n], equal_nan=True)
-                for n in places
+                for n in indices
             ]
             counts = all_sum(self._collective, [0, *has_moved])[1:]
-            self._moving = [n for n, count in zip(places, counts, strict=True) if count]
+            self._moving = [n for n, count in zip(indices, counts, strict=True) if count]
         if not self._moving:
             return
-        rows = self._feed.rows_at(self._steps - 1)
+        rows = self._batches.rows_at(self._steps - 1)
         before = [self._agreed[n].astype(np.float64) for n in self._moving]
         values = [variables[n].numpy().astype(np.float64) for n in self._moving]
         changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]
@@ -299,6 +356,7 @@ class StopTogether(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = self.model.optimizer
+        # Not before: the user's callbacks may have loaded weights and optimizer state.
         self._synchronizer.begin_training()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -334,9 +392,11 @@ class StopTogether(keras.callbacks.Callback):
             self.model.stop_training = self._preemption.agree_at_end(asked)
         # The weights of other parts are equal in any case; what they were made with may not be.
         common = self._shards.common if self._shards else ()
-        differing = find_differing_weights(self.model, self._collective, common)
-        if differing and uses_gpus(self._collective):
-            differing, size = undo_drift(self.model, self._collective, self._shards is not None)
+        differing = equal_state.find_differing_weights(self.model, self._collective, common)
+        if differing and equal_state.uses_gpus(self._collective):
+            differing, size = equal_state.undo_drift(
+                self.model, self._collective, self._shards is not None
+            )
             if not self._has_drifted and not differing:
                 self._emit(Note(_ABOUT_DRIFT.format(size)))
             self._has_drifted = True

@@ -1,1 +1,1 @@
-"""Calls to a user's function in a worker, and its communication with the other workers."""
+"""Calls of functions and scripts in a worker, and what they share. Start with `call.py`."""

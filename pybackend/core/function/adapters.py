@@ -1,15 +1,24 @@
-"""Adapt scripts and functions that are not aware of workers, so that workers can run them."""
+"""Adapters for functions not written for these workers: scripts, and functions of Spark's tasks.
+
+A worker is not Spark's own Python process but a child of it, or runs without Spark. There,
+``BarrierTaskContext.get()`` returns an object that communicates with the other workers itself.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
@@ -17,45 +26,33 @@ from pybackend.core.job.context import WorkerContext
 from pybackend.core.words import show
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_MODULE = "pyspark.taskcontext"
 
 
 @dataclass(frozen=True)
 class RankZero:
-    """Call a function without a `WorkerContext`, and return its value on rank 0.
-
-    Attributes
-    ----------
-    fn
-        The function.
-    gpus
-        Total number of GPUs, divided among the workers as evenly as possible; None: each worker
-        uses all GPUs that it was given.
-    chosen
-        GPUs of a single worker.
-    is_mirrored
-        Whether the function is called in the scope of a ``MultiWorkerMirroredStrategy``.
-    """
+    """Call a function without a `WorkerContext`, and return its value on rank 0, None elsewhere."""
 
     fn: Callable[..., Any]
+    # Total number of GPUs, divided among the workers as evenly as possible; None: each worker uses
+    # all that it was given.
     gpus: int | None = None
-    chosen: tuple[str, ...] | None = None
-    is_mirrored: bool = False
+    chosen: tuple[str, ...] | None = None  # the GPUs of a single worker
+    is_mirrored: bool = False  # call in the scope of a `MultiWorkerMirroredStrategy`
 
     def __call__(self, context: WorkerContext, /, *args: Any, **kwargs: Any) -> Any:
-        """Return the function's value on rank 0, None elsewhere."""
         if self.chosen is not None:
             os.environ[_GPUS] = ",".join(self.chosen)
         elif self.gpus is not None:
             os.environ[_GPUS] = ",".join(_share(self.gpus, context))
-        call = _call_mirrored if self.is_mirrored else _call
-        value = call(self.fn, args, kwargs)
+        with _mirrored() if self.is_mirrored else nullcontext():
+            value = self.fn(*args, **kwargs)
         return value if context.rank == 0 else None
 
 
 def _share(gpus: int, context: WorkerContext) -> list[str]:
-    """Return this worker's share of the GPUs, from those that it was given."""
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
-    given = [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
+    given = _list_gpus()
     if wanted > len(given):
         raise ClusterError(
             f"worker {context.rank} needs {wanted} GPUs, but its task was assigned {len(given)}: "
@@ -64,26 +61,20 @@ def _share(gpus: int, context: WorkerContext) -> list[str]:
     return given[:wanted]
 
 
-def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
+def _list_gpus() -> list[str]:
+    return [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
 
 
-def _call_mirrored(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _mirrored() -> Any:
     tf: Any = importlib.import_module("tensorflow")
-    with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        return fn(*args, **kwargs)
+    return tf.distribute.MultiWorkerMirroredStrategy().scope()
 
 
 @dataclass(frozen=True)
 class Script:
     """Run a script like ``python script.py ...``; the workers' machines need no copy of it.
 
-    Attributes
-    ----------
-    path
-        Path of the script on the driver.
-    content
-        Content of the script.
+    ``path`` is that of the script on the driver.
     """
 
     path: str
@@ -102,7 +93,6 @@ class Script:
                 raise SystemExit(f"{os.path.basename(path)} exited with {how}") from None
 
     def _find(self) -> str:
-        """Return the path of the same script on this machine, or of a new copy."""
         try:
             if Path(self.path).read_bytes() == self.content:
                 return self.path
@@ -116,10 +106,7 @@ class Script:
 def read_script(path: str | os.PathLike[str]) -> Script:
     """Read a script for the workers to run.
 
-    Raises
-    ------
-    InputError
-        It is not a Python file, or cannot be read or parsed.
+    Raises `InputError` if it is not a Python file, or cannot be read or parsed.
     """
     shown = os.path.abspath(os.fspath(path))
     if not shown.endswith(".py"):
@@ -134,3 +121,122 @@ def read_script(path: str | os.PathLike[str]) -> Script:
     except (SyntaxError, ValueError) as error:
         raise InputError(f"`fn`: the script {shown} is not Python: {error}") from error
     return Script(shown, content)
+
+
+@contextmanager
+def standing_in(context: WorkerContext) -> Iterator[None]:
+    """Make the ``get()`` of Spark's task context classes return a context of this worker.
+
+    This does not import pyspark.
+    """
+    with ExitStack() as stack:
+
+        def install(module: ModuleType) -> None:
+            stack.enter_context(_installed(module, context))
+
+        if known := sys.modules.get(_MODULE):
+            install(known)
+        else:
+            finder = _Finder(install)
+            sys.meta_path.insert(0, finder)
+            stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+@contextmanager
+def _installed(module: Any, context: WorkerContext) -> Iterator[None]:
+    stand_in = _make(module, context)
+    classes = (module.TaskContext, module.BarrierTaskContext)
+    originals = [vars(one)["get"] for one in classes]
+    for one in classes:
+        one.get = classmethod(lambda _: stand_in)
+    try:
+        yield
+    finally:
+        for one, get in zip(classes, originals, strict=True):
+            one.get = get
+
+
+def _make(module: Any, context: WorkerContext) -> Any:
+    class WorkerTaskContext(module.BarrierTaskContext):
+        """Context of a barrier task, with the methods that a worker supports.
+
+        A worker is not a Spark task: its IDs are its rank. It is started once, in one stage with
+        all others.
+        """
+
+        def __new__(cls) -> Any:
+            return object.__new__(cls)  # Spark's class holds one instance per process
+
+        def allGather(self, message: str = "") -> list[str]:
+            if not isinstance(message, str):
+                raise TypeError(f"allGather() takes a string, not {type(message).__name__}")
+            return context.gather("allGather", message)
+
+        def barrier(self) -> None:
+            context.barrier()
+
+        def getTaskInfos(self) -> list[Any]:
+            return [module.BarrierTaskInfo(address) for address in context.addresses]
+
+        def partitionId(self) -> int:
+            return context.rank
+
+        def taskAttemptId(self) -> int:
+            return context.rank
+
+        def attemptNumber(self) -> int:
+            return 0
+
+        def stageId(self) -> int:
+            return 0
+
+        def cpus(self) -> int:
+            return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
+
+        def resources(self) -> dict[str, Any]:
+            gpus = _list_gpus()
+            information = importlib.import_module("pyspark.resource").ResourceInformation
+            return {"gpu": information("gpu", gpus)} if gpus and gpus != ["-1"] else {}
+
+        def getLocalProperty(self, key: str) -> str | None:
+            raise ClusterError(
+                f"Spark's local property {show(key)} does not reach the workers: pass it as an "
+                "argument of the function"
+            )
+
+    return WorkerTaskContext()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Import hook that calls ``install`` after the module of Spark's contexts is imported."""
+
+    def __init__(self, install: Any) -> None:
+        self._install, self._is_looking = install, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _MODULE or self._is_looking:
+            return None
+        self._is_looking = True  # for the other finders, which are asked now
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_looking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._install)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, install: Any) -> None:
+        self._loader, self._install = loader, install
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._install(module)

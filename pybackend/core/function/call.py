@@ -12,23 +12,16 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from pybackend.core import tf_config
 from pybackend.core.errors import ClusterError
-from pybackend.core.function.barrier_context import standing_in
-from pybackend.core.function.peer import Peer
-from pybackend.core.function.root import GRACE_SECONDS, Root
+from pybackend.core.function.adapters import standing_in
+from pybackend.core.function.sharing import GRACE_SECONDS, ConnectingRank, ListeningRank
 from pybackend.core.function.values import encode_result
 from pybackend.core.job.context import Announce, Gather, WorkerContext
 from pybackend.core.job.job import FUNCTION, ROWS, FunctionJob, Job
 from pybackend.core.job.messages import Order
-from pybackend.core.job.roles import (
-    config_of,
-    place_of,
-    ranks_of,
-    ranks_that_follow,
-    ranks_that_lead,
-)
+from pybackend.core.net.authentication import derive_token
 from pybackend.core.net.rendezvous import split_address
-from pybackend.core.net.secret import derive_token
 from pybackend.core.words import show
 
 T = TypeVar("T")
@@ -42,61 +35,47 @@ _NO_FIT = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the worker process that the call uses.
+    """Functions of the worker process that the call uses."""
 
-    Attributes
-    ----------
-    host
-        The worker's address.
-    on_end
-        As in `Peer`, for a worker that is stopped after the others have returned.
-    announce
-        Sends a message to the driver.
-    note
-        Shows a message to the user.
-    """
-
-    host: str
+    # As in `ConnectingRank`, for a worker that is stopped after the others have returned.
     on_end: Callable[[Exception | None], object]
-    announce: Announce
-    note: Callable[[str], object]
+    announce: Announce  # sends a message to the driver
+    note: Callable[[str], object]  # shows a message to the user
 
 
 def call_function(
-    job: FunctionJob,
-    rank: int,
-    folder: Path,
-    server: socket.socket,
-    order: Order,
-    hooks: Hooks,
+    job: FunctionJob, rank: int, folder: Path, server: socket.socket, order: Order, hooks: Hooks
 ) -> tuple[str, float]:
     """Call the function in the folder; return its value as text, and how many seconds it took.
 
-    Parameters
-    ----------
-    server
-        Socket on which this worker listens; this function closes it.
+    ``server`` is the socket on which this worker listens; this function closes it.
     """
     addresses = order.reserved
-    config = config_of(job.roles, addresses, rank)
-    os.environ |= {"TF_CONFIG": config, **name_place(addresses, rank)}
+    config = tf_config.config_of(job.roles, addresses, rank)
+    os.environ |= {"TF_CONFIG": config, **name_rank(addresses, rank)}
     # The functions may start a joint call without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
     # Written by the launcher on this machine, pickled from the driver's own objects.
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
-        place = place_of(job.roles, rank)
-        known = (rank, job.workers, addresses, config, *place, gather)
+        known = (
+            rank,
+            job.workers,
+            addresses,
+            config,
+            *tf_config.find_role(job.roles, rank),
+            gather,
+        )
         context = WorkerContext(*known, _open_rows(folder), hooks.announce)
         value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
-    following = ranks_that_follow(job.roles, job.workers)
-    patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
+    following = tf_config.ranks_that_follow(job.roles, job.workers)
+    patient = {other for other in following if tf_config.find_role(job.roles, other)[0] != "ps"}
 
     def tell(ended: Set[int]) -> None:
-        for other in ended & set(ranks_of(job.roles, "evaluator")):
+        for other in ended & set(tf_config.ranks_of(job.roles, "evaluator")):
             hooks.note(
                 f"worker {other}, the evaluator, was stopped {GRACE_SECONDS:g} s after the others "
                 f"returned, so its value is {show(None)}: to let it finish, make the chief wait "
@@ -106,13 +85,10 @@ def call_function(
     return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)
 
 
-def name_place(addresses: Sequence[str], rank: int) -> dict[str, str]:
+def name_rank(addresses: Sequence[str], rank: int) -> dict[str, str]:
     """Return the environment variables of a process's rank, as torchrun defines them.
 
-    Parameters
-    ----------
-    addresses
-        ``host:port`` of every worker, by rank.
+    ``addresses`` has ``host:port`` of every worker, by rank.
     """
     hosts = [split_address(address)[0] for address in addresses]
     return {
@@ -135,22 +111,35 @@ def take_part(
 ) -> T:
     """Make a call that shares values with the other workers' calls; also used for servers.
 
-    Parameters
-    ----------
-    server, on_end
-        As in `call_function` and `Hooks`.
-    patient
-        As in `Root.finish`.
-    tell
-        Called on rank 0 with the ranks that it stopped.
+    ``server`` and ``on_end`` are as in `call_function` and `Hooks`, ``patient`` as in
+    `ListeningRank.finish`. ``tell`` is called on rank 0 with the ranks that it stopped.
     """
-    if job.workers == 1:
-        server.close()
-        return call(lambda _, text: [text])
-    if rank == 0:
-        return _call_as_root(job, server, order, call, patient, tell)
+    own: ListeningRank | ConnectingRank
+    following = tf_config.ranks_that_follow(job.roles, job.workers)
+    if job.workers > 1 and rank == 0:
+        own = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
+        try:
+            result = call(own.gather)
+            leading = tf_config.ranks_that_lead(job.roles, job.workers)
+            tell(own.finish(leading, following, patient))
+        finally:
+            own.leave()
+        return result
     server.close()
-    return _call_as_peer(job, rank, order, call, on_end)
+    if job.workers == 1:
+        return call(lambda _, text: [text])
+    # A function that does not run a server returns on its own.
+    end = on_end if rank in following else lambda error: None
+    own = ConnectingRank(order.peers, rank, order.token, job.timeout, job.encrypt, end)
+    try:
+        if rank in following:  # only a connected rank can be ended
+            own.wait()
+        result = call(own.gather)
+    except BaseException:
+        own.close()
+        raise
+    own.finish()
+    return result
 
 
 def _timed(
@@ -173,52 +162,8 @@ def _timed(
 
 
 def _open_rows(folder: Path) -> Any:
-    """Return the function's rows; None if the call has no data."""
     if not (folder / ROWS).is_dir():
         return None
-    from pybackend.core.function.rows import StoredColumns  # numpy and pyarrow
+    from pybackend.core.function.values import StoredColumns  # numpy and pyarrow
 
     return StoredColumns(folder / ROWS)
-
-
-def _call_as_root(
-    job: Job,
-    server: socket.socket,
-    order: Order,
-    call: Callable[[Gather], T],
-    patient: Set[int],
-    tell: Callable[[Set[int]], object],
-) -> T:
-    root = Root(server, order.peers, order.token, job.timeout, job.encrypt)
-    try:
-        result = call(root.gather)
-        following = ranks_that_follow(job.roles, job.workers)
-        tell(root.finish(ranks_that_lead(job.roles, job.workers), following, patient))
-    finally:
-        root.leave()
-    return result
-
-
-def _call_as_peer(
-    job: Job,
-    rank: int,
-    order: Order,
-    call: Callable[[Gather], T],
-    on_end: Callable[[Exception | None], object],
-) -> T:
-    following = ranks_that_follow(job.roles, job.workers)
-    end = on_end if rank in following else _ignore
-    peer = Peer(order.peers, rank, order.token, job.timeout, job.encrypt, end)
-    try:
-        if rank in following:  # only a connected rank can be ended
-            peer.wait()
-        result = call(peer.gather)
-    except BaseException:
-        peer.close()
-        raise
-    peer.finish()
-    return result
-
-
-def _ignore(_: Any) -> None:
-    """Do nothing: a function that does not run a server returns on its own."""

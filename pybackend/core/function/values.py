@@ -1,14 +1,23 @@
-"""Encode a function's value: the types in `pybackend.core.job.values`, and Keras models."""
+"""Rows that a function gets, in a folder filled beforehand, and the value that it returns.
+
+A value may have the types in `pybackend.core.job.value_codec`, or be a Keras model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pybackend.core.data.rows import StoredRows
 from pybackend.core.errors import SerializationError
-from pybackend.core.job import values
-from pybackend.core.job.value_kind import ValueKind, exactly, is_of
-from pybackend.core.job.value_kinds import KINDS
+from pybackend.core.job import value_codec
+from pybackend.core.job.arguments import check_whole_number
+from pybackend.core.job.value_codec import KINDS
+from pybackend.core.job.value_kinds import ValueKind, exactly, is_of
 from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 
 
@@ -22,9 +31,9 @@ class Unreturned:
 def encode_result(value: Any) -> str:
     """Return the JSON text of a value, or of `Unreturned` if its type cannot be sent."""
     try:
-        return values.encode_value(value, _KINDS)
+        return value_codec.encode_value(value, _KINDS)
     except SerializationError as error:
-        return values.encode_value(Unreturned(str(error)), _KINDS)
+        return value_codec.encode_value(Unreturned(str(error)), _KINDS)
 
 
 def decode_result(text: str) -> Any:
@@ -34,7 +43,7 @@ def decode_result(text: str) -> Any:
     classes that Keras does not know here.
     """
     try:
-        return values.decode_value(text, _KINDS)
+        return value_codec.decode_value(text, _KINDS)
     except SerializationError as error:
         return Unreturned(str(error))
 
@@ -49,3 +58,25 @@ _KINDS = (
     ),
     *KINDS,
 )
+
+
+class StoredColumns:
+    """Rows in a folder, in order of arrival."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows = StoredRows(folder)
+
+    def batches(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
+        """Yield batches of rows as columns by name, as `WorkerContext.feed` returns them."""
+        size = check_whole_number("batch_size", batch_size, least=1)
+        for start in range(0, len(self._rows), size):
+            found = self._rows.take(np.arange(start, min(start + size, len(self._rows))))
+            yield {key.partition("/")[2]: _to_text(column) for key, column in found.items()}
+
+
+def _to_text(column: Any) -> Any:
+    if column.dtype.kind != "O":
+        return column
+    texts = np.empty(len(column), object)
+    texts[:] = [value.decode() for value in column[:, 0]]
+    return texts

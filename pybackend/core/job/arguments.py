@@ -9,14 +9,18 @@ import difflib
 import inspect
 import math
 import numbers
+import os
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from pybackend.core.errors import InputError
-from pybackend.core.words import call_of, either, listed, show
+from pybackend.core.words import call_of, either, install, listed, one_of, show
 
 MAX_WORKERS = 4096
 # In R, these are lists such as `list("halving", factor = 2)`.
@@ -53,13 +57,32 @@ def name_arguments(made: _Made) -> _Made:
     return made
 
 
+def check_group(name: str, value: Any, *kinds: type, **example: Any) -> Any:
+    """Check that an argument is an object of options; None is the default one of the first class.
+
+    ``example`` are settings of the call that the error shows.
+    """
+    if value is None:
+        return kinds[0]()
+    if not isinstance(value, kinds):
+        made = call_of(f"pybackend.{kinds[0].__name__}", **example)
+        expected = one_of(*(kind.__name__ for kind in kinds))
+        raise InputError(f"`{name}` must be {expected}, e.g. {made}, not {show(value)}")
+    return value
+
+
+def set_fields(options: Any, **values: Any) -> None:
+    """Set attributes of a frozen dataclass while it is created."""
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 row`` or ``2 rows``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Check that an argument is a whole number in a range."""
     number = as_number(value)
     if number is None or not number.is_integer():
         raise InputError(f"`{name}` must be a whole number, not {show(value)}")
@@ -70,7 +93,6 @@ def check_whole_number(name: str, value: Any, *, least: int, most: int | None = 
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """Check that an argument is a positive, finite number of seconds."""
     number = as_number(value)
     if number is None or not (math.isfinite(number) and number > 0):
         raise InputError(f"`{name}` must be a positive number of seconds, not {show(value)}")
@@ -78,7 +100,7 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
-    """Check that an argument is a positive number of at most `most`, by default also infinite."""
+    """Check that an argument is a positive number; by default, infinity is one."""
     number = as_number(value)
     if number is None or math.isnan(number) or not 0 < number <= most:
         raise InputError(f"`{name}` must be a positive number, not {show(value)}")
@@ -86,7 +108,6 @@ def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """Check that an argument is a number of at least 0 and less than 1."""
     number = as_number(value)
     if number is None or not 0 <= number < 1:
         raise InputError(f"`{name}` must be a number from 0 to below 1, not {show(value)}")
@@ -94,14 +115,12 @@ def check_fraction(name: str, value: Any) -> float:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Check that an argument is True or False."""
     if not isinstance(value, bool):
         raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
     return value
 
 
 def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
-    """Check that an argument is one of a few values."""
     # True == 1 in Python, and 1 is not a choice.
     if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
         raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
@@ -117,7 +136,6 @@ class Whole:
     optional: bool = False
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Return the number."""
         if value is None and self.optional:
             return None
         return check_whole_number(name, value, least=self.least, most=self.most)
@@ -130,7 +148,6 @@ class Choice:
     choices: tuple[Any, ...]
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Return the value."""
         return check_choice(name, value, choices=list(self.choices))
 
 
@@ -153,7 +170,7 @@ def is_variable_name(text: str) -> bool:
 
 
 def as_number(value: Any) -> float | None:
-    """Return the value as a float if it is a real number (numpy's too), else None."""
+    """Return the value as a float if it is a real number (numpy's too, but no bool), else None."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         return float(value) if is_number else None
@@ -162,7 +179,6 @@ def as_number(value: Any) -> float | None:
 
 
 def describe_stranger(callback: Any) -> str:
-    """Explain why an object is not a callback."""
     advice = (
         f": {call_of('Observer', on_epoch_end=...)} calls a function" if callable(callback) else ""
     )
@@ -171,3 +187,51 @@ def describe_stranger(callback: Any) -> str:
         f"`callbacks` contains {name}, which is not a "
         f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice}"
     )
+
+
+# Default folder of event files for TensorBoard, in the working directory; `tfdist tensorboard`
+# shows all training runs in it.
+LOGS = "logs"
+
+
+def check_log_folder(value: Any) -> str | None:
+    """Check the argument ``folder`` of `track_tensorboard`; return an absolute path, a URI or None.
+
+    Raises `InputError` for a different type, or a file.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"`folder` must be a folder or a URI, not {show(value)}")
+    folder = re.sub(r"^file:(//)?(?=/)", "", os.fspath(value))
+    if is_uri(folder):
+        return folder
+    if os.path.isfile(folder):
+        raise InputError(f"`folder`: {show(folder)} is a file: specify a folder")
+    return os.path.abspath(folder)
+
+
+def check_tensorboard(there: str = "") -> None:
+    """Check that TensorBoard is installed: without it TensorFlow writes no event files.
+
+    The error adds ``there`` to its first part, such as `` on ann``.
+    """
+    if find_spec("tensorboard") is None:
+        raise InputError(
+            f"TensorBoard is not installed{there} for {sys.executable}: {install('tensorboard')}"
+        )
+
+
+def is_uri(folder: str) -> bool:
+    """Return whether this is a URI, which rank 0 writes to; the driver writes to folders."""
+    return "://" in folder
+
+
+def choose_log_folder() -> str:
+    """Return a new folder named by the time; a number is appended if it already exists."""
+    first = os.path.abspath(os.path.join(LOGS, time.strftime("%Y%m%d-%H%M%S")))
+    folder, number = first, 1
+    while os.path.exists(folder):
+        number += 1
+        folder = f"{first}-{number}"
+    return folder

@@ -26,19 +26,24 @@ from pybackend.core.job.arguments import (
     check_seconds,
     check_whole_number,
 )
-from pybackend.core.job.checkpoint import Recovery, check_recovery
-from pybackend.core.job.learning_rate import ScaleLearningRate
-from pybackend.core.job.model_options import ModelOptions, check_model_options
-from pybackend.core.job.options import (
+from pybackend.core.job.storage_options import (
     DataOptions,
+    ModelOptions,
+    Recovery,
+    check_data_options,
+    check_model_options,
+    check_recovery,
+)
+from pybackend.core.job.worker_options import (
     Elastic,
     Exchange,
     LocalSteps,
     ParameterServer,
-    check_data_options,
+    Resources,
+    ScaleLearningRate,
     check_exchange,
+    check_resources,
 )
-from pybackend.core.job.resources import Resources, check_resources
 from pybackend.core.words import show
 
 # A path on the driver, or a URI.
@@ -99,13 +104,7 @@ def _class_weight(name: str, value: Any) -> tuple[tuple[int | str, float], ...] 
 
 
 def class_number(key: Any, levels: Sequence[str] = ()) -> int:
-    """Return the code of a class in ``class_weight``.
-
-    Raises
-    ------
-    InputError
-        It is not the code of one of the levels.
-    """
+    """Return the code of a class in ``class_weight``; `InputError`: it is not that of a level."""
     is_text = isinstance(key, str) and key.isdecimal()  # R's names are text
     number = float(key) if is_text else as_number(key)
     is_code = number is not None and number.is_integer() and number >= 0
@@ -442,12 +441,9 @@ def complete(group: type, given: Mapping[str, Any]) -> dict[str, Any]:
 def describe_options() -> dict[str, Any]:
     """Return all options as plain data, for documents and other languages.
 
-    Returns
-    -------
-    dict
-        ``calls``: the options of each call, in the order of its signature. ``classes``: those of
-        each class for the value of an option. Each is a dict of its name, type, default and text,
-        and what its check knows: ``least`` and ``most``, or ``choices``.
+    ``calls`` has the options of each call, in the order of its signature, and ``classes`` those of
+    each class for the value of an option. Each is a dict of its name, type, default and text, and
+    what its check knows: ``least`` and ``most``, or ``choices``.
     """
     calls = {
         call: [one.to_dict() for one in list_options(group).values()]

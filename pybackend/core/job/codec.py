@@ -24,6 +24,7 @@ def encode(message: Any) -> str:
 
     Its fields hold dataclasses, mappings with text as keys, lists, tuples, numbers, text or None.
     """
+    # Not `asdict`, which drops the names of the types.
     return json.dumps(_pack(message))
 
 
@@ -33,22 +34,13 @@ def encode_line(message: Any) -> bytes:
 
 
 def decode(text: str | bytes, *kinds: type[Message]) -> Message:
-    """Decode the dataclass that `encode` wrote.
+    """Decode the dataclass that `encode` wrote, of one of these types.
 
-    Parameters
-    ----------
-    kinds
-        The accepted types.
-
-    Raises
-    ------
-    ValueError
-        The text is not JSON, its type is not one of ``kinds``, or a field is unknown, absent, or
-        of the wrong type.
+    Raises `ValueError` if the text is not JSON, its type is another one, or a field is unknown,
+    absent, or of the wrong type.
     """
     try:
-        values = json.loads(text)
-        found: Message = _read_dataclass(values, kinds, "the message")
+        found: Message = _read_dataclass(json.loads(text), kinds, "the message")
     except RecursionError as error:
         raise ValueError("the message is nested too deeply") from error
     return found
@@ -92,6 +84,7 @@ def _build(kind: type, given: Mapping[str, Any]) -> Any:
     return kind(**read)
 
 
+# Cached, here and below: a training sends thousands of events, and hints are evaluated from text.
 @cache
 def _hints_of(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.values import decode_value, encode_value
+from pybackend.core.job.value_codec import decode_value, encode_value
 from pybackend.core.words import term
 
 Gather = Callable[[str, str], list[str]]
@@ -97,12 +97,13 @@ class WorkerContext:
             raise InputError(
                 "there are no rows to feed: the call that runs this function has no `data`"
             )
+        # Not a generator: this must raise its error in the call, not at the first row.
         batches: Iterator[Mapping[str, Any]] = self._source.batches(batch_size)
         return batches
 
     @property
     def source(self) -> Any:
-        """Source of this worker's rows, or None; `feed` iterates over it."""
+        """Source of this worker's rows; None without ``data``."""
         return self._source
 
     def announce(self, name: str, text: str) -> None:

@@ -12,13 +12,18 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_flag
 from pybackend.core.job.call_options import Shuffle, checks, class_number
-from pybackend.core.job.checkpoint import Checkpoint, check_recovery
 from pybackend.core.job.codec import decode, encode
-from pybackend.core.job.learning_rate import ScaleLearningRate, check_scale_lr
-from pybackend.core.job.model_options import check_model_options
-from pybackend.core.job.options import Elastic, Exchange, LocalSteps, ParameterServer
-from pybackend.core.job.resources import Resources
-from pybackend.core.job.roles import Roles, check_roles, ranks_of
+from pybackend.core.job.storage_options import Checkpoint, check_model_options, check_recovery
+from pybackend.core.job.worker_options import (
+    Elastic,
+    Exchange,
+    LocalSteps,
+    ParameterServer,
+    Resources,
+    ScaleLearningRate,
+    check_scale_lr,
+)
+from pybackend.core.tf_config import Roles, check_roles, ranks_of
 from pybackend.core.words import Language, call_of, setting, show, spoken
 
 LOGGER = logging.getLogger("tfdist")
@@ -53,7 +58,7 @@ SOURCE = ".source.pkl"
 
 
 def argument_of(dataset: str) -> str:
-    """Return the user's argument for a data set: ``"train"`` or ``"validation"``."""
+    """Return the argument that holds ``"train"`` or ``"validation"`` rows."""
     return "data" if dataset == "train" else "validation_data"
 
 
@@ -107,23 +112,23 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the number of workers may change between epochs."""
+        """True if the number of workers may change between epochs."""
         return False
 
     @property
     def is_asynchronous(self) -> bool:
-        """Return whether the workers take steps independently, on parameter servers."""
+        """True if the workers take steps independently, on parameter servers."""
         return isinstance(self.exchange, ParameterServer)
 
     @property
     def encrypt(self) -> bool | None:
-        """Return whether the workers encrypt what they exchange; None: only between machines."""
+        """True if the workers encrypt what they exchange; None: only between machines."""
         exchange = self.exchange
         return None if isinstance(exchange, ParameterServer) else exchange.encrypt
 
     @property
     def shards_optimizer(self) -> bool:
-        """Return whether each worker has the optimizer's state for a part of the weights only."""
+        """True if each worker has the optimizer's state for a part of the weights only."""
         exchange = self.exchange
         return self.workers > 1 and isinstance(exchange, Exchange) and exchange.shard_optimizer
 
@@ -134,27 +139,27 @@ class Job:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Return whether another run can resume where this one ends."""
+        """True if another run can resume where this one ends."""
         return False
 
     @property
     def can_go_on(self) -> bool:
-        """Return whether training continues, immediately or later, after a preemption."""
+        """True if training continues, immediately or later, after a preemption."""
         return self.keeps_checkpoints or self.is_elastic
 
     @property
     def repeats_rows(self) -> bool:
-        """Return whether another run must have the same rows in the same order."""
+        """True if another run must have the same rows in the same order."""
         return False
 
     @property
     def shuffles_globally(self) -> bool:
-        """Return whether each worker may use any row of the training data."""
+        """True if each worker may use any row of the training data."""
         return False
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Return whether the workers run, or may run, a TensorFlow server."""
+        """True if the workers run, or may run, a TensorFlow server."""
         return False
 
     def can_lose(self, ranks: Collection[int]) -> bool:
@@ -162,12 +167,10 @@ class Job:
         return False
 
     def to_json(self) -> str:
-        """Return the JSON text of the job."""
         return encode(self)
 
     @staticmethod
     def from_json(text: str) -> Job:
-        """Read the job that `to_json` wrote."""
         job: AnyJob = decode(text, *get_args(AnyJob))
         return job
 
@@ -180,8 +183,7 @@ class FunctionJob(Job):
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Return True: the function may start one."""
-        return True
+        return True  # the function may start one
 
 
 @dataclass(frozen=True)
@@ -282,52 +284,43 @@ class TrainingJob(ModelJob):
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the number of workers may change between epochs."""
         return self.elastic is not None
 
     @property
     def most_workers(self) -> int:
-        """Maximum number of workers at once."""
         return max(self.workers, (self.elastic and self.elastic.max) or 0)
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Return whether another run can resume where this one ends."""
         return self.checkpoint is not None
 
     @property
     def repeats_rows(self) -> bool:
-        """Return whether another run must have the same rows in the same order."""
         return self.is_seeded or self.keeps_checkpoints
 
     @property
     def shuffles_globally(self) -> bool:
-        """Return whether each worker may use any row of the training data."""
         return self.shuffle == "global"
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Return whether the workers run a TensorFlow server."""
         exchange = self.exchange
         by_tensorflow = isinstance(exchange, Exchange) and exchange.transport == "tf"
         return self.is_asynchronous or (by_tensorflow and self.workers > 1)
 
     @property
     def has_global_loss(self) -> bool:
-        """Return whether the workers compute the loss of the global batch together."""
+        """True if the workers compute the loss of the global batch together."""
         exchange = self.exchange
         return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
 
     @property
     def is_audited(self) -> bool:
-        """Return whether steps are compared with the same steps in one process."""
+        """True if steps are compared with the same steps in one process."""
         return isinstance(self.exchange, Exchange) and bool(self.exchange.audit)
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Return whether training continues without these ranks.
-
-        It does with parameter servers, if these ranks are workers and other workers are left.
-        """
+        # With parameter servers, workers take steps independently: one that is left is enough.
         return self.is_asynchronous and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
@@ -344,11 +337,6 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     """Check the arguments of a call and build a job from them; missing ones get their defaults.
 
     If the seed is None, a random one is drawn.
-
-    Raises
-    ------
-    InputError
-        Names the argument and what is expected.
     """
     wanted = {entry.name for entry in fields(kind)} & arguments.keys()
     known = {
@@ -358,10 +346,15 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     known |= _read_groups(kind, arguments)
     known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
     job = kind(**known)
-    if isinstance(job, TrainingJob):
-        _check_training(job)
-        return replace(job, is_seeded=arguments.get("seed") is not None)
-    return job
+    if not isinstance(job, TrainingJob):
+        return job
+    if job.initial_epoch >= job.epochs:
+        raise InputError(
+            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
+            f"not {job.initial_epoch}"
+        )
+    check_elastic(job)
+    return replace(job, is_seeded=arguments.get("seed") is not None)
 
 
 def _read_groups(kind: type[Job], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,31 +373,14 @@ def _read_groups(kind: type[Job], arguments: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _check_training(job: TrainingJob) -> None:
-    if job.initial_epoch >= job.epochs:
-        raise InputError(
-            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
-            f"not {job.initial_epoch}"
-        )
-    check_elastic(job)
-
-
 def check_elastic(job: TrainingJob) -> None:
-    """Reject options not allowed in elastic training.
-
-    Raises
-    ------
-    InputError
-        Names the argument and the reason.
-    """
+    """Reject options not allowed in elastic training."""
     if job.elastic is None:
         return
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
-        named, reason = (
-            setting(exchange=call_of("LocalSteps", ...)),
-            "the weights of a lost worker would be lost",
-        )
+        named = setting(exchange=call_of("LocalSteps", ...))
+        reason = "the weights of a lost worker would be lost"
     elif isinstance(exchange, ParameterServer):
         named = setting(exchange=call_of("ParameterServer", ...))
         reason = "its workers take steps independently, so training continues anyway if one is lost"
@@ -431,17 +407,10 @@ def check_elastic(job: TrainingJob) -> None:
 
 
 def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
-    """Return the job with ``class_weight`` by class code instead of by level.
+    """Return the job with ``class_weight`` by class code instead of by level of the label.
 
-    Parameters
-    ----------
-    levels
-        Levels of the label, in the order of their codes; None: the label is numeric.
-
-    Raises
-    ------
-    InputError
-        A class is neither a level nor a code, or is named twice.
+    The levels are in the order of their codes; None: the label is numeric. Raises `InputError` if a
+    class is neither a level nor a code, or is named twice.
     """
     if job.class_weight is None:
         return job

@@ -17,7 +17,8 @@ class EpochEnded:
     """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
     ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
-    ``rank`` in all events, and ``host`` in those that have that field.
+    ``rank`` in all events (in elastic training, to the number of the worker, which it keeps when
+    ranks change), and ``host`` in those that have that field.
     """
 
     epoch: int
@@ -287,9 +288,9 @@ class Arrival:
     host
         Host of the process.
     packages
-        Result of `pybackend.core.job.packages.read_versions` there.
+        Result of `pybackend.core.machine.packages.read_versions` there.
     layouts
-        Result of `pybackend.core.data.layout.read_layouts` for the worker's folder.
+        Result of `pybackend.core.data.row_store.read_layouts` for the worker's folder.
     has_failed
         Whether the process failed to read its rows; then no worker starts.
     nonce
@@ -360,7 +361,7 @@ def sent_by(event: Event, rank: int, host: str) -> Event:
 
 
 def read_event(text: str | bytes) -> Event:
-    """Read the event that `encode` wrote; raise `ValueError` as `decode` does."""
+    """Read an event from its JSON; raise `ValueError` as `decode` does."""
     event: Event = decode(text, *get_args(Event))
     return event
 
@@ -386,7 +387,6 @@ class Phases:
         self._emit(event)
 
     def end(self) -> None:
-        """End the phase."""
         with self._lock:
             if self._timer is not None:
                 # Else each call of a session left a thread behind for up to five minutes.
@@ -421,11 +421,9 @@ class Answers:
 
     @property
     def is_stop(self) -> bool:
-        """Return whether training stops."""
         return self._is_stop
 
     def take(self, answer: Answer) -> None:
-        """Store an answer."""
         with self._changed:
             if isinstance(answer, StopTraining):
                 self._is_stop = True
@@ -439,11 +437,9 @@ class Answers:
             self._epoch = 0
 
     def wait_for_epoch(self, epoch: int) -> bool:
-        """Wait for the answer at the end of an epoch; return whether training stops.
-
-        There is no time limit: an observer may draw a plot, or prompt the user. If the session
-        ends, this process ends, too.
-        """
+        """Wait for the answer at the end of an epoch; return whether training stops."""
+        # Without a time limit: an observer may draw a plot, or prompt the user. If the session
+        # ends, this process ends, too.
         with self._changed:
             self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)
         return self._is_stop

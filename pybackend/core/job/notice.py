@@ -27,17 +27,12 @@ class Notice:
         self._came = math.inf
 
     def __call__(self) -> bool:
-        """Return whether the process received SIGTERM."""
         return self._came < math.inf
 
     def expect(self) -> bool:
-        """Record SIGTERM from now on, instead of ending this process.
+        """Record SIGTERM from now on, instead of ending this process; return whether this works.
 
-        Returns
-        -------
-        bool
-            Whether that was possible: an existing handler of SIGTERM is not replaced, and only the
-            main thread can set one.
+        An existing handler of SIGTERM is not replaced, and only the main thread can set one.
         """
         is_free = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         if not is_free or threading.current_thread() is not threading.main_thread():
@@ -47,13 +42,7 @@ class Notice:
 
     @contextmanager
     def expected(self, is_wanted: bool) -> Iterator[None]:
-        """Record SIGTERM within this context; a second SIGTERM ends the process.
-
-        Parameters
-        ----------
-        is_wanted
-            False changes nothing.
-        """
+        """Record SIGTERM within this context, if wanted; a second SIGTERM ends the process."""
         is_taken = is_wanted and self.expect()
         if is_taken:
             signal.signal(signal.SIGTERM, self._take_once)
@@ -69,10 +58,10 @@ class Notice:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def take(self, number: int, frame: object) -> None:
-        """Handle the signal."""
         self._came = min(self._came, time.monotonic())
 
     def _take_once(self, number: int, frame: object) -> None:
+        # The default action, not an exception: this process may be anywhere, even in a C call.
         if time.monotonic() > self._came + _SAME_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -91,23 +80,15 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
 
 
 class PreemptedError(TfdistError):
-    """All workers left training after the same step, because some were preempted.
+    """All workers left training after the same step, because those with these ranks were preempted.
 
-    Parameters
-    ----------
-    ranks
-        Ranks of the preempted workers.
-    place
-        The step after which they left, in words.
-    is_kept
-        Whether a checkpoint was written at that step.
+    ``step`` is in words; ``is_saved``: a checkpoint was written at that step.
     """
 
-    def __init__(self, ranks: Sequence[int], place: str, is_kept: bool) -> None:
+    def __init__(self, ranks: Sequence[int], step: str, is_saved: bool) -> None:
         self.ranks = tuple(ranks)
-        self.place = place
-        saved = "a checkpoint was written" if is_kept else "no checkpoint could be written"
-        super().__init__(f"all workers left the training after {place}; {saved}")
+        saved = "a checkpoint was written" if is_saved else "no checkpoint could be written"
+        super().__init__(f"all workers left the training after {step}; {saved}")
 
     def describe(self, rank: int) -> tuple[Kind, str]:
         """Return the type and message of a rank's failure."""
@@ -118,18 +99,11 @@ class PreemptedError(TfdistError):
 
 
 class LeftError(PreemptedError):
-    """This worker was preempted, and left elastic training between epochs.
-
-    Parameters
-    ----------
-    epoch
-        Number of the last epoch that it trained, from 1.
-    """
+    """This worker was preempted, and left elastic training after an epoch, counted from 1."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         TfdistError.__init__(self, f"it left the training after epoch {epoch}")
 
     def describe(self, rank: int) -> tuple[Kind, str]:
-        """Return the type and message of the failure of this worker."""
         return "Preempted", f"{PREEMPTED}; {self}"

@@ -49,14 +49,8 @@ def explain_failure(
 ) -> str:
     """Describe which attribute of which object cannot be sent to the workers, and what to do.
 
-    Parameters
-    ----------
-    what
-        Name of the value, if the attribute does not belong to a Keras object.
-    dump
-        Pickles a value, or raises an error if that fails.
-    error
-        The error that ``dump`` raised for the value.
+    ``what`` names the value, if the attribute does not belong to a Keras object. ``dump`` pickles a
+    value, and raised ``error`` for this one.
     """
     part, path, owner = _find_failing_part(value, dump)
     kind = _KINDS[_find_base(owner)] if owner is not None else ""
@@ -66,7 +60,8 @@ def explain_failure(
         advice = ". Pass a function that builds and compiles the model: each worker calls it"
     else:
         advice = ". Create it inside the function that uses it" if path else ""
-    what = f"the {kind} {_name_class(owner)}" if kind else what
+    if kind:
+        what = f"the {kind} {(owner if isinstance(owner, type) else type(owner)).__name__}"
     because = f" because of `{path}` (class {type(part).__qualname__})" if path else ""
     return f"{what} cannot be sent to the workers{because}: {str(error).rstrip('.')}{advice}"
 
@@ -120,15 +115,13 @@ def _rank(path: str, owner: Any) -> tuple[bool, ...]:
 def list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a container, a function, or a user-defined or Keras object.
 
-    Parameters
-    ----------
-    is_user_code
-        Whether a class or a function is user-defined, so that its parts are listed.
+    ``is_user_code`` tells whether a class or a function is user-defined, so that its parts are
+    listed.
     """
     if isinstance(part, dict):  # other mappings may read files
         yield from ((f"[{show(key)}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
-        yield from ((f"[{place}]", item) for place, item in enumerate(part))
+        yield from ((f"[{number}]", item) for number, item in enumerate(part))
     elif inspect.ismethod(part):
         yield "", part.__self__
         yield "", part.__func__
@@ -183,10 +176,6 @@ def _is_of_keras(names: Mapping[str, Any]) -> bool:
     return str(module).startswith("keras.")
 
 
-def _name_class(part: Any) -> str:
-    return part.__name__ if isinstance(part, type) else type(part).__name__
-
-
 _ABOUT_R = (
     "it contains an R function, which exists only in this session. Layers, losses and metrics "
     "written in R need a `model_fn`: pass the function that builds and compiles the model, and "
@@ -211,7 +200,6 @@ class Pickler(cloudpickle.Pickler):
         self._sources: dict[str, str] = {}  # one object per file, which is written once
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
         if reduced := self._look(value):
             return reduced
         if isinstance(value, CodeType):
@@ -259,27 +247,13 @@ def pickle_value(
     parts: Iterable[tuple[str, Any]] = (),
     dump: Callable[[Any, Callable[[Any], None]], bytes] = lambda value, _: _pickle(value),
 ) -> bytes:
-    """Pickle a value for the workers.
+    """Pickle a value for the workers; raise `InputError` if some part of it cannot be pickled.
 
     Functions and classes are sent as code if their module is one of the user's files, which the
-    workers' machines need not have, and by name if it is an installed package.
-
-    Parameters
-    ----------
-    what
-        Name of the value in errors.
-    owners
-        Functions or objects of ``value`` whose modules are examined.
-    parts
-        Names in errors of parts of the value, with the parts.
-    dump
-        Pickles a value; its second argument registers the module of a value, as `sending_code`
-        does.
-
-    Raises
-    ------
-    InputError
-        Some part of the value cannot be pickled.
+    workers' machines need not have, and by name if it is an installed package. The modules of
+    ``owners``, functions or objects of the value, are examined. ``what`` names the value in errors,
+    and ``parts`` are parts of it with their names. The second argument of ``dump`` registers the
+    module of a value, as `sending_code` does.
     """
     with sending_code() as send_code:
         for owner in owners:
@@ -287,7 +261,7 @@ def pickle_value(
         try:
             return dump(value, send_code)
         except Exception as error:
-            for name, part in parts:
+            for name, part in parts:  # the error of the part that fails is more precise
                 pickle_value(part, name)
             if "PyCapsule" in str(error):  # reticulate's R functions
                 raise InputError(f"{what} cannot be sent to the workers: {_ABOUT_R}") from error
@@ -344,6 +318,7 @@ def sending_code() -> Iterator[Callable[[Any], None]]:
 
     Yields a function that registers the module of a class, a function or an object.
     """
+    # The registry is global: a module that the user registered must stay in it.
     known = set(cloudpickle.list_registry_pickle_by_value())
     registered: list[ModuleType] = []
 
@@ -381,11 +356,9 @@ def make_code(make: Callable[..., CodeType], parts: tuple[Any, ...], file: str, 
 
 
 def find_annotations(function: FunctionType) -> set[str]:
-    """Return the names in a function's annotations.
-
-    AutoGraph compiles the source with its annotations, but cloudpickle sends only the globals that
-    the code reads.
-    """
+    """Return the names in a function's annotations."""
+    # AutoGraph compiles the source with its annotations, but cloudpickle sends only the globals
+    # that the code reads.
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, or part of an expression

@@ -171,7 +171,6 @@ class WorkerReport:
 
     @property
     def ok(self) -> bool:
-        """True if the worker succeeded."""
         return self.failure is None
 
 
@@ -242,10 +241,7 @@ def list_groups(generations: Sequence[Generation], epoch: int) -> list[tuple[int
 def find_groups_before(
     generations: Sequence[Generation], epoch: int, step: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return the worker groups that took the first ``step`` steps of an epoch, counted from 0.
-
-    Each has the number of its workers, and the number of steps that it took.
-    """
+    """Return the groups of `list_groups` for the first ``step`` steps of an epoch, from 0."""
     if not step:
         return ()
     *earlier, (last, _) = list_groups(generations, epoch + 1)
@@ -257,14 +253,9 @@ def resume_generations(
 ) -> tuple[Generation, ...]:
     """Return the generations of a training run that resumes from a checkpoint.
 
-    Parameters
-    ----------
-    saved
-        Those before the checkpoint.
-    own
-        Those since the call that resumes; none has trained yet.
-    epoch, step
-        Completed epochs in the checkpoint, and completed steps of the next one.
+    ``saved`` are those before the checkpoint, ``own`` those since the call that resumes; none of
+    these has trained yet. The checkpoint has ``epoch`` completed epochs, and ``step`` completed
+    steps of the next one.
     """
     since = [replace(one, epoch=epoch + 1, step=step + 1, joined=one.workers) for one in own]
     return (*saved, *since)
@@ -295,13 +286,7 @@ def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
 
 
 def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
-    """Read the report that `encode` wrote; return a failed report if it cannot be read.
-
-    Parameters
-    ----------
-    rank, host
-        The worker that must have written the report.
-    """
+    """Read the report that a rank must have written; return a failed one if it cannot be read."""
     try:
         if not text:
             raise ValueError("it is empty")
@@ -309,18 +294,21 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
         if report.rank != rank:
             raise ValueError(f"it is from worker {report.rank}")
     except ValueError as error:
-        return WorkerReport(rank, host, 0, failure=_describe(rank, host, error))
+        failure = Failure(
+            rank,
+            host,
+            exception_type="UnreadableReport",
+            message=f"its report cannot be read: {error}",
+            time=time.time(),
+            advice=_ADVICE,
+        )
+        return WorkerReport(rank, host, 0, failure=failure)
     return report
 
 
 def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """Return the metrics that a worker reported, by name, each of type ``kind``.
-
-    Raises
-    ------
-    ClusterError
-        The value is something else.
-    """
+    """Return the metrics that a worker reported, by name; raise `ClusterError` for other values."""
+    # The worker is ours, but its report crosses machines: another release may have written it.
     value = report.value
     if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):
         shown = repr(value)[:80]
@@ -329,14 +317,3 @@ def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[st
             f"metrics: {_ADVICE}"
         )
     return dict(value)
-
-
-def _describe(rank: int, host: str, error: ValueError) -> Failure:
-    return Failure(
-        rank,
-        host,
-        exception_type="UnreadableReport",
-        message=f"its report cannot be read: {error}",
-        time=time.time(),
-        advice=_ADVICE,
-    )

@@ -1,23 +1,237 @@
 """Kinds of values beyond JSON's own that a worker's function may return.
 
 A received value equals the sent one and has the same class; otherwise it is rejected. So classes
-are matched exactly: a derived class does not match.
+are matched exactly: a derived class does not match. A value from a worker never causes a class to
+be imported or its code to run. `value_tables` has the kinds of pandas and Arrow.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import datetime
 import decimal
+import enum
 import fractions
+import functools
 import pathlib
+import sys
 import types
 import uuid
-from collections.abc import Sequence
+import zoneinfo
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pybackend.core.job.value_kind import CLASSES, UnfitError, ValueKind, exactly, is_of
-from pybackend.core.job.value_tables import TABLES
-from pybackend.core.job.value_times import TIMES
+from pybackend.core.words import show
+
+PartName = Callable[[Any, int], str]
+
+
+class UnfitError(Exception):
+    """A value has a known kind, but would be changed; the message gives the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueKind:
+    """Kind of value: its tag, how to recognize it, take it apart and make it again.
+
+    ``take`` returns the parts, which are values of other kinds: ``make(*parts)`` equals the value.
+    ``name_part`` returns what errors append to the name of the value for the part at an index, such
+    as ``.index``.
+    """
+
+    tag: str
+    matches: Callable[[Any], bool]
+    take: Callable[[Any], Sequence[Any]]
+    make: Callable[..., Any]
+    name_part: PartName = lambda _, __: ""
+
+
+def exactly(
+    kind: type,
+    take: Callable[[Any], Sequence[Any]],
+    make: Callable[..., Any] | None = None,
+    name_part: PartName = lambda _, __: "",
+) -> ValueKind:
+    """Return the kind of the instances of a class, without those of derived classes."""
+    return ValueKind(kind.__name__, lambda v: type(v) is kind, take, make or kind, name_part)
+
+
+def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any], bool]:
+    """Return a function that matches instances of a module's classes, if it is loaded."""
+
+    def matches(value: Any) -> bool:
+        loaded = sys.modules.get(module)
+        kinds = [getattr(loaded, name, None) for name in names]
+        found = tuple(kind for kind in kinds if isinstance(kind, type))
+        return isinstance(value, found) if or_derived else type(value) in found
+
+    return matches
+
+
+def _take_enum(value: Any) -> Sequence[Any]:
+    if type(value).__members__.get(value.name) is not value:
+        raise UnfitError("it is a combination of enum members")
+    return [*_name_class(value), value.name, value.value]
+
+
+def _make_enum(module: str, qualname: str, name: str, value: Any) -> Any:
+    kind = _find_class(module, qualname)
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind.__members__[name]
+    return types.SimpleNamespace(name=str(name), value=value)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    fields = getattr(type(value), "_fields", None)
+    return isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == len(value)
+
+
+def _take_named_tuple(value: Any) -> Sequence[Any]:
+    if getattr(value, "__dict__", None):
+        raise UnfitError(f"it has an attribute {show(next(iter(vars(value))))} besides its fields")
+    return [*_name_class(value), list(_fields_of(value)), *value]
+
+
+def _make_named_tuple(module: str, qualname: str, names: list[str], *items: Any) -> Any:
+    if len(names) != len(items):
+        raise ValueError("a named tuple has more names than values, or fewer")
+    kind = _find_class(module, qualname)
+    # A finalizer would run code of the class when the value is dropped.
+    is_known = kind is not None and issubclass(kind, tuple) and not hasattr(kind, "__del__")
+    if kind is None or not is_known or getattr(kind, "_fields", ()) != tuple(names):
+        make: Any = collections.namedtuple
+        kind = make(str(qualname).rpartition(".")[2], names)
+    return tuple.__new__(kind, items)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _take_dataclass(value: Any) -> Sequence[Any]:
+    values = {name: getattr(value, name) for name in _fields_of(value)}
+    _rebuild(type(value), values)  # raises an error if the driver could not do so
+    for name in sorted(_find_attributes(value) - values.keys()):
+        raise UnfitError(f"it has an attribute {show(name)} besides its fields")
+    return [*_name_class(value), list(values), *values.values()]
+
+
+def _make_dataclass(module: str, qualname: str, names: list[str], *items: Any) -> Any:
+    values = dict(zip(map(str, names), items, strict=True))
+    kind = _find_class(module, qualname)
+    if kind is not None and dataclasses.is_dataclass(kind):
+        try:
+            if values.keys() <= {field.name for field in dataclasses.fields(kind)}:
+                return _rebuild(kind, values)
+        except UnfitError:
+            pass
+    return types.SimpleNamespace(**values)
+
+
+def _fields_of(value: Any) -> Sequence[str]:
+    """Return the names of the fields that a dataclass or a named tuple has."""
+    if isinstance(value, tuple):
+        names: tuple[str, ...] = getattr(type(value), "_fields", ())
+        return names
+    return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+
+def _find_attributes(value: Any) -> set[str]:
+    """Return the names of an object's attributes, without cached properties."""
+    kind = type(value)
+    held = {
+        name
+        for name in getattr(value, "__dict__", {})
+        if not isinstance(_look_up(kind, name), functools.cached_property)
+    }
+    for base in kind.__mro__:
+        slots = [n for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
+        held |= {name for name in slots if hasattr(value, name)}
+    return held
+
+
+def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
+    """Create an object of a class with these attributes, without running the class's own code.
+
+    Raises `UnfitError` if that is not possible.
+    """
+    if hasattr(kind, "__del__"):
+        raise UnfitError(f"its class {kind.__qualname__} has a finalizer (__del__)")
+    try:
+        made: Any = object.__new__(kind)  # its own __init__ might do anything
+    except TypeError as error:
+        raise UnfitError(f"its class is more than a dataclass: {error}") from error
+    for name, value in values.items():
+        found = _look_up(kind, name)
+        if isinstance(found, types.MemberDescriptorType):
+            found.__set__(made, value)
+        elif hasattr(type(found), "__set__") or not hasattr(made, "__dict__"):
+            raise UnfitError(f"its class runs code to set `{name}`")
+        else:
+            object.__getattribute__(made, "__dict__")[name] = value
+    return made
+
+
+def _look_up(kind: type, name: str) -> Any:
+    """Return the raw attribute of a class or its bases, without calling descriptors."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _name_class(value: Any) -> tuple[str, str]:
+    return type(value).__module__, type(value).__qualname__
+
+
+def _find_class(module: str, qualname: str) -> type | None:
+    """Return a class of a loaded module, or None."""
+    found: Any = sys.modules.get(str(module))
+    for part in str(qualname).split("."):
+        found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+    return found if isinstance(found, type) else None
+
+
+def _name_field(value: Any, index: int) -> str:
+    return f".{_fields_of(value)[index - 3]}"
+
+
+_CLASSES: tuple[ValueKind, ...] = (
+    ValueKind(
+        "enum", lambda v: isinstance(v, enum.Enum), _take_enum, _make_enum, lambda _, __: ".value"
+    ),
+    ValueKind("named tuple", _is_named_tuple, _take_named_tuple, _make_named_tuple, _name_field),
+    ValueKind("dataclass", _is_dataclass, _take_dataclass, _make_dataclass, _name_field),
+)
+
+
+def _of_clock(kind: Any) -> ValueKind:
+    return exactly(
+        kind,
+        lambda v: [v.replace(tzinfo=None).isoformat(), v.fold, v.tzinfo],
+        lambda text, fold, zone: kind.fromisoformat(text).replace(fold=fold, tzinfo=zone),
+        lambda _, __: ".tzinfo",
+    )
+
+
+def _take_offset(value: datetime.timezone) -> Sequence[Any]:
+    offset, name = value.utcoffset(None), value.tzname(None)
+    return [offset] if name == datetime.timezone(offset).tzname(None) else [offset, name]
+
+
+def _take_zone(value: zoneinfo.ZoneInfo) -> Sequence[Any]:
+    if value.key is None or zoneinfo.ZoneInfo(value.key) is not value:
+        raise UnfitError("it differs from the system's time zone with the same name")
+    return [value.key]
+
+
+_TIMES: tuple[ValueKind, ...] = (
+    _of_clock(datetime.datetime),
+    _of_clock(datetime.time),
+    exactly(datetime.date, lambda v: [v.isoformat()], datetime.date.fromisoformat),
+    exactly(datetime.timedelta, lambda v: [v.days, v.seconds, v.microseconds]),
+    exactly(datetime.timezone, _take_offset),
+    # Raises an error for paths outside its folder.
+    exactly(zoneinfo.ZoneInfo, _take_zone),
+)
 
 
 def _make_row(names: list[str] | None, items: list[Any]) -> Any:
@@ -52,7 +266,7 @@ def _is_tensor(value: Any) -> bool:
         is_of(module, *names, or_derived=True)(value)
         for module, *names in (("keras", "Variable"), ("tensorflow", "Tensor", "Variable"))
     )
-    return has_values and hasattr(value, "numpy")
+    return has_values and hasattr(value, "numpy")  # a tensor in a traced function has no values
 
 
 _HISTORY = ("history", "epoch", "params")
@@ -69,9 +283,9 @@ PLAIN: tuple[ValueKind, ...] = (
     exactly(set, lambda v: [list(v)]),
     exactly(frozenset, lambda v: [list(v)]),
 )
-KINDS: tuple[ValueKind, ...] = (
+PYTHON: tuple[ValueKind, ...] = (
     *PLAIN,
-    *CLASSES,
+    *_CLASSES,
     # A view, as the number in a damaged value would make so many zeros.
     exactly(bytearray, lambda v: [bytes(v)], lambda content: bytearray(memoryview(content))),
     exactly(collections.OrderedDict, lambda v: [dict(v)]),
@@ -91,8 +305,7 @@ KINDS: tuple[ValueKind, ...] = (
         exactly(kind, lambda v: [str(v)])
         for kind in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
     ),
-    *TIMES,
-    *TABLES,
+    *_TIMES,
     ValueKind(
         "row",
         is_of("pyspark.sql", "Row"),
@@ -100,10 +313,7 @@ KINDS: tuple[ValueKind, ...] = (
         _make_row,
     ),
     ValueKind(
-        "dense vector",
-        is_of("pyspark.ml.linalg", "DenseVector"),
-        lambda v: [v.array],
-        _make_vector,
+        "dense vector", is_of("pyspark.ml.linalg", "DenseVector"), lambda v: [v.array], _make_vector
     ),
     ValueKind(
         "sparse vector",

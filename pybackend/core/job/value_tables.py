@@ -1,4 +1,4 @@
-"""Arrow tables and pandas frames as values that workers send."""
+"""Kinds of values of pandas and Arrow that workers send."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pybackend.core.job.value_kind import UnfitError, ValueKind, is_of
+from pybackend.core.job.value_kinds import UnfitError, ValueKind, is_of
 from pybackend.core.words import show
 
 # Fields of Arrow's format: a message's header type and header; the rows in a dictionary's header;
 # the compression in the header of rows.
 _HEADER_TYPE, _HEADER, _ROWS_OF_DICTIONARY, _COMPRESSION = 1, 2, 1, 3
 _DICTIONARY, _ROWS = 2, 3
+
+
+def _pandas() -> Any:
+    import pandas
+
+    return pandas
 
 
 def _take_table(table: Any) -> Sequence[Any]:
@@ -36,7 +42,9 @@ def _make_table(content: bytes, types: list[str]) -> Any:
             raise ValueError("an Arrow table is compressed")
     with pa.ipc.open_stream(content) as reader:
         table = reader.read_all()
+    # Arrow trusts offsets and lengths otherwise, and reads outside its buffers.
     table.validate(full=True)
+    # An extension type that is not registered here arrives as its storage type.
     if list(map(str, _types(table))) != types:
         raise ValueError("a table has types that are unknown here")
     return table
@@ -63,16 +71,16 @@ def _find_field(message: bytes, table: int, number: int) -> int:
     """Return the offset of a field in a Flatbuffers table, or 0 if it is absent."""
     (distance,) = struct.unpack_from("<i", message, table)
     (size,) = struct.unpack_from("<H", message, table - distance)
-    place = 4 + 2 * number
-    if place + 2 > size:
+    at = 4 + 2 * number
+    if at + 2 > size:
         return 0
-    (offset,) = struct.unpack_from("<H", message, table - distance + place)
+    (offset,) = struct.unpack_from("<H", message, table - distance + at)
     return table + offset if offset else 0
 
 
-def _follow(message: bytes, place: int) -> int:
-    (offset,) = struct.unpack_from("<I", message, place)
-    return int(place + offset)
+def _follow(message: bytes, at: int) -> int:
+    (offset,) = struct.unpack_from("<I", message, at)
+    return int(at + offset)
 
 
 def _take_batch(batch: Any) -> Sequence[Any]:
@@ -91,25 +99,25 @@ def _make_batch(table: Any) -> Any:
 def _take_frame(frame: Any) -> Sequence[Any]:
     _check_flags(frame)
     columns = [
-        _take_column(frame.iloc[:, place], f"[{show(label)}]")
-        for place, label in enumerate(frame.columns)
+        _take_column(frame.iloc[:, number], f"[{show(label)}]")
+        for number, label in enumerate(frame.columns)
     ]
     return [frame.columns, frame.index, frame.attrs, *columns]
 
 
 def _make_frame(labels: Any, index: Any, attrs: Any, *parts: Any) -> Any:
-    import pandas as pd
-
+    pd = _pandas()
     columns = list(map(_make_column, parts))
     if any(len(column) != len(index) for column in columns):
         raise ValueError("a data frame's columns differ from its length")
+    # By number, as two columns may have the same label.
     frame = pd.DataFrame(dict(enumerate(columns))) if columns else pd.DataFrame(index=index)
     frame.index, frame.columns = index, labels
     frame.attrs.update(attrs)
     return frame
 
 
-def _place_in_frame(frame: Any, index: int) -> str:
+def _name_in_frame(frame: Any, index: int) -> str:
     own = (".columns", ".index", ".attrs")
     return own[index] if index < len(own) else f"[{show(frame.columns[index - len(own)])}]"
 
@@ -147,10 +155,8 @@ def _take_column(column: Any, where: str = "") -> Any:
 
 
 def _make_column(parts: Any) -> Any:
-    import pandas as pd
-
     if not isinstance(parts, list):
-        return pd.Series(parts, dtype=parts.dtype)
+        return _pandas().Series(parts, dtype=parts.dtype)
     table, dtype = parts
     if any(_takes_no_space(kind) for kind in _types(table)):
         raise ValueError("a column has values that take no space")
@@ -177,8 +183,7 @@ def _children(kind: Any) -> Iterator[Any]:
     storage = getattr(kind, "storage_type", None)
     if storage is not None:
         yield storage
-    for place in range(kind.num_fields):
-        yield kind.field(place).type
+    yield from (kind.field(number).type for number in range(kind.num_fields))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -192,10 +197,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _take_index(index: Any) -> Sequence[Any]:
-    import pandas as pd
-
     freq = getattr(index, "freqstr", None) if hasattr(index, "inferred_freq") else None
-    parts = [index.name, freq, _take_column(pd.Series(index))]
+    parts = [index.name, freq, _take_column(_pandas().Series(index))]
     again = _make_index(*parts)
     # Objects are compared where they are equal to themselves, which those in an array need not be.
     is_same = index.dtype == object or _is_same(index, again)
@@ -205,25 +208,15 @@ def _take_index(index: Any) -> Sequence[Any]:
 
 
 def _make_index(name: Any, freq: str | None, parts: Any) -> Any:
-    import pandas as pd
-
     column = _make_column(parts)
-    index = pd.Index(column, dtype=column.dtype, tupleize_cols=False, name=name)
+    index = _pandas().Index(column, dtype=column.dtype, tupleize_cols=False, name=name)
     if freq is not None:
         index.freq = freq
     return index
 
 
-def _make_range(start: int, stop: int, step: int, name: Any) -> Any:
-    import pandas as pd
-
-    return pd.RangeIndex(start, stop, step, name=name)
-
-
 def _make_multi_index(levels: list[Any]) -> Any:
-    import pandas as pd
-
-    return pd.MultiIndex.from_arrays(levels, names=[level.name for level in levels])
+    return _pandas().MultiIndex.from_arrays(levels, names=[level.name for level in levels])
 
 
 def _is_index(value: Any) -> bool:
@@ -233,10 +226,34 @@ def _is_index(value: Any) -> bool:
     )
 
 
+def _take_stamp(value: Any) -> Sequence[Any]:
+    # pandas chooses the class of time zones that are given as names.
+    zone = value.tzinfo
+    parts = [value.to_datetime64(), str(zone) if type(zone).__module__.startswith("pytz") else zone]
+    again = _make_stamp(*parts)
+    names = ("value", "unit", "fold", "tzinfo")
+    if any(getattr(again, name) != getattr(value, name) for name in names):
+        raise UnfitError("pandas turns its instant and time zone into a different timestamp")
+    return parts
+
+
+def _make_stamp(instant: Any, zone: Any) -> Any:
+    stamp = _pandas().Timestamp(instant)
+    return stamp if zone is None else stamp.tz_localize("UTC").tz_convert(zone)
+
+
+def _missing(name: str) -> ValueKind:
+    """Return the kind of one of pandas's missing values."""
+
+    def matches(value: Any) -> bool:
+        pandas = sys.modules.get("pandas")
+        return pandas is not None and value is getattr(pandas, name, pandas)
+
+    return ValueKind(name, matches, lambda _: [], lambda: getattr(_pandas(), name))
+
+
 TABLES: tuple[ValueKind, ...] = (
-    ValueKind(
-        "data frame", is_of("pandas", "DataFrame"), _take_frame, _make_frame, _place_in_frame
-    ),
+    ValueKind("data frame", is_of("pandas", "DataFrame"), _take_frame, _make_frame, _name_in_frame),
     ValueKind(
         "series",
         is_of("pandas", "Series"),
@@ -248,7 +265,7 @@ TABLES: tuple[ValueKind, ...] = (
         "range index",
         is_of("pandas", "RangeIndex"),
         lambda v: [v.start, v.stop, v.step, v.name],
-        _make_range,
+        lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),
         lambda _, __: ".name",
     ),
     ValueKind(
@@ -257,13 +274,25 @@ TABLES: tuple[ValueKind, ...] = (
         lambda v: [list(map(v.get_level_values, range(v.nlevels)))],
         _make_multi_index,
     ),
+    # After its two derived classes: the first kind that matches is taken.
     ValueKind(
-        "index",
-        _is_index,
-        _take_index,
-        _make_index,
-        lambda _, index: "" if index else ".name",
+        "index", _is_index, _take_index, _make_index, lambda _, index: "" if index else ".name"
     ),
     ValueKind("table", is_of("pyarrow", "Table"), _take_table, _make_table),
     ValueKind("batch", is_of("pyarrow", "RecordBatch"), _take_batch, _make_batch),
+    _missing("NaT"),
+    _missing("NA"),
+    ValueKind(
+        "timestamp",
+        is_of("pandas", "Timestamp"),
+        _take_stamp,
+        _make_stamp,
+        lambda _, __: ".tzinfo",
+    ),
+    ValueKind(
+        "span",
+        is_of("pandas", "Timedelta"),
+        lambda v: [v.to_timedelta64()],
+        lambda span: _pandas().Timedelta(span),
+    ),
 )

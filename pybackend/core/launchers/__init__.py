@@ -22,10 +22,10 @@ from pybackend.core.launchers.base import Files as Files
 from pybackend.core.launchers.base import Launcher as Launcher
 from pybackend.core.launchers.base import Outcome as Outcome
 from pybackend.core.launchers.base import Slotted
+from pybackend.core.launchers.base import StopRequestedError as StopRequestedError
 from pybackend.core.launchers.base import Submission as Submission
-from pybackend.core.launchers.stopping import StopRequestedError as StopRequestedError
-from pybackend.core.launchers.stopping import check_stop as check_stop
-from pybackend.core.launchers.stopping import stopped_by as stopped_by
+from pybackend.core.launchers.base import check_stop as check_stop
+from pybackend.core.launchers.base import stopped_by as stopped_by
 from pybackend.core.words import show, term
 
 if TYPE_CHECKING:
@@ -36,52 +36,54 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.fork_server import without_fork_server as without_fork_server
     from pybackend.core.launchers.package_files import own_libraries as own_libraries
     from pybackend.core.launchers.package_files import run_here as run_here
-    from pybackend.core.launchers.script.options import add_run_options as add_run_options
-    from pybackend.core.launchers.script.options import read_run_plan as read_run_plan
-    from pybackend.core.launchers.script.run import run_script as run_script
+    from pybackend.core.launchers.script.driver import run_script as run_script
+    from pybackend.core.launchers.script.run_options import add_run_options as add_run_options
+    from pybackend.core.launchers.script.run_options import read_run_plan as read_run_plan
     from pybackend.core.launchers.script.slurm import describe_batch as describe_batch
-    from pybackend.core.launchers.spark.attach import Handover as Handover
-    from pybackend.core.launchers.spark.attach import attach_spark as attach_spark
-    from pybackend.core.launchers.spark.attach import hand_over as hand_over
     from pybackend.core.launchers.spark.barrier import SparkLauncher as SparkLauncher
     from pybackend.core.launchers.spark.explain import ask_executors as ask_executors
     from pybackend.core.launchers.spark.explain import quiet_log as quiet_log
-    from pybackend.core.launchers.spark.jobs import run_watched as run_watched
-    from pybackend.core.launchers.spark.predict import add_predictions as add_predictions
-    from pybackend.core.launchers.spark.records import read_records as read_records
-    from pybackend.core.launchers.spark.records import write_records as write_records
-    from pybackend.core.launchers.spark.saved_model import SavedModel as SavedModel
-    from pybackend.core.launchers.spark.saved_model import apply_saved_model as apply_saved_model
-    from pybackend.core.launchers.spark.session import driver_python as driver_python
-    from pybackend.core.launchers.spark.session import get_session as get_session
-    from pybackend.core.launchers.spark.session import is_session as is_session
-    from pybackend.core.launchers.spark.session import is_spark_frame as is_spark_frame
-    from pybackend.core.launchers.spark.session import read_schema as read_schema
-    from pybackend.core.launchers.spark.session import read_setting as read_setting
-    from pybackend.core.launchers.spark.session import small_batches as small_batches
+    from pybackend.core.launchers.spark.predicted_columns import add_predictions as add_predictions
+    from pybackend.core.launchers.spark.predicted_columns import (
+        set_up_tensorflow as set_up_tensorflow,
+    )
+    from pybackend.core.launchers.spark.sessions import Handover as Handover
+    from pybackend.core.launchers.spark.sessions import ask as ask
+    from pybackend.core.launchers.spark.sessions import driver_python as driver_python
+    from pybackend.core.launchers.spark.sessions import get_session as get_session
+    from pybackend.core.launchers.spark.sessions import hand_over as hand_over
+    from pybackend.core.launchers.spark.sessions import is_session as is_session
+    from pybackend.core.launchers.spark.sessions import is_spark_frame as is_spark_frame
+    from pybackend.core.launchers.spark.sessions import read_schema as read_schema
+    from pybackend.core.launchers.spark.sessions import read_setting as read_setting
+    from pybackend.core.launchers.spark.sessions import ship_package as ship_package
+    from pybackend.core.launchers.spark.sessions import small_batches as small_batches
     from pybackend.core.launchers.spark.slots import check_slots as check_slots
     from pybackend.core.launchers.spark.slots import count_slots as count_slots
+    from pybackend.core.launchers.spark.spark_jobs import run_watched as run_watched
+    from pybackend.core.launchers.spark.spark_records import call_in_task as call_in_task
+    from pybackend.core.launchers.spark.spark_records import read_records as read_records
+    from pybackend.core.launchers.spark.spark_records import write_records as write_records
     from pybackend.core.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
+    from pybackend.core.launchers.spark.sparklyr import attach_spark as attach_spark
 
 # Names that are loaded on first use, by module.
 _NAMES = {
     "environment.archive": "PackedEnvironment pack_environment_of",
     "fork_server": "without_fork_server",
     "package_files": "own_libraries run_here",
-    "script.options": "add_run_options read_run_plan",
-    "script.run": "run_script",
+    "script.driver": "run_script",
+    "script.run_options": "add_run_options read_run_plan",
     "script.slurm": "describe_batch",
-    "spark.attach": "Handover attach_spark hand_over",
     "spark.barrier": "SparkLauncher",
     "spark.explain": "ask_executors quiet_log",
-    "spark.jobs": "run_watched",
-    "spark.predict": "add_predictions",
-    "spark.records": "read_records write_records",
-    "spark.saved_model": "SavedModel apply_saved_model",
-    "spark.session": "driver_python get_session is_session is_spark_frame read_schema "
-    "read_setting small_batches",
+    "spark.spark_jobs": "run_watched",
+    "spark.predicted_columns": "add_predictions set_up_tensorflow",
+    "spark.spark_records": "call_in_task read_records write_records",
+    "spark.sessions": "Handover ask driver_python get_session hand_over is_session is_spark_frame "
+    "read_schema read_setting ship_package small_batches",
     "spark.slots": "check_slots count_slots",
-    "spark.sparklyr": "SparklyrWorkers",
+    "spark.sparklyr": "SparklyrWorkers attach_spark",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -98,19 +100,10 @@ _GROUP = "tfdist.launchers"
 
 
 def launcher_for(target: Any) -> Launcher:
-    """Return the launcher for the first argument of a call.
+    """Return the launcher for the first argument of a call, or raise `InputError`.
 
-    Parameters
-    ----------
-    target
-        None, which means this machine unless the environment shows that this process is one of
-        several; ``"local"``, a ``pyspark.sql.SparkSession``, a launcher, or what an entry point in
-        the group ``tfdist.launchers`` knows.
-
-    Raises
-    ------
-    InputError
-        ``target`` has a different type or value.
+    None means this machine unless the environment shows that this process is one of several. Entry
+    points in the group ``tfdist.launchers`` may know further values.
     """
     if isinstance(target, Launcher):
         return target
@@ -134,10 +127,7 @@ def launcher_for(target: Any) -> Launcher:
 def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
     """Return the number of workers of a call: its own, the launcher's, or the default.
 
-    Raises
-    ------
-    InputError
-        The call requests a different number than the launcher has.
+    `InputError` if the call requests a different number than the launcher has.
     """
     if isinstance(launcher, Slotted):
         counted = launcher.count_workers(workers)

@@ -1,11 +1,13 @@
-"""Protocols of launchers, and the results that they return."""
+"""Protocols of launchers, the results that they return, and how another thread stops them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from pybackend.core.errors import InputError, Moment
 from pybackend.core.job.job import Job
@@ -13,6 +15,7 @@ from pybackend.core.job.messages import Emit
 from pybackend.core.job.report import Generation, Restart, WorkerReport
 from pybackend.core.words import call_of
 
+Value = TypeVar("Value")
 # Contents by name, of files that every worker gets.
 Files = Mapping[str, bytes]
 # "train" and "validation" rows: columns of arrays, or `DataFrameRows`.
@@ -109,12 +112,8 @@ class Launcher(Protocol):
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job to completion, and clean up. It can be called again for a restart.
 
-        Parameters
-        ----------
-        datasets
-            Rows that the workers read themselves are not included.
-        on_event
-            Receives the workers' events.
+        ``datasets`` has no rows that the workers read themselves. ``on_event`` receives the
+        workers' events.
 
         Raises
         ------
@@ -139,13 +138,7 @@ class Describing(Protocol):
     """A launcher that can describe its plan without starting anything."""
 
     def describe(self, job: Job) -> Submission:
-        """Run the checks of `launch`, and return a description of what it would start.
-
-        Raises
-        ------
-        InputError, ClusterError
-            The job cannot be run here.
-        """
+        """Run the checks of `launch`, and return what it would start."""
 
 
 @runtime_checkable
@@ -155,12 +148,8 @@ class Slotted(Protocol):
     def count_workers(self, wanted: Any) -> Any:
         """Return the number of workers of a call that requests ``wanted``; None: the default.
 
-        ``wanted`` is None if the call does not specify it.
-
-        Raises
-        ------
-        InputError
-            The call requests more workers than this launcher can start.
+        ``wanted`` is None if the call does not specify it. `InputError` if it requests more workers
+        than this launcher can start.
         """
 
 
@@ -173,17 +162,9 @@ class Dividing(Protocol):
     ) -> AbstractContextManager[Sequence[Launcher]]:
         """Return launchers for jobs like ``job``, which may be used on different threads at once.
 
-        Parameters
-        ----------
-        most
-            Maximum number of launchers, because there are no more jobs.
-        parallelism
-            Number of launchers; None: as many as there are slots for, and at least 1.
-
-        Raises
-        ------
-        InputError, ClusterError
-            There are fewer slots than that.
+        There are at most ``most``, as there are no more jobs, and ``parallelism`` of them; None: as
+        many as there are slots for, and at least 1. `InputError` or `ClusterError` if there are
+        fewer slots than that.
         """
 
 
@@ -203,3 +184,34 @@ class QueuedLauncher:
     def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Self]]:
         """Return this launcher several times: the cluster queues jobs for which it has no room."""
         yield [self] * min(most, parallelism or _QUEUED)
+
+
+_EVENT: ContextVar[threading.Event | None] = ContextVar("_EVENT", default=None)
+
+
+@contextmanager
+def holding(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give a variable a value in this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+class StopRequestedError(BaseException):
+    """Another thread stopped the workers of this one, as Ctrl-C does."""
+
+
+@contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """Have launchers in this context stop their workers once the event is set."""
+    with holding(_EVENT, event):
+        yield
+
+
+def check_stop() -> None:
+    """Raise `StopRequestedError` if another thread stopped this one; launchers call it often."""
+    event = _EVENT.get()
+    if event is not None and event.is_set():
+        raise StopRequestedError

@@ -18,38 +18,29 @@ from dataclasses import replace
 from enum import IntEnum, auto
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pybackend
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import Failure, Kind, Moment, printable
-from pybackend.core.figures import show_bytes
+from pybackend.core.job import messages
 from pybackend.core.job.codec import encode_line
 from pybackend.core.job.job import LOGGER, TRAINED, Job
-from pybackend.core.job.messages import (
-    Emit,
-    Failed,
-    FromLauncher,
-    Order,
-    Phase,
-    PrintedLine,
-    Reported,
-    read_event,
-    sent_by,
-)
+from pybackend.core.job.messages import Emit
 from pybackend.core.job.notice import PREEMPTED, RESTARTS
 from pybackend.core.job.report import WorkerReport, read_report
-from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.fork_server import popen, start_worker
-from pybackend.core.launchers.forking import ForkedProcess
-from pybackend.core.launchers.memory import MemoryWatch, OomWatch
+from pybackend.core.launchers.forking import ForkedProcess, end_marked, name_signal, signal_group
 from pybackend.core.launchers.package_files import own_libraries
-from pybackend.core.launchers.processes import StallWatch, end_marked, name_signal, signal_group
+from pybackend.core.launchers.watches import MemoryWatch, OomWatch, StallWatch
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.model.quiet import is_noise
 from pybackend.core.net.rendezvous import address_of, listen, reserve
-from pybackend.core.words import call_of, setting
+from pybackend.core.quiet import is_noise
+from pybackend.core.words import call_of, setting, show_bytes
 from pybackend.core.worker import JOB, REPORT
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.installing import Interpreter
 
 LOG_LINES = 40
 # Workers imported from the zip of a session that had ended
@@ -86,32 +77,16 @@ class State(IntEnum):
 class Child:
     """One worker process, from creating its folder to reading its report.
 
-    Use it as a context manager: on exit, the process and all its descendants are killed, and its
-    folder and ports are released.
+    A context manager: on exit, the process and all its descendants are killed, and its folder and
+    ports are released.
 
-    Parameters
-    ----------
-    job, rank
-        The worker's job, and its rank.
-    host
-        Address at which the other workers can reach this machine.
-    emit
-        Receives the worker's events; called from a thread.
-    environment
-        Environment variables for the worker, in addition to this process's own.
-    rscript
-        Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
-    server
-        Listening socket on which the worker accepts connections from the others; None: a new one on
-        ``host``.
-    give_up
-        Polled: returns the reason to stop waiting for the worker, or None.
-    notice
-        Polled: returns whether this process received SIGTERM, which is then sent to the worker.
-    orders
-        Polled: returns the next `Order` for the worker, or None.
-    interpreter
-        The Python that runs the worker; None: this process's.
+    Others reach this machine at ``host``. ``emit`` gets the worker's events, from a thread.
+    ``environment`` adds to this process's variables. ``rscript`` runs the worker with Python
+    embedded in R; None: Python itself, that of ``interpreter`` or of this process. On ``server``
+    the worker accepts connections from the others; None: a new socket on ``host``. Three functions
+    are polled: ``give_up`` returns why to stop waiting for the worker, or None; ``notice`` whether
+    this process received SIGTERM, which is then sent to the worker; ``orders`` the next message for
+    the worker, or None.
     """
 
     def __init__(
@@ -125,19 +100,13 @@ class Child:
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
         notice: Callable[[], bool] = lambda: False,
-        orders: Callable[[], FromLauncher | None] = lambda: None,
+        orders: Callable[[], messages.FromLauncher | None] = lambda: None,
         interpreter: Interpreter | None = None,
     ) -> None:
-        self._interpreter = interpreter
-        self._give_up = give_up
-        self._notice = notice
-        self._orders = orders
-        self.job = job
-        self.rank = rank
-        self.host = host
-        self._emit = emit
+        self.job, self.rank, self.host = job, rank, host
+        self._emit, self._give_up, self._notice, self._orders = emit, give_up, notice, orders
+        self._rscript, self._interpreter = rscript, interpreter
         self._environment = dict(environment or {})
-        self._rscript = rscript
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -163,7 +132,6 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Kill the process, remove its folder, and close its ports; a second call does nothing."""
         self.kill()
         self._server.close()
         if self._reservation is not None:
@@ -174,7 +142,6 @@ class Child:
 
     @property
     def is_closed(self) -> bool:
-        """True once its folder is removed."""
         return self._state == State.CLOSED
 
     def _enter(self, state: State, reason: str = "") -> None:
@@ -192,13 +159,11 @@ class Child:
                 self._emit(Moment(time.time(), name, reason, self.rank, self.host))
 
     def _check(self, state: State) -> None:
-        """Raise an error if it starts twice, or does anything before it is started."""
         if (self._state == State.MADE) != (state == State.STARTED) and state != State.CLOSED:
             raise RuntimeError(f"a child that is {self._state.name} cannot become {state.name}")
 
     @property
     def pid(self) -> int:
-        """Process ID of the worker."""
         assert self._process is not None
         return self._process.pid
 
@@ -226,18 +191,16 @@ class Child:
         self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
         self._read(self._process.stdout, self._pass_on_line)
 
-    def go(self, order: FromLauncher) -> None:
-        """Send the worker an `Order`, for example with the addresses of all workers."""
+    def go(self, order: messages.FromLauncher) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        if isinstance(order, Order):
+        if isinstance(order, messages.Order):
             rank = self.rank if order.rank is None else order.rank
             self._enter(State.JOINED, f"rank {rank} of {len(order.peers)}")
-        try:
+        # If it died, its report or exit status has the reason.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(encode_line(order))
             self._process.stdin.flush()
-        except BrokenPipeError:  # it died; its report or exit status has the reason
-            pass
 
     def wait(self) -> WorkerReport:
         """Wait for the worker's report; if it ends without one, return a report of the failure."""
@@ -290,7 +253,6 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """Kill the process and its descendants."""
         process = self._process
         if process is None:
             return
@@ -319,11 +281,8 @@ class Child:
 
     def model(self) -> tuple[str, bytes] | None:
         """Return the format and content of the trained model's file, or None if there is none."""
-        for kind in TRAINED:
-            path = self.folder / f"trained.{kind}"
-            if path.exists():
-                return kind, path.read_bytes()
-        return None
+        paths = {kind: self.folder / f"trained.{kind}" for kind in TRAINED}
+        return next(((kind, p.read_bytes()) for kind, p in paths.items() if p.exists()), None)
 
     def _start(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes] | ForkedProcess:
         folder, variables = str(self.folder), self._variables()
@@ -378,20 +337,20 @@ class Child:
 
     def _pass_on_event(self, line: bytes) -> None:
         try:
-            event = read_event(line)
+            event = messages.read_event(line)
         except ValueError:  # the process was killed while it wrote this line
             return
-        if isinstance(event, Reported):
+        if isinstance(event, messages.Reported):
             self._enter(State.REPORTED)
             self._has_reported.set()
-        elif isinstance(event, Failed):  # the worker cannot write its report
+        elif isinstance(event, messages.Failed):  # the worker cannot write its report
             self._last_words = event.failure
             self._enter(State.REPORTED, event.failure.message)
             self._has_reported.set()
         else:
-            if isinstance(event, Phase) and not event.lasts:
+            if isinstance(event, messages.Phase) and not event.lasts:
                 self._emit(Moment(time.time(), event.name, "", self.rank, self.host))
-            self._emit(sent_by(event, self.rank, self.host))
+            self._emit(messages.sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
         # The last state of a progress bar.
@@ -401,7 +360,7 @@ class Child:
             return
         self._log.append(text)
         if self.job.reports_lines:
-            self._emit(PrintedLine(text, self.rank, self.host))
+            self._emit(messages.PrintedLine(text, self.rank, self.host))
 
     def _describe_excess(self, used: int) -> Failure:
         limit = show_bytes(self.job.resources.bytes or 0)
@@ -419,10 +378,8 @@ class Child:
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
-            job = self.job
-            may_be_kept = job.kind == "train" and not job.can_go_on
-            advice = _PREEMPTED_ADVICE if may_be_kept else ""
-            return self._fail("Preempted", PREEMPTED, advice)
+            may_be_saved = self.job.kind == "train" and not self.job.can_go_on
+            return self._fail("Preempted", PREEMPTED, _PREEMPTED_ADVICE if may_be_saved else "")
         if status < 0:
             message = f"the process was {_name_status(status)}"
         else:
@@ -455,11 +412,9 @@ def _name_status(status: int) -> str:
 
 
 def find_disk() -> str | None:
-    """Return the parent of the worker's folder, or None for the default.
-
-    The default folder for temporary files may be small, or in memory. Spark tells its tasks which
-    folders are configured for its data; a TMPDIR that you set takes precedence.
-    """
+    """Return the parent of the worker's folder, or None for the default."""
+    # The default folder for temporary files may be small, or in memory. Spark tells its tasks which
+    # folders are configured for its data; a TMPDIR that you set takes precedence.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
     return folder if is_usable else None

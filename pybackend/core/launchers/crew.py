@@ -14,7 +14,7 @@ from pybackend.core.errors import ClusterError, Failure, Moment, WorkerFailedErr
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.launchers.stopping import check_stop
+from pybackend.core.launchers.base import check_stop
 
 if TYPE_CHECKING:
     from pybackend.core.launchers.child import Child
@@ -35,7 +35,6 @@ _SHORT_GRACE_SECONDS = 3.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
-    """Return the failure of a worker whose launcher has been silent for ``seconds``."""
     # Nobody is left there to see that the worker is stopped, and the others waited for hours
     # (test_a_first_process_that_is_stopped_with_its_worker_is_named).
     return Failure(
@@ -60,16 +59,7 @@ def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
     return others if any(failure.is_loss for failure in others) else failures
 
 
-def describe_loss(failure: Failure) -> Note:
-    """Return the note about a lost worker when training continues without it."""
-    return Note(
-        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
-        "without it and its rows"
-    )
-
-
 def lost_at(failure: Failure) -> Moment:
-    """Return the moment at which a training lost a worker without which it continues."""
     return Moment(failure.time, "lost", failure.message, failure.rank, failure.host)
 
 
@@ -84,32 +74,16 @@ class Crew:
     A launcher starts the workers and passes on what it hears of them. Everything that launchers
     have in common is here: the first cause, the time that others have to report an earlier one,
     losses that a training survives, and the answers of observers. Workers that join and leave
-    (`pybackend.core.launchers.elastic`) count by their number instead of their rank.
+    (`pybackend.core.launchers.elastic_workers`) count by their number instead of their rank.
 
-    Parameters
-    ----------
-    job
-        Their job; None: any failure ends it.
-    on_event
-        As in `Launcher.launch`.
-    answer
-        Sends a worker the session's answer to its event.
-    hosts
-        Host of all workers, or of each rank, for messages.
-    ends_together
-        Whether the cluster itself ends all workers when one fails, even if training could continue.
-    grace
-        Time after the first failure in which the others may report, or end; None: as long as an
-        earlier failure may take.
+    Without a ``job``, any failure ends it. ``answer`` sends a worker the session's answer to its
+    event. ``hosts``, for messages, is the host of all workers, or of each rank. ``ends_together``
+    means that the cluster itself ends all workers when one fails, even if training could continue.
+    ``grace`` is the time in seconds after the first failure in which the others may report, or end;
+    None: as long as an earlier failure may take.
 
-    Attributes
-    ----------
-    reports
-        What is known of the end of each worker, by rank.
-    has_failed
-        True if any worker has failed or was lost.
-    latest
-        Time, as in `time.monotonic`, at which `follow` stops waiting in any case.
+    ``reports`` is what is known of the end of each worker, by rank. At ``latest``, a time of
+    `time.monotonic`, `follow` stops waiting in any case.
     """
 
     def __init__(
@@ -122,12 +96,8 @@ class Crew:
         ends_together: bool = False,
         grace: float | None = None,
     ) -> None:
-        self._job = job
-        self._on_event = on_event
-        self._answer = answer
-        self._hosts = hosts
-        self._ends_together = ends_together
-        self._grace = grace
+        self._job, self._on_event, self._answer = job, on_event, answer
+        self._hosts, self._ends_together, self._grace = hosts, ends_together, grace
         self.latest = math.inf
         self.reports: dict[int, WorkerReport] = {}
         self.has_failed = False
@@ -184,11 +154,12 @@ class Crew:
 
     def announce_losses(self) -> None:
         """Report the losses that training survives to the user, each of them once."""
-        for report in list(self.reports.values()):
-            if report.failure is not None and report.rank not in self._announced:
-                self._announced.add(report.rank)
-                self._on_event(describe_loss(report.failure))
-                self._on_event(lost_at(report.failure))
+        for rank, report in list(self.reports.items()):
+            if (lost := report.failure) is not None and rank not in self._announced:
+                self._announced.add(rank)
+                text = f"worker {lost.rank} on {lost.host} was lost ({lost.message})"
+                self._on_event(Note(f"{text}: training continues without it and its rows"))
+                self._on_event(lost_at(lost))
 
     def find_fatal(self) -> list[Failure]:
         """Return the failures that end a job: all of them until asynchronous training begins."""
@@ -206,22 +177,11 @@ class Crew:
     ) -> None:
         """Wait until all workers have reported, or the time after the first failure is over.
 
-        Parameters
-        ----------
-        listen
-            Passes on what has arrived, or waits up to this many seconds for something.
-        look
-            Passes on what the platform knows, and raises `ClusterError` if the workers cannot start
-            or continue; a worker's report of the cause takes precedence.
-        check
-            Called as often as ``look``; its errors are raised immediately.
-        seconds
-            Time limit for all reports.
-
-        Raises
-        ------
-        ClusterError
-            As ``look`` raised it, if no worker has reported another cause.
+        ``listen`` passes on what has arrived, or waits up to this many seconds for something.
+        ``look`` passes on what the platform knows, and raises `ClusterError` if the workers cannot
+        start or continue; it is raised here unless a worker has reported the cause. ``check`` is
+        called as often, and its errors are raised immediately. ``seconds`` limits the time for all
+        reports.
         """
         self.latest, trouble = min(self.latest, time.monotonic() + seconds), None
         while self.missing:
@@ -243,24 +203,15 @@ class Crew:
             raise trouble
 
     def conclude(self, explain: Explain = lambda one: one) -> list[WorkerReport]:
-        """Return all reports by rank.
+        """Return all reports by rank; `WorkerFailedError` if failures end the job.
 
-        Parameters
-        ----------
-        explain
-            Adds to a failure what only the launcher knows.
-
-        Raises
-        ------
-        WorkerFailedError
-            Failures end the job; the earliest is the cause.
+        ``explain`` adds to a failure what only the launcher knows.
         """
         self.deadline()  # reports the last losses
         for rank in [] if self._ends_together else self.missing:
             text = "ended by the launcher because another worker failed"
             host = self._hosts if isinstance(self._hosts, str) else self._hosts[rank]
-            stopped = Failure(rank, host, "Stopped", text, time=time.time())
-            self.lose([stopped])
+            self.lose([Failure(rank, host, "Stopped", text, time=time.time())])
         self.raise_any(explain)
         return [report for _, report in sorted(self.reports.items())]
 
@@ -286,9 +237,8 @@ def follow_child(child: Child, say: Callable[[WorkerReport], object]) -> None:
         try:
             report = child.wait()
         except Exception as error:  # any error: else the launcher would wait forever
-            failure = Failure(
-                child.rank, child.host, type(error).__name__, str(error), time=time.time()
-            )
+            kind, text = type(error).__name__, str(error)
+            failure = Failure(child.rank, child.host, kind, text, time=time.time())
             report = WorkerReport(child.rank, child.host, child.pid, failure=failure)
         say(report)
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -24,21 +26,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import pybackend.core.launchers.forking as forking
 from pybackend.core.job.job import LOGGER
-from pybackend.core.launchers.forking import (
-    ANSWER_SECONDS,
-    PROGRAM,
-    RUN_WORKER,
-    SERVE,
-    ForkedProcess,
-    find_server,
-)
-from pybackend.core.launchers.processes import kill_all
-from pybackend.core.launchers.worker_kind import WorkerKind, describe_worker
-from pybackend.core.machine.capacity import read_free_memory
+from pybackend.core.launchers.base import holding
+from pybackend.core.machine.capacity import list_gpus, read_free_memory
 from pybackend.core.machine.processes import name_process
 
 VARIABLE = "TFDIST_FORK_SERVER"
@@ -49,7 +45,7 @@ _MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 20.0
 _END_SECONDS = 2.0
-_START = f"import sys; del sys.path[0]; {RUN_WORKER}"
+_START = f"import sys; del sys.path[0]; {forking.RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
 _OWNER: ContextVar[str | None] = ContextVar("_OWNER", default=None)
@@ -62,28 +58,18 @@ def start_worker(
     variables: Mapping[str, str],
     may_fork: bool,
     python: str = sys.executable,
-) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start a worker's process: fork it if there is a fork server for it.
+) -> subprocess.Popen[bytes] | forking.ForkedProcess:
+    """Start a worker's process: fork it if there is a fork server for it, else run ``python``.
 
-    Parameters
-    ----------
-    folder
-        The worker's folder.
-    descriptors
-        The worker's listening socket and its pipe for events.
-    variables
-        The worker's environment.
-    may_fork
-        Whether TensorFlow may already be imported when the worker starts.
-    python
-        The Python that is started, unless the worker is forked.
+    It inherits ``descriptors``, its listening socket and its pipe for events. ``may_fork`` is
+    whether TensorFlow may already be imported when it starts.
     """
     kind = describe_worker(variables, python) if may_fork and not is_off() else None
     if kind is not None:
         servers = _find_servers(_OWNER.get())
         if forked := servers.fork(kind, folder, descriptors, variables):
             return forked
-    return popen([python, *PROGRAM, _START, folder], descriptors, variables)
+    return popen([python, *forking.PROGRAM, _START, folder], descriptors, variables)
 
 
 def popen(
@@ -105,21 +91,14 @@ def popen(
 def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterator[None]:
     """Start a fork server after this block for workers like those of the block, if memory allows.
 
-    This raises no error of its own, which would replace the result of the block.
-
-    Parameters
-    ----------
-    processes
-        Number of processes on this machine that do the same.
-    owner
-        The process with which the server ends, as in `name_process`. Other processes with the same
-        owner use it, too. None: this process, which alone uses it.
+    This raises no error of its own, which would replace the result of the block. ``processes`` is
+    the number of processes on this machine that do the same. The server ends with ``owner``, as in
+    `name_process`, and other processes with this owner use it, too; None: this process alone.
     """
-    token = _OWNER.set(owner)
     try:
-        yield
+        with holding(_OWNER, owner):
+            yield
     finally:
-        _OWNER.reset(token)
         try:
             _find_servers(owner).keep(processes)
         except Exception as error:
@@ -127,7 +106,6 @@ def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterato
 
 
 def stop_fork_server() -> None:
-    """Stop the fork servers of this process."""
     with contextlib.suppress(OSError):  # this is not Linux
         _find_servers(None).close()
 
@@ -136,33 +114,19 @@ def stop_fork_server() -> None:
 def without_fork_server() -> Iterator[None]:
     """Have no fork server in this block, because its import of TensorFlow would take time there."""
     stop_fork_server()
-    token = _IS_SUSPENDED.set(True)
-    try:
+    with holding(_IS_SUSPENDED, True):
         yield
-    finally:
-        _IS_SUSPENDED.reset(token)
 
 
 @contextlib.contextmanager
 def expecting_workers() -> Iterator[None]:
     """Start a fork server before the first worker of this block, because many equal ones follow."""
-    token = _EXPECTS_MORE.set(True)
-    try:
+    with holding(_EXPECTS_MORE, True):
         yield
-    finally:
-        _EXPECTS_MORE.reset(token)
 
 
 class ForkServers:
-    """The fork servers of one owner on this host, at most one for each kind of worker.
-
-    Parameters
-    ----------
-    owner
-        The process with which they end, as in `name_process`.
-    most
-        Most servers at a time.
-    """
+    """The fork servers of one owner, as in `name_process`, at most one for each kind of worker."""
 
     def __init__(self, owner: str, most: int) -> None:
         self._owner = owner
@@ -176,7 +140,6 @@ class ForkServers:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def name(self, kind: WorkerKind) -> str:
-        """Return the name of the socket of the server for a kind of worker."""
         return self._prefix + kind.digest()
 
     def list_names(self) -> list[str]:
@@ -198,19 +161,18 @@ class ForkServers:
         folder: str,
         descriptors: Sequence[int],
         variables: Mapping[str, str],
-    ) -> ForkedProcess | None:
-        """Fork a worker; return None if no server starts such workers."""
+    ) -> forking.ForkedProcess | None:
         name, pid = self.name(kind), None
         connection = socket.socket(socket.AF_UNIX)
         try:
             self._want(kind)
-            connection.settimeout(ANSWER_SECONDS)
+            connection.settimeout(forking.ANSWER_SECONDS)
             connection.connect(name)
-            pid, patience = find_server(connection), ANSWER_SECONDS
+            pid, patience = forking.find_server(connection), forking.ANSWER_SECONDS
             if pid is None:
                 limit = self._deadlines.setdefault(name, time.monotonic() + _IMPORT_SECONDS)
                 patience = max(0.01, limit - time.monotonic())
-            return ForkedProcess(connection, descriptors, variables, [folder], patience)
+            return forking.ForkedProcess(connection, descriptors, variables, [folder], patience)
         except OSError as error:
             LOGGER.debug("the fork server is not used: %s", error)
             connection.close()
@@ -239,7 +201,6 @@ class ForkServers:
             self._wanted = []
 
     def close(self) -> None:
-        """Stop all servers."""
         with self._lock:
             self._wanted = []
             for name in self.list_names():
@@ -255,7 +216,6 @@ class ForkServers:
                 self._start(kind)
 
     def _is_new(self, kind: WorkerKind) -> bool:
-        """Return whether no server starts such workers."""
         return self.name(kind) not in self.list_names()
 
     def _make_room(self, new: int, processes: int) -> bool:
@@ -274,7 +234,7 @@ class ForkServers:
             listener.bind(name)
             listener.listen()
             process = subprocess.Popen(
-                [kind.python, *PROGRAM, SERVE, str(listener.fileno()), self._owner],
+                [kind.python, *forking.PROGRAM, forking.SERVE, str(listener.fileno()), self._owner],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -294,7 +254,7 @@ class ForkServers:
             # A process that waits for a frozen disk cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_END_SECONDS)
-        kill_all(partial(_find_pids, name), _END_SECONDS)
+        forking.kill_all(partial(_find_pids, name), _END_SECONDS)
 
 
 def _find_pids(name: str) -> list[int]:
@@ -302,7 +262,7 @@ def _find_pids(name: str) -> list[int]:
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         connection.settimeout(_END_SECONDS)
         connection.connect(name)
-        if pid := find_server(connection):
+        if pid := forking.find_server(connection):
             return [pid]
     return []
 
@@ -313,7 +273,6 @@ def _make_servers(owner: str, most: int) -> ForkServers:
 
 
 def _find_servers(owner: str | None) -> ForkServers:
-    """Return the servers of an owner; None: this process."""
     # A fork of the session has another name, and so other servers: at its exit, it killed the
     # session's (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
     return _make_servers(owner or name_process(os.getpid()), _MOST if owner is None else 1)
@@ -323,5 +282,78 @@ atexit.register(stop_fork_server)
 
 
 def is_off() -> bool:
-    """Return whether this session has no fork servers."""
     return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF
+
+
+# Variables that no import reads; those of sshd and of systemd differ in each connection, so that
+# no later call forked its workers (test_later_calls_use_it_and_nothing_is_left).
+_UNREAD = (
+    *("TMPDIR", "TFDIST_RANK", "TFDIST_WORKER", "TFDIST_HOST"),
+    *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "KRB5CCNAME"),
+    *("INVOCATION_ID", "JOURNAL_STREAM", "XDG_SESSION_ID"),
+)
+# Ends of paths that change when packages are installed, but not with a user's files.
+_OF_PACKAGES = (".zip", "-packages")
+# logind's cgroup of a connection, which has no limits of its own.
+_LOGIN = re.compile(r"/session-\w+\.scope$", re.MULTILINE)
+# Variables that TensorFlow's import sets, in this process or in the worker; None: to any value.
+_SET_BY_IMPORT = {
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY": "1",
+    "HDF5_PLUGIN_PATH": "disable",
+    "TF2_BEHAVIOR": "1",
+    "TPU_ML_PLATFORM": "Tensorflow",
+    "TPU_ML_PLATFORM_VERSION": None,
+}
+# GPUs of AMD, and those of Windows.
+_DEVICES = (Path("/dev/kfd"), Path("/dev/dxg"))
+# Lines of /proc/PID/status.
+_INHERITED = ("CapEff", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "Umask")
+_LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """All that a worker gets at its start, which the workers of one fork server have in common."""
+
+    python: str
+    variables: Mapping[str, str]
+    inherited: Any
+
+    def digest(self) -> str:
+        content = self.python, sorted(self.variables.items()), self.inherited
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+
+
+def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | None:
+    """Return the kind of worker that this process would start; None if it must not be forked."""
+    # What TensorFlow does with a GPU after a fork was not tested.
+    numbers = [number for number in list_gpus(variables) if not number.startswith("-")]
+    has_gpus = numbers or any(device.exists() for device in _DEVICES)
+    if sys.platform != "linux" or has_gpus:
+        return None
+    try:
+        status = Path("/proc/thread-self/status").read_text().splitlines()
+        inherited = (
+            [line for line in status if line.startswith(_INHERITED)],
+            Path("/proc/self/oom_score_adj").read_text(),
+            _LOGIN.sub("", Path("/proc/self/cgroup").read_text()),
+            [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS],
+            (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
+            (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+            sorted(os.sched_getaffinity(0)),
+            os.stat("/proc/self/ns/pid").st_ino,  # containers may share the namespace of names
+            _read_times(variables.get("PYTHONPATH", "").split(os.pathsep)),
+        )
+    except OSError:
+        return None
+    fixed = {name: value for name, value in variables.items() if name not in _UNREAD}
+    for name, value in _SET_BY_IMPORT.items():
+        if fixed.get(name) == value or value is None:
+            fixed.pop(name, None)
+    return WorkerKind(python, fixed, inherited)
+
+
+def _read_times(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """Return when packages in these places were last installed or removed."""
+    places = [path for path in paths if path.endswith(_OF_PACKAGES) and os.path.exists(path)]
+    return [(path, os.stat(path).st_mtime_ns) for path in places]

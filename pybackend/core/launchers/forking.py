@@ -3,11 +3,14 @@
 A launcher connects to the server, which forks a guardian. The launcher sends this one descriptors
 and a line of JSON. The guardian forks the worker, sends its PID, and, once the worker and all its
 descendants have ended, its exit status. Each end checks that the other one belongs to its user.
+
+The functions at the end kill what a worker, forked or not, has started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,12 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.launchers.processes import adopt_orphans, end_descendants
-from pybackend.core.machine.processes import is_process
+from pybackend.core.machine import processes
 
 IDLE_SECONDS = 600.0
 _HUNG_SECONDS = 300.0
@@ -46,7 +49,7 @@ _IMPORT = "from pybackend.core.launchers.forking import serve"
 # memory.
 SERVE = (
     f"import sys, gc, signal; del sys.path[0]; signal.alarm({_HUNG_SECONDS:.0f}); gc.disable(); "
-    "import keras, pybackend.core.data.reading, pybackend.core.engine.score; "
+    "import keras, pybackend.core.data.reading, pybackend.core.engine.evaluation; "
     "import pybackend.core.engine.train; "
     "gc.freeze(); gc.enable(); "
     f"{_IMPORT}; signal.alarm(0); serve(int(sys.argv[1]), sys.argv[2]); {RUN_WORKER}"
@@ -66,24 +69,10 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 class ForkedProcess:
     """The part of `subprocess.Popen` that launchers use, for a forked process.
 
-    Parameters
-    ----------
-    connection
-        Connection to the server, which this object closes.
-    descriptors
-        File descriptors that the process inherits. Their numbers in the process are its last
-        command-line arguments.
-    variables
-        The process's environment.
-    arguments
-        The process's first command-line arguments.
-    patience
-        Seconds to wait for a server that still imports TensorFlow.
-
-    Raises
-    ------
-    OSError
-        The server has ended, or does not answer. Then the process does not run.
+    It takes over ``connection``, to the server. The process inherits ``descriptors``, whose numbers
+    there are its last command-line arguments, after ``arguments``. ``patience`` is the time in
+    seconds to wait for a server that still imports TensorFlow. `OSError` if the server has ended,
+    or does not answer: then the process does not run.
     """
 
     def __init__(
@@ -124,7 +113,6 @@ class ForkedProcess:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while the process runs."""
         with self._lock:
             if self.returncode is None and self._has_answer(0):
                 status = self._receive(_STATUS)
@@ -135,7 +123,6 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended, at most ``timeout`` seconds; return the exit status."""
         if self.poll() is None:
             with contextlib.suppress(ValueError):  # another thread has read the status
                 self._has_answer(timeout)
@@ -145,7 +132,6 @@ class ForkedProcess:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
@@ -164,16 +150,9 @@ class ForkedProcess:
 
 
 def serve(number: int, owner: str) -> None:
-    """Fork a worker for each connection; return in the worker alone.
+    """Fork a worker for each connection to the socket ``number``; return in the worker alone.
 
-    The server exits with its owner, or when it has been idle for `IDLE_SECONDS`.
-
-    Parameters
-    ----------
-    number
-        File descriptor of the listening socket.
-    owner
-        The process with which it ends, as in `name_process`.
+    The server exits with its owner, as in `name_process`, or when it was idle for `IDLE_SECONDS`.
     """
     listener = socket.socket(fileno=number)
     os.chdir("/")  # the session's directory can be removed; a worker gets its own
@@ -187,7 +166,7 @@ def serve(number: int, owner: str) -> None:
     with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3
         requests.register(os.pidfd_open(int(owner.partition("-")[0])), select.POLLIN)
     last = time.monotonic()
-    while is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
+    while processes.is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
         if number not in dict(requests.poll(_LOOK_SECONDS * 1000)):
             continue
         with listener.accept()[0] as connection:
@@ -205,10 +184,7 @@ def serve(number: int, owner: str) -> None:
 def find_server(connection: socket.socket) -> int | None:
     """Return the PID of the server at the other end; None while it imports TensorFlow.
 
-    Raises
-    ------
-    PermissionError
-        It belongs to another user.
+    `PermissionError` if it belongs to another user.
     """
     if not is_same_user(connection):
         raise PermissionError("it belongs to another user")
@@ -227,7 +203,6 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def _read_peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the PID and the user of the other end of a Unix socket."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, user, _ = _PEER.unpack(peer)
     return pid, user
@@ -236,17 +211,11 @@ def _read_peer(connection: socket.socket) -> tuple[int, int]:
 def attend(
     connection: socket.socket, enter: Callable[[Mapping[str, Any]], object]
 ) -> Mapping[str, Any]:
-    """Fork a worker as the connection asks; return in the worker alone, with the message.
+    """Fork a worker as a `ForkedProcess` asks; return in the worker alone, with the message.
 
     The calling process is the worker's guardian: it exits after the worker. When the launcher ends
-    first, it resumes a stopped worker, which then notices that.
-
-    Parameters
-    ----------
-    connection
-        Connection to a `ForkedProcess`.
-    enter
-        Called in the worker with the message before anything else.
+    first, it resumes a stopped worker, which then notices that. The worker calls ``enter`` with the
+    message before anything else.
     """
     connection.settimeout(ANSWER_SECONDS)
     connection.sendall(READY)
@@ -285,7 +254,6 @@ def attend(
 
 
 def _resume_when_left(connection: socket.socket, worker: int) -> None:
-    """Resume a stopped worker when its launcher has closed the connection."""
     # It would stay stopped forever, with its folder, as only a running process reads its lifeline.
     ends = select.poll()
     ends.register(connection, select.POLLRDHUP)
@@ -295,7 +263,6 @@ def _resume_when_left(connection: socket.socket, worker: int) -> None:
 
 
 def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
-    """Take the launcher's descriptors, folder, environment and arguments."""
     import numpy as np
 
     for number, descriptor in enumerate(received[:3]):
@@ -321,3 +288,98 @@ def _read_first_environment() -> set[str]:
     """Return the names of the variables with which this process, or the server, was started."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return {os.fsdecode(entry.partition(b"=")[0]) for entry in entries if entry}
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_EVERY_SECONDS = 0.01
+
+
+def adopt_orphans() -> None:
+    """Become the parent of any descendant whose own parent ends, so that no daemon escapes.
+
+    Linux only; elsewhere only process groups are killed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def name_signal(number: int) -> str:
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def when_orphaned(number: signal.Signals) -> Callable[[], None]:
+    """Return a function that makes the system signal this process when its parent ends."""
+    # Loaded here, because that must not happen after a fork.
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def ask() -> None:
+        if library is not None:
+            library.prctl(_PR_SET_PDEATHSIG, number)
+
+    return ask
+
+
+def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of a process that has adopted orphans, and wait for them to end.
+
+    The wait for a process that hangs in the kernel ends after ``seconds``, and ``spared`` children
+    are not killed.
+    """
+    # A killed child's own children become children of this process, so each round goes one
+    # generation deeper.
+    kill_all(lambda: set(processes.list_children()) - set(spared), seconds, reap)
+
+
+def kill_all(
+    find: Callable[[], Collection[int]],
+    seconds: float,
+    after: Callable[[Collection[int]], object] = lambda pids: None,
+) -> None:
+    """Find and kill processes repeatedly until none are found or time runs out.
+
+    ``after`` is called with the processes that were just killed.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := find()) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        after(found)
+        time.sleep(_KILL_EVERY_SECONDS)
+
+
+def reap(pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+_MARKED_SECONDS = 2.0
+
+
+def end_marked(variable: str, value: str) -> None:
+    """Kill all of this user's processes that inherited an environment variable with this value.
+
+    Linux only: elsewhere only process groups are killed. This does not wait for a process that
+    hangs in the kernel.
+    """
+    # A child may have left its parent's process group (`setsid`), and its parent may have exited.
+    kill_all(partial(_find_marked, f"{variable}={value}".encode()), _MARKED_SECONDS)
+
+
+def _find_marked(mark: bytes) -> list[int]:
+    found = []
+    for pid in processes.list_processes():
+        with contextlib.suppress(OSError):  # of other users, or just exited
+            if mark in processes.read_variables(pid):
+                found.append(pid)
+    # One that has ended may wait for its parent.
+    states = {pid: processes.read_main_thread(pid) for pid in found}
+    return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

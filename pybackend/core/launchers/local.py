@@ -18,27 +18,26 @@ from pybackend.core.data.arrays import Columns, count_rows, shard
 from pybackend.core.data.files import check_folder
 from pybackend.core.data.row_store import link_columns, write_columns
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Event, Note, Order
 from pybackend.core.job.notice import Notice, at_own_end
 from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import THIS
+from pybackend.core.job.worker_options import THIS
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.child import Child, find_disk
 from pybackend.core.launchers.crew import Crew, follow_child, take_all
-from pybackend.core.launchers.elastic import Said, train_elastically
+from pybackend.core.launchers.elastic_workers import Said, train_elastically
 from pybackend.core.launchers.fork_server import (
     expecting_workers,
     keeping_fork_server,
     stop_fork_server,
 )
-from pybackend.core.launchers.place import find_place
+from pybackend.core.launchers.joined.place import find_place
 from pybackend.core.launchers.shares import find_shortage, share_of_machine, this_machine
 from pybackend.core.machine.capacity import read_free_memory
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import setting, show
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import setting, show, show_bytes
 
 HOST = "127.0.0.1"
 # Least private memory of a process that has imported TensorFlow.
@@ -69,7 +68,6 @@ class LocalLauncher:
         self._lane = lane
 
     def check(self, job: Job) -> None:
-        """Check cores, memory, GPUs and folders."""
         if job.resources.environment != THIS:
             reject_environment(
                 job,
@@ -92,7 +90,6 @@ class LocalLauncher:
     def divide(
         self, job: Job, most: int, parallelism: int | None
     ) -> Iterator[Sequence[LocalLauncher]]:
-        """Divide the cores, GPUs and memory of this machine."""
         workers = job.most_workers
         lanes = min(most, parallelism or _count_lanes(job))
         if shortage := find_shortage(job.resources, workers * lanes, this_machine()):
@@ -112,21 +109,18 @@ class LocalLauncher:
         else:
             shares = self._lane.shares[: job.most_workers]
         if isinstance(job, TrainingJob) and job.is_elastic:
-            with LocalSite(job, files, datasets, HOST, shares) as site:
+            with LocalSite(job, files, datasets, shares) as site:
                 return train_elastically(job, datasets, on_event, site)
-        shards = {
-            name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
-            for name, columns in datasets.items()
-        }
+        ranks = range(job.workers)
+        shards = {n: [shard(c, job.workers, rank) for rank in ranks] for n, c in datasets.items()}
         events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
             notice, children = Notice(), []
             for rank, variables in enumerate(shares):
-                started = Child(job, rank, HOST, events.put, variables, notice=notice)
-                child = stack.enter_context(started)
+                child = Child(job, rank, HOST, events.put, variables, notice=notice)
+                children.append(stack.enter_context(child))
                 # Start the process first, because its imports take seconds.
                 child.start(files)
-                children.append(child)
             for name, parts in shards.items():
                 shares_all = name == "train" and job.shuffles_globally
                 if self._lane is None:
@@ -204,13 +198,7 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
 
 
 class SharedRows:
-    """Rows that are written once, for the workers of several jobs on this machine.
-
-    Parameters
-    ----------
-    folder
-        Folder for them, on the disk of the workers' folders.
-    """
+    """Rows that are written once, on the disk of the workers' folders, for several jobs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -219,7 +207,6 @@ class SharedRows:
         self._written: dict[tuple[int, int], tuple[Columns, list[Path]]] = {}
 
     def link(self, children: Sequence[Child], name: str, columns: Columns, parts: int) -> None:
-        """Link rows, divided into a number of parts, into the folders of the children."""
         key = id(columns), parts
         with self._lock:
             if key not in self._written:
@@ -248,60 +235,34 @@ def _count_lanes(job: Job) -> int:
     return max(1, min(most) // workers)
 
 
-class LocalSite:
+class LocalSite(ExitStack):
     """A `Site` whose workers are processes on this machine; a context manager, which stops them.
 
-    Parameters
-    ----------
-    files, datasets
-        As in `Launcher.launch`.
-    host
-        Address at which the workers reach each other.
-    shares
-        Environment variables for the worker in each slot.
+    ``shares`` has the variables for the worker in each slot.
     """
 
     def __init__(
-        self,
-        job: Job,
-        files: Files,
-        datasets: DataSets,
-        host: str,
-        shares: Sequence[Mapping[str, str]],
+        self, job: Job, files: Files, datasets: DataSets, shares: Sequence[Mapping[str, str]]
     ) -> None:
+        super().__init__()
         self.places = len(shares)
-        self._host = host
-        self._job = job
-        self._files = files
-        self._datasets = datasets
-        self._shares = shares
+        self._job, self._files, self._datasets, self._shares = job, files, datasets, shares
         self._children: list[Child] = []
-        self._stack = ExitStack()
-
-    def __enter__(self) -> LocalSite:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> Child:
-        child = Child(self._job, number, self._host, say, self._shares[place])
-        self._stack.enter_context(child)
+        child = self.enter_context(Child(self._job, number, HOST, say, self._shares[place]))
+        # The rows are written once, and linked into the folders of the other workers.
+        holder = next((c for c in self._children if not c.is_closed), None)
         try:
             child.start(self._files)
             for name, columns in self._datasets.items():
-                self._give_rows(child, name, columns)
+                if holder is not None:
+                    link_columns(child.folder / name, holder.folder / name)
+                else:
+                    write_columns(child.folder / name, columns)
         except BaseException:
             child.close()
             raise
         self._children.append(child)
         follow_child(child, say)
         return child
-
-    def _give_rows(self, child: Child, name: str, columns: Columns) -> None:
-        """Write the rows once, and link them into the folders of the other workers."""
-        holder = next((c for c in self._children if not c.is_closed), None)
-        if holder is not None:
-            link_columns(child.folder / name, holder.folder / name)
-        else:
-            write_columns(child.folder / name, columns)

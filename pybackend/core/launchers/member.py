@@ -12,30 +12,31 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.row_store import unify_layout
+from pybackend.core.data.row_store import check_layouts, read_layouts, unify_layout
 from pybackend.core.errors import ClusterError, Failure, InputError
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Arrival, Emit, FromLauncher, Order
 from pybackend.core.job.notice import Notice
-from pybackend.core.job.packages import (
+from pybackend.core.job.report import WorkerReport
+from pybackend.core.job.worker_options import Resources
+from pybackend.core.launchers.child import Child
+from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
+from pybackend.core.machine import look_up, own_address
+from pybackend.core.machine.packages import (
     SET_PYSPARK_PYTHON,
     find_difference,
     read_versions,
     read_versions_in,
 )
-from pybackend.core.job.report import WorkerReport
-from pybackend.core.job.resources import Resources
-from pybackend.core.launchers.child import Child
-from pybackend.core.launchers.environment.installing import Interpreter
-from pybackend.core.launchers.shares import find_shortage, limit_threads, this_machine
-from pybackend.core.machine.identity import look_up, own_address
-from pybackend.core.net.rendezvous import address_of, new_token, split_address
-from pybackend.core.net.secret import derive_token
+from pybackend.core.net.authentication import derive_token, new_token
+from pybackend.core.net.rendezvous import address_of, split_address
 from pybackend.core.words import call_of, setting, speak
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.installing import Interpreter
 
 
 class Group(Protocol):
@@ -67,7 +68,7 @@ class Group(Protocol):
         """
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Writer of the rows that a member receives."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
@@ -100,7 +101,7 @@ class Member:
 
     job: Job
     files: Mapping[str, bytes] = field(repr=False)
-    source: Source | None
+    source: RowSource | None
     token: str = field(repr=False)
     driver: str | None
     loopback: bool
@@ -119,21 +120,10 @@ class Member:
         notice: Notice | None = None,
         orders: Callable[[], FromLauncher | None] = lambda: None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
-        """Run one worker until it reports.
+        """Run one worker until it reports, possibly a failure; rank 0 returns its model, too.
 
-        Parameters
-        ----------
-        batches
-            This member's rows, in a form that ``source`` reads.
-        emit
-            Receives the worker's events.
-        rscript, server, give_up, notice, orders
-            As in `Child`.
-
-        Returns
-        -------
-        tuple
-            The report, possibly of a failure; and on rank 0 the model's format and content.
+        ``batches`` are this member's rows, in a form that ``source`` reads. ``emit`` gets the
+        worker's events. The other arguments are those of `Child`.
         """
         speak(self.job.language)
         host = self._host(group) if server is None else split_address(address_of(server))[0]
@@ -147,7 +137,6 @@ class Member:
     def _run(
         self, child: Child, group: Group, batches: Iterable[Any], notice: Notice | None
     ) -> WorkerReport:
-        """Send the worker its rows, connect it to the others, and wait for it to end."""
         error: Exception | None = None
         try:
             check_allotted(group, self.job.resources)
@@ -203,7 +192,10 @@ class Member:
         failed = [rank for rank, arrival in enumerate(everyone) if arrival.has_failed]
         if failed:
             return _describe(child, error) if error else _stop(child, failed[0])
-        if shortage := _find_shortage(child, everyone):
+        # Each worker has its own cores and GPUs; a machine's memory is not divided.
+        memory = Resources(memory=self.job.resources.memory)
+        neighbours = sum(arrival.host == child.host for arrival in everyone)
+        if shortage := find_shortage(memory, neighbours, this_machine(), child.host):
             return _describe(child, ClusterError(shortage))
         try:
             check_layouts([arrival.layouts for arrival in everyone])
@@ -212,7 +204,6 @@ class Member:
         return None
 
     def read_packages(self) -> dict[str, Any]:
-        """Return the path of the workers' Python on this host, and the versions of its packages."""
         if self.interpreter is None:
             return read_versions()
         return read_versions_in(self.interpreter.python, self.interpreter.sites())
@@ -229,10 +220,7 @@ class Member:
 
 
 def _meet(
-    child: Child,
-    group: Group,
-    error: Exception | None,
-    read_packages: Callable[[], dict[str, Any]],
+    child: Child, group: Group, error: Exception | None, read_packages: Callable[[], dict[str, Any]]
 ) -> list[Arrival]:
     own = Arrival(
         address=child.address,
@@ -253,13 +241,7 @@ def _meet(
 
 
 def read_arrival(text: str, name: str) -> Arrival:
-    """Return the handshake message of a member.
-
-    Raises
-    ------
-    ClusterError
-        The message cannot be read. The error names the member.
-    """
+    """Return the handshake message of a member; `ClusterError` names one that cannot be read."""
     try:
         return decode(text, Arrival)
     except ValueError as error:
@@ -289,14 +271,6 @@ def check_allotted(group: Group, resources: Resources) -> None:
                 f"({setting(resources=call_of('Resources', **{name: ...}))}), but was started with "
                 f"{has}: request more where it is started, or less in `resources`"
             )
-
-
-def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
-    """Return a message if this machine has too little memory for its workers, else None."""
-    neighbours = sum(arrival.host == child.host for arrival in everyone)
-    # Each worker has its own cores and GPUs; a machine's memory is not divided.
-    wanted = Resources(memory=child.job.resources.memory)
-    return find_shortage(wanted, neighbours, this_machine(), child.host)
 
 
 def _describe(child: Child, error: Exception) -> Failure:

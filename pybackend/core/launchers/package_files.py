@@ -19,23 +19,21 @@ def own_libraries() -> dict[str, str]:
     """Return the variable that makes a process load this Python's library; empty if not needed."""
     listed = os.environ.get(_VARIABLE)
     folder = sysconfig.get_config_var("LIBDIR")
-    if not listed or not folder or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        return {}
-    if listed.split(os.pathsep)[0] == folder:
-        return {}
-    if not folder.startswith(sys.base_prefix):  # it was moved, with its library
-        return {}
-    return {_VARIABLE: f"{folder}{os.pathsep}{listed}"}
+    is_needed = (
+        listed
+        and folder
+        and sysconfig.get_config_var("Py_ENABLE_SHARED")
+        and listed.split(os.pathsep)[0] != folder
+        and folder.startswith(sys.base_prefix)  # else it was moved, with its library
+    )
+    return {_VARIABLE: f"{folder}{os.pathsep}{listed}"} if is_needed else {}
 
 
 def load_own_libraries() -> None:
-    """Restart this process if it may have loaded another Python's library.
-
-    With the wrong library most of Python works, but some modules, such as `ssl`, cannot be
-    imported.
-    """
+    """Restart this process if it may have loaded another Python's library."""
     if wanted := own_libraries():
-        # The same program, with the variable.
+        # The same program, with the variable: with the wrong library most of Python works, but some
+        # modules, such as `ssl`, cannot be imported.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **wanted})  # noqa: S606
 
 
@@ -45,26 +43,21 @@ _ROOT = Path(pybackend.__file__).parent
 
 
 def package_root() -> str:
-    """Return the folder from which this package is imported."""
     return str(_ROOT.parent.resolve())
 
 
 def run_here(module: str, *words: str) -> list[str]:
-    """Return the command that calls ``main`` of a module of this package.
-
-    Not `python -m`: with it, files in the current directory would shadow installed modules.
-    """
+    """Return the command that calls ``main`` of a module of this package."""
+    # Not `python -m`: with it, files in the current directory would shadow installed modules.
     program = f"import sys; sys.path[0] = {package_root()!r}; "
-    program += f"from pybackend.{module} import main; main(*sys.argv[1:])"
+    program += f"from pybackend.core.{module} import main; main(*sys.argv[1:])"
     return [sys.executable, "-c", program, *words]
 
 
 def package_files() -> dict[str, bytes]:
-    """Return this package's files by name, for an archive from which it can be imported.
-
-    Compiled code is included, because Python would compile sources in an archive in every process.
-    Other releases of Python use the sources.
-    """
+    """Return this package's files by name, for an archive from which it can be imported."""
+    # Python would compile sources in an archive in every process; other releases of Python use
+    # them.
     sources = read_sources()
     return sources | {
         f"{name}c": _compile(name, source)
@@ -84,7 +77,6 @@ def library_files() -> dict[str, bytes]:
 
 
 def read_sources() -> dict[str, bytes]:
-    """Return the sources among `package_files`."""
     return {
         str(Path("pybackend") / path.relative_to(_ROOT)): path.read_bytes()
         for path in sorted(_ROOT.rglob("*"))

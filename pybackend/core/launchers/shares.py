@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pybackend.core.figures import show_bytes
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.machine.capacity import count_cores, list_gpus, read_machine
+from pybackend.core.words import show_bytes
 
 _ADVICE = "request less in `resources`, or start fewer workers there"
 
@@ -33,7 +33,6 @@ def this_machine() -> Machine:
 
 
 def limit_threads(cores: int) -> dict[str, str]:
-    """Return the variables that limit a process to this number of cores."""
     return {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
 
 
@@ -43,17 +42,10 @@ def share_of_machine(
     resources: Resources | None = None,
     gpus: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """Divide this machine's cores and GPUs among the workers, unless the user already has.
+    """Divide this machine's cores and GPUs among the workers, unless ``environment`` already does.
 
-    Parameters
-    ----------
-    environment
-        Environment variables with which the user may have divided them.
-    resources
-        The resources requested for each worker; not checked against the machine, unlike in
-        `find_shortage`.
-    gpus
-        Numbers of the GPUs; None: the GPUs of this machine.
+    ``resources``, for each worker, are not checked against the machine, unlike in `find_shortage`.
+    ``gpus`` are numbers; None: the GPUs of this machine.
     """
     wanted = resources or Resources()
     limits = limit_threads(wanted.cpus or max(1, count_cores() // workers))
@@ -71,9 +63,8 @@ def share_of_machine(
 
 
 def find_shortage(
-    resources: Resources, workers: int, machine: Machine, place: str = "this machine"
+    resources: Resources, workers: int, machine: Machine, host: str = "this machine"
 ) -> str | None:
-    """Return a message if a machine does not have enough for its workers, else None."""
     gpus = len(machine.usable_gpus)
     for kind, each, has, show in (
         ("cpus", resources.cpus, machine.cores, str),
@@ -84,7 +75,7 @@ def find_shortage(
             many = f"{workers} workers need" if workers > 1 else "a worker needs"
             total = f" ({show(each)} each)" if workers > 1 else ""
             return (
-                f"{many} {_name(kind, show(each * workers))}{total}, but {place} has {show(has)}: "
+                f"{many} {_name(kind, show(each * workers))}{total}, but {host} has {show(has)}: "
                 f"{_ADVICE}"
             )
     return None

@@ -43,7 +43,7 @@ def count_cores(root: Path = _ROOT) -> int:
     of a core is not counted, because a thread for it would mostly wait.
     """
     found = [float(_count_affinity())]
-    for version, folder in list_groups("cpu", root):
+    for version, folder in list_control_groups("cpu", root):
         with suppress(OSError, ValueError):  # "max", or -1: no quota
             if version == 2:
                 quota, period = map(int, (folder / "cpu.max").read_text().split())
@@ -66,7 +66,7 @@ def read_memory(root: Path = _ROOT) -> float:
     found = [read_meminfo("MemTotal", root=root)]
     with suppress(OSError, ValueError):
         found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
-    for version, folder in list_groups("memory", root):
+    for version, folder in list_control_groups("memory", root):
         found.append(_read_number(folder / _MEMORY[version][0]))
     return min(found)
 
@@ -74,14 +74,11 @@ def read_memory(root: Path = _ROOT) -> float:
 def read_free_memory(root: Path = _ROOT, swaps: bool = False) -> float:
     """Return the memory in bytes that this process can still use before the system kills.
 
-    Parameters
-    ----------
-    swaps
-        Whether swap space counts, too. In a group of version 1, it is left out.
+    With ``swaps``, swap space counts, too; in a group of version 1, it is left out.
     """
     spare = read_meminfo("SwapFree", root=root) if swaps else 0.0
     found = [read_meminfo("MemAvailable", root=root) + spare]
-    for version, folder in list_groups("memory", root):
+    for version, folder in list_control_groups("memory", root):
         limit, current, given_back = _MEMORY[version]
         with suppress(OSError, ValueError):
             used = int((folder / current).read_text())
@@ -112,19 +109,11 @@ def read_meminfo(*names: str, root: Path = _ROOT) -> float:
         return float("inf")
 
 
-def list_groups(kind: str, root: Path = _ROOT) -> Any:
-    """Yield the control groups of this process for a kind of resource, and all their parents.
+def list_control_groups(kind: str, root: Path = _ROOT) -> Any:
+    """Yield the control groups of this process for "memory" or "cpu", and all their parents.
 
-    Parameters
-    ----------
-    kind
-        ``"memory"`` or ``"cpu"``.
-
-    Yields
-    ------
-    tuple
-        Version (1 or 2), and folder. A container often sees its own group as the root, beside the
-        path that the group has on the host.
+    A group is its version (1 or 2), and its folder. A container often sees its own group as the
+    root, beside the path that the group has on the host.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -41,7 +41,6 @@ def check_temporary_folder() -> None:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command that cleans up when its input ends."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

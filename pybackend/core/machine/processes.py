@@ -19,36 +19,18 @@ _PS_SECONDS = 10
 
 @dataclass(frozen=True)
 class Stat:
-    """Status of a process or a thread, as the system reports it.
+    """Status of a process or a thread, as the system reports it."""
 
-    Attributes
-    ----------
-    state
-        As in `ps`: ``"R"`` running, ``"S"`` sleeping, ``"D"`` in the kernel, ``"T"`` stopped,
-        ``"Z"`` ended and not reaped, ...
-    parent, session
-        IDs of the parent process, and of the leader of the session.
-    cpu
-        Time that it has computed, in a form that only changes if it computes.
-    started
-        Start, in ticks since the machine started.
-    """
-
+    # As in `ps`: R running, S sleeping, D in the kernel, T stopped, Z ended and not reaped, ...
     state: str
     parent: int
-    session: int
-    cpu: str
-    started: str
+    session: int  # ID of its leader
+    cpu: str  # time that it has computed, in a form that only changes if it computes
+    started: str  # in ticks since the machine started
 
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
-    """Return what the system reports of a process.
-
-    Raises
-    ------
-    OSError
-        It has ended and was reaped, or this is not Linux.
-    """
+    """Raise `OSError` if the process has ended and was reaped, or this is not Linux."""
     return _parse((proc / str(pid) / "stat").read_text(errors="replace"))
 
 
@@ -92,13 +74,7 @@ def find_family(pid: int) -> set[int]:
 
 
 def name_process(pid: int) -> str:
-    """Return the PID and start time of a process, which no later process has; Linux only.
-
-    Raises
-    ------
-    OSError
-        It has ended.
-    """
+    """Return the PID and start time of a process, which no later process has; Linux only."""
     stat = read_stat(pid)
     if stat.state in "ZX":
         raise ProcessLookupError(f"process {pid} has ended")
@@ -106,7 +82,7 @@ def name_process(pid: int) -> str:
 
 
 def is_process(name: str) -> bool:
-    """Return whether the process that `name_process` named is running."""
+    """True if the process that `name_process` named is running."""
     try:
         return name_process(int(name.partition("-")[0])) == name
     except OSError:
@@ -119,12 +95,7 @@ def read_main_thread(pid: int) -> tuple[str, str] | None:
         if (_PROC / "self/stat").exists():
             stat = read_stat(f"{pid}/task/{pid}")
             return stat.state, stat.cpu
-        shown = subprocess.run(
-            ["ps", "-o", "state=,cputime=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=_PS_SECONDS,
-        ).stdout.split()
+        shown = _ps("-o", "state=,cputime=", "-p", str(pid)).split()
         return shown[0][0], shown[1]
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
@@ -133,10 +104,7 @@ def read_main_thread(pid: int) -> tuple[str, str] | None:
 def read_variables(pid: int) -> list[bytes]:
     """Return the variables with which a process started, as ``name=value``.
 
-    Raises
-    ------
-    OSError
-        It has ended, or belongs to another user.
+    Raises `OSError` if it has ended, or belongs to another user.
     """
     return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
@@ -162,13 +130,18 @@ def measure_peak() -> int:
 def measure_group(pid: int) -> int:
     """Return the memory of a process group, on systems without ``/proc``, such as macOS."""
     try:
-        shown = subprocess.run(
-            ["ps", "-axo", "pgid=,rss="], capture_output=True, text=True, timeout=_PS_SECONDS
-        ).stdout
+        shown = _ps("-axo", "pgid=,rss=")
     except (OSError, subprocess.SubprocessError):
         return 0
     pairs = (line.split() for line in shown.splitlines())
     return sum(int(size) * 1024 for group, size in pairs if int(group) == pid)
+
+
+def _ps(*options: str) -> str:
+    shown = subprocess.run(
+        ["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS, check=False
+    )
+    return shown.stdout
 
 
 def _read_kilobytes(pid: int, file: str, name: str) -> int:

@@ -37,10 +37,7 @@ _DEEPEST = 200_000
 def pickle_objects(value: Any) -> bytes:
     """Pickle a value that holds models, layers, optimizers or callbacks.
 
-    Raises
-    ------
-    InputError
-        Names the attribute that cannot be pickled, such as a lock or an open file.
+    Raises `InputError`, which names an attribute that cannot be pickled, such as a lock.
     """
     return pickle_value(value, "the model", dump=_dump)
 
@@ -74,8 +71,6 @@ class _Snapshot:
 
 
 class _Copies:
-    """Callable that returns a new copy of a value."""
-
     def __init__(self, content: bytes) -> None:
         self._content = content
 
@@ -85,6 +80,8 @@ class _Copies:
 
 def _dump(value: Any, send_code: Callable[[Any], None], shared: list[Any] | None = None) -> bytes:
     """Pickle in a thread with a large stack: each layer is pickled inside the previous one."""
+    # A deep model exceeds the recursion limit, and a higher limit alone lets it
+    # exceed the stack, which kills the process.
     file = io.BytesIO()
     pickler = _Pickler(file, value, send_code, shared)
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
@@ -135,7 +132,6 @@ class _Pickler(Pickler):
         return len(self._shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
         self._send_code(value)
         if isinstance(value, (type, FunctionType)):
             return super().reducer_override(value)
@@ -156,6 +152,7 @@ class _Pickler(Pickler):
 
     def _attributes(self, value: Any) -> dict[str, Any]:
         attributes = dict(vars(value))
+        # A traced function holds the graph of this process, which cannot be pickled.
         if isinstance(value, keras.Model):
             attributes |= {name: None for name in TRACED if name in attributes}
         return {name: self._free(item) for name, item in attributes.items()}
@@ -163,18 +160,18 @@ class _Pickler(Pickler):
     def _free(self, item: Any) -> Any:
         """Replace keys that are addresses or names, which differ in other processes."""
         if isinstance(item, dict) and item and all(key in self._keys for key in item):
-            return _Renamed([(*self._keys[key], each) for key, each in item.items()])
+            return _Later(_make_named, [(*self._keys[key], each) for key, each in item.items()])
         if isinstance(item, set) and item and all(key in self._keys for key in item):
-            return _Renamed([(*self._keys[key], None) for key in item], is_set=True)
+            return _Later(_make_names, [(*self._keys[key], None) for key in item])
         if isinstance(item, set) and any(type(key) is int and key in self._known for key in item):
-            return _Addresses([self._known[key] for key in item if key in self._known])
+            return _Later(_make_addresses, [self._known[key] for key in item if key in self._known])
         if isinstance(item, set) and item:
             found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
             nodes = [
                 (self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known
             ]
             if len(nodes) == len(item):
-                return _Nodes(nodes)
+                return _Later(_make_nodes, nodes)
         return item
 
 
@@ -186,40 +183,37 @@ class _LocalUnpickler(pickle.Unpickler):
         self._shared = shared
 
     def persistent_load(self, number: Any) -> Any:
-        """Return the class or function with this number."""
         return self._shared[number]
 
 
-class _Renamed:
-    """Dict or set whose keys are names that variables have in their own process."""
+class _Later:
+    """Attribute made from parts only once these are complete: it has their addresses or names."""
 
-    def __init__(self, items: list[tuple[Any, str, Any]], is_set: bool = False) -> None:
-        self._items = items
-        self._is_set = is_set
-
-    def restore(self) -> dict[Any, Any] | set[Any]:
-        found = {vars(variable.value)[name]: item for variable, name, item in self._items}
-        return set(found) if self._is_set else found
-
-
-class _Nodes:
-    """Set of node names, each of which begins with the address of a layer."""
-
-    def __init__(self, nodes: list[tuple[Any, str]]) -> None:
-        self._nodes = nodes
-
-    def restore(self) -> set[str]:
-        return {f"{id(layer)}{rest}" for layer, rest in self._nodes}
-
-
-class _Addresses:
-    """Set of addresses of parts, with which Keras marks objects as visited."""
-
-    def __init__(self, parts: list[Any]) -> None:
+    def __init__(self, make: Callable[[Any], Any], parts: list[Any]) -> None:
+        self._make = make
         self._parts = parts
 
-    def restore(self) -> set[int]:
-        return {id(part) for part in self._parts}
+    def make(self) -> Any:
+        return self._make(self._parts)
+
+
+def _make_named(items: list[tuple[Any, str, Any]]) -> dict[Any, Any]:
+    """Return a dict whose keys are names that variables have in this process."""
+    return {vars(variable.value)[name]: item for variable, name, item in items}
+
+
+def _make_names(items: list[tuple[Any, str, Any]]) -> set[Any]:
+    return set(_make_named(items))
+
+
+def _make_nodes(nodes: list[tuple[Any, str]]) -> set[str]:
+    """Return names of nodes, each of which begins with the address of a layer."""
+    return {f"{id(layer)}{rest}" for layer, rest in nodes}
+
+
+def _make_addresses(parts: list[Any]) -> set[int]:
+    """Return addresses of parts, with which Keras marks objects as visited."""
+    return {id(part) for part in parts}
 
 
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
@@ -227,7 +221,7 @@ def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
     attributes, items = state
     vars(value).update(
         {
-            name: item.restore() if isinstance(item, (_Renamed, _Nodes, _Addresses)) else item
+            name: item.make() if isinstance(item, _Later) else item
             for name, item in attributes.items()
         }
     )
@@ -278,7 +272,7 @@ def _reduce_tensorflow(value: Any) -> Any:
         return tf.constant, (value.numpy(), value.dtype.name)
     if isinstance(value, tf.DType):
         return tf.as_dtype, (value.name,)
-    if isinstance(value, tf.distribute.Strategy):
+    if isinstance(value, tf.distribute.Strategy):  # the one under which the worker unpickles
         return tf.distribute.get_strategy, ()
     if isinstance(value, tf.lookup.StaticHashTable):
         keys, values = value.export()
@@ -287,7 +281,7 @@ def _reduce_tensorflow(value: Any) -> Any:
 
 
 def _make_empty(kind: Any) -> Any:
-    """Return an object without attributes: the `__init__` of its class is not called."""
+    # `__init__` is not called: its arguments are not known.
     return kind.__new__(kind)
 
 

@@ -30,13 +30,6 @@ _MONITORING = (
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Reject objects that are not Keras callbacks.
-
-    Raises
-    ------
-    InputError
-        Names the object's class.
-    """
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
             name = callback.__name__
@@ -48,13 +41,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def check_sharded_callbacks(callbacks: Sequence[Any]) -> None:
-    """Reject callbacks that use the optimizer's state of all weights.
-
-    Raises
-    ------
-    InputError
-        Names the callback's class.
-    """
+    """Reject callbacks that use the optimizer's state of all weights."""
     for callback in callbacks:
         saves_all = isinstance(callback, keras.callbacks.ModelCheckpoint)
         if saves_all and not callback.save_weights_only:
@@ -125,11 +112,8 @@ def count_items(callbacks: Sequence[Any]) -> dict[str, int]:
                 parts = list(list_parts(part, _is_of_user))
             for name, value in parts:
                 last = name.rpartition(".")[2]
-                if (
-                    isinstance(value, list | dict)
-                    and not last.startswith("_")
-                    and last not in _OF_KERAS
-                ):
+                is_own = not last.startswith("_") and last not in _OF_KERAS
+                if is_own and isinstance(value, list | dict):
                     found[name.rpartition("`")[2]] = len(value)
     return found
 

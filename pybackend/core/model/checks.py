@@ -1,32 +1,28 @@
-"""Reject models whose distributed training would not equal that of a single process.
-
-A loss with a mask is a mean over valid steps, not over rows.
+"""Reject models that the workers cannot get unchanged, or cannot train as a single process would.
 
 The checks raise an error before training starts, because a wrong result would look like a correct
-one.
+one. A loss with a mask is a mean over valid steps, not over rows. R functions exist only in the R
+session, and cannot be pickled.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob, TrainingJob
-from pybackend.core.job.options import Exchange, LocalSteps
-from pybackend.core.model.view import ModelView, find_outputs, flatten, has_own
+from pybackend.core.job.worker_options import Exchange, LocalSteps
+from pybackend.core.model.view import ModelView, find_outputs, flatten, has_own, read_closure
 from pybackend.core.words import setting, show, term
 
 
 def check_masks(view: ModelView) -> None:
-    """Reject masks combined with several losses or other means: each would need its own weights.
-
-    Raises
-    ------
-    InputError
-        Names the model or the layer.
-    """
+    """Reject masks combined with several losses or other means: each would need its own weights."""
     if not view.has_masked_loss:
         return
     model = view.model
@@ -47,21 +43,12 @@ def check_masks(view: ModelView) -> None:
             )
 
 
-_MEANS = ("sum_over_batch_size", "mean")
-
-
 def check_model(view: ModelView, job: ModelJob) -> None:
-    """Reject models that the workers of a job cannot train exactly.
-
-    Raises
-    ------
-    InputError
-        Names the part of the model and what to use instead.
-    """
+    """Reject models that the workers of a job cannot train exactly."""
     model = view.model
     if not isinstance(model, keras.Model):
         raise InputError(f"expected a Keras model, not {type(model).__name__}")
-    if job.kind == "predict":
+    if job.kind == "predict":  # needs no loss, so the model need not be compiled
         return
     _check_compiled(model)
     if not isinstance(job, TrainingJob):
@@ -152,6 +139,7 @@ def _check_sharded(model: Any, job: TrainingJob) -> None:
         reason = "global_clipnorm together with loss_scale_factor"
     if reason is not None:
         raise InputError(f"`shard_optimizer` does not support {reason}. Or omit `shard_optimizer`")
+    # A rank without a variable would have nothing to update.
     count = len(model.trainable_variables)
     if model.built and count < job.workers:
         raise InputError(
@@ -186,13 +174,7 @@ def _check_layers(view: ModelView, job: TrainingJob) -> None:
 
 
 def check_losses(model: Any) -> None:
-    """Reject losses that are not means over rows.
-
-    Raises
-    ------
-    InputError
-        Names the loss and what to use instead.
-    """
+    """Reject losses that are not means over rows."""
     for loss in flatten(model.loss):
         if isinstance(loss, keras.losses.Circle):
             raise InputError(
@@ -200,10 +182,132 @@ def check_losses(model: Any) -> None:
                 f"has only some of them: set {setting(loss_over='global batch')} in `exchange`"
             )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in _MEANS:
+        if reduction not in ("sum_over_batch_size", "mean"):
             name = getattr(loss, "name", type(loss).__name__)
             raise InputError(
                 f"the loss {show(name)} has {setting(reduction=reduction)}: workers average "
                 f"gradients by their rows, so use {setting(reduction='sum_over_batch_size')}, or "
                 f"set {setting(loss_over='global batch')} in `exchange`"
             )
+
+
+_PARTS = (
+    keras.layers.Layer,
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.optimizers.schedules.LearningRateSchedule,
+    keras.regularizers.Regularizer,
+    keras.initializers.Initializer,
+    keras.constraints.Constraint,
+)
+# Names that reticulate and keras3 give to functions without a name.
+_UNNAMED = {"python_function", "anonymous_R_function"}
+
+_ADVICE = {
+    "train": (
+        "Pass the function that builds and compiles the model as `model_fn`: each worker calls it"
+    ),
+    "evaluate": "Evaluate it in this session, or pass a fit that was trained with `model_fn`",
+    "predict": "Predict in this session, or pass a fit that was trained with `model_fn`",
+}
+_ABOUT_CALLBACKS = (
+    "Callbacks that run on the workers must be Keras's own, without R functions; the functions of "
+    "`observer()` run in this session"
+)
+_ABOUT_SCHEDULES = (
+    "Pass a schedule to the optimizer instead, such as "
+    "`keras3::learning_rate_schedule_exponential_decay()`"
+)
+
+
+def check_r_functions(
+    model: Any, callbacks: Sequence[Any], custom_objects: Mapping[str, Any], kind: str
+) -> None:
+    """Reject R functions and classes, which cannot be pickled, in a job of this kind.
+
+    Model None: it is built on the workers.
+    """
+    if found := [] if model is None else _find_r_functions(model, "the model"):
+        raise InputError(f"{_state(found)}. {_ADVICE[kind]}")
+    for callback in callbacks:
+        if found := _find_r_functions(callback, f"the callback `{type(callback).__name__}`"):
+            is_schedule = isinstance(callback, keras.callbacks.LearningRateScheduler)
+            advice = _ABOUT_SCHEDULES if is_schedule else _ABOUT_CALLBACKS
+            raise InputError(f"{_state(found)}. {advice}")
+    if found := [f"`custom_objects${n}`" for n, one in custom_objects.items() if _is_r(one)]:
+        raise InputError(f"{_state(found)}. {_ADVICE[kind]}")
+
+
+def _state(found: Sequence[str]) -> str:
+    *others, last = found
+    if not others:
+        return f"{last} is written in R and exists only in this session"
+    return f"{', '.join(others)} and {last} are written in R and exist only in this session"
+
+
+def _find_r_functions(whole: Any, what: str) -> list[str]:
+    found: dict[int, str] = {}
+    seen = set()
+    waiting = deque([(whole, what)])
+    while waiting:
+        part, what = waiting.popleft()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        kind = type(part)
+        is_r_class = any(map(_is_r, vars(kind).values()))
+        if is_r_class:
+            found.setdefault(id(kind), _describe_class(kind.__name__, what))
+        for name, leaf in _list_leaves(part):
+            if isinstance(leaf, _PARTS):
+                waiting.append((leaf, _describe_part(name, leaf, what)))
+            elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
+                found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
+    return list(found.values())
+
+
+def _list_leaves(part: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in getattr(part, "__dict__", {}).items():
+        yield from ((name.lstrip("_"), leaf) for leaf in flatten(value))
+
+
+def _describe_class(name: str, what: str) -> str:
+    return what if f"`{name}`" in what else f"the class `{name}` of {what}"
+
+
+def _describe_part(name: str, part: Any, owner: str) -> str:
+    bases = {keras.layers.Layer: "layer", keras.metrics.Metric: "metric", keras.losses.Loss: "loss"}
+    kind = next((kind for base, kind in bases.items() if isinstance(part, base)), None)
+    if kind:
+        return f"the {kind} `{part.name}`"
+    return "the optimizer" if name == "optimizer" else f"`{name}` of {owner}"
+
+
+def _describe_function(name: str, function: Any, owner: Any, what: str) -> str:
+    if isinstance(owner, keras.metrics.Metric):
+        return f"the metric{_sign(function)}"
+    if isinstance(owner, keras.losses.Loss) or (isinstance(owner, keras.Model) and name == "loss"):
+        return f"the loss{_sign(function)}"
+    return f"`{name}` of {what}"
+
+
+def _sign(function: Any) -> str:
+    """Return " `name(arguments)`"; empty without a name."""
+    name = function.__name__
+    return "" if name in _UNNAMED else f" `{name}{inspect.signature(function)}`"
+
+
+def _is_r(value: Any) -> bool:
+    """Return whether a function calls R: reticulate keeps a pointer in its closure."""
+    seen = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        part = part.__func__ if inspect.ismethod(part) else part
+        if type(part).__name__ == "PyCapsule":
+            return True
+        if inspect.isfunction(part) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += read_closure(part)
+    return False

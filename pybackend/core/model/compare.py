@@ -45,12 +45,7 @@ def find_differences(view: ModelView, copied: ModelView, kind: Kind = "train") -
 
     Classes, plain attributes of layers and of instances of user-defined classes, and compile
     settings are compared; for training, also the optimizer and variables (shape, type, trainable,
-    value).
-
-    Parameters
-    ----------
-    kind
-        Purpose of the copy: predictions need no loss, and merged weights give the same predictions.
+    value). Predictions need no loss, and merged weights give the same predictions.
     """
     model, copy = view.model, copied.model
     if type(model) is not type(copy):
@@ -95,7 +90,6 @@ def is_random_state(variable: Any) -> bool:
 
 
 def find_other_weights(model: Any, copy: Any) -> list[str]:
-    """List the weights of a copy that differ from those of the model."""
     return _compare_variables("weights", model.weights, copy.weights)
 
 
@@ -340,7 +334,7 @@ def _is_equal(one: Any, other: Any) -> bool:
         one, other = np.asarray(one), np.asarray(other)
         kinds = "fc" if one.dtype.kind in "fc" and other.dtype.kind in "fc" else ""
         return bool(np.array_equal(one, other, equal_nan=bool(kinds)))
-    return type(one) is type(other) and bool(one == other or one != one)
+    return type(one) is type(other) and bool(one == other or one != one)  # NaN equals NaN
 
 
 def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
@@ -348,19 +342,17 @@ def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
 
     The training loss and its gradients are compared if the model is built and has user-defined
     parts; Keras's own parts are determined by their configuration. Random results are not compared.
-
-    Parameters
-    ----------
-    rows
-        Some rows as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    Rows are ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
     model = view.model
     if not (model.built and copy.built and view.custom_parts):
         return []
+    # Keras's own random layers draw the same numbers from the same states.
     states = [v for v in copy.variables if is_random_state(v)]
     for state, own in zip(states, filter(is_random_state, model.variables), strict=False):
         state.assign(own)
     try:
+        # Twice: results that differ by themselves are random.
         own, again = _compute_gradients(model, rows), _compute_gradients(model, rows)
     except Exception:  # rows that do not fit are reported later
         return []
@@ -376,6 +368,7 @@ def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
 @contextmanager
 def keep_state(model: Any) -> Iterator[None]:
     """Restore a model's variables and the random states of Python and numpy at the end."""
+    # A view of its own: a first call of the model creates variables.
     values = [(variable, variable.numpy()) for variable in ModelView(model).list_variables()]
     states = random.getstate(), np.random.get_state()
     try:
@@ -388,7 +381,6 @@ def keep_state(model: Any) -> Iterator[None]:
 
 
 def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
-    """Return a model's loss for predictions, as a tensor."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
     if "training" in inspect.signature(model.compute_loss).parameters:

@@ -1,4 +1,4 @@
-"""Compile settings and optimizer state in model files.
+"""Compile settings and optimizer state in model files, and as text by which models are compared.
 
 When Keras 3 restores an optimizer from its own group in an HDF5 file, it has no variables to
 update, and the next `fit` fails with "Unknown variable". So the state is stored in a separate
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,13 +28,21 @@ from pybackend.core.words import either, setting, show
 
 _GROUP = "tfdist_optimizer_state"
 _KERAS_GROUP = "optimizer_weights"
+_ATTRIBUTE = "tfdist_compile_config"
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+_SHARED = "shared_object_id"
+
+
+def _open(file: Any, mode: str = "r") -> Any:
+    import h5py
+
+    return h5py.File(file, mode)
 
 
 def write_optimizer_state(path: Path, optimizer: Any) -> None:
     """Add the variables of a built optimizer to an HDF5 file."""
-    import h5py
-
-    with h5py.File(path, "r+") as file:
+    with _open(path, "r+") as file:
         group = file.create_group(_GROUP)
         for index, variable in enumerate(optimizer.variables):
             group.create_dataset(str(index), data=variable.numpy().astype(_stored_type(variable)))
@@ -41,9 +50,7 @@ def write_optimizer_state(path: Path, optimizer: Any) -> None:
 
 def remove_keras_optimizer_state(path: Path) -> None:
     """Remove the state that Keras wrote to an HDF5 file, if any."""
-    import h5py
-
-    with h5py.File(path, "r+") as file:
+    with _open(path, "r+") as file:
         if _KERAS_GROUP in file:
             del file[_KERAS_GROUP]
 
@@ -51,14 +58,9 @@ def remove_keras_optimizer_state(path: Path) -> None:
 def restore_optimizer_state(path: Path, model: Any) -> None:
     """Restore the optimizer's state of a loaded model from its HDF5 file, if there is one.
 
-    Raises
-    ------
-    SerializationError
-        The state does not belong to this optimizer; the model is unchanged.
+    Raises `SerializationError` if it does not belong to this optimizer; the model is unchanged.
     """
-    import h5py
-
-    with h5py.File(path, "r") as file:
+    with _open(path) as file:
         group = file.get(_GROUP)
         if group is None:
             return
@@ -67,6 +69,7 @@ def restore_optimizer_state(path: Path, model: Any) -> None:
         datasets = _find_datasets(group, len(variables), model)
         for variable, dataset in zip(variables, datasets, strict=True):
             _check_dataset(dataset, variable)
+        # Only now, so that an error leaves the model unchanged.
         for variable, dataset in zip(variables, datasets, strict=True):
             variable.assign(dataset[()].astype(variable.dtype))
 
@@ -103,11 +106,9 @@ def _stored_type(variable: Any) -> np.dtype[Any]:
 
 def drop_optimizer_state(path: Path) -> None:
     """Remove the optimizer's state from the weights inside a ``.keras`` file."""
-    import h5py
-
-    members = read_members(path)
-    weights = io.BytesIO(members["model.weights.h5"])
-    with h5py.File(weights, "r+") as file:
+    members = _read_members(path)
+    weights = io.BytesIO(members[_WEIGHTS])
+    with _open(weights, "r+") as file:
         if "optimizer" not in file:
             return
         # A loss-scaling optimizer has another one inside.
@@ -116,20 +117,18 @@ def drop_optimizer_state(path: Path) -> None:
         for name in stored:
             if name.rpartition("/")[0].endswith("vars"):
                 del file["optimizer"][name]
-    members["model.weights.h5"] = weights.getvalue()
-    write_members(path, members)
+    _write_members(path, {**members, _WEIGHTS: weights.getvalue()})
 
 
 @contextmanager
 def open_optimizer_state(path: Path) -> Iterator[Sequence[Any]]:
     """Open the optimizer's variables in a ``.keras`` file as HDF5 datasets, in Keras's order."""
-    import h5py
-
     with (
         zipfile.ZipFile(path) as archive,
-        archive.open("model.weights.h5") as member,
-        h5py.File(member, "r") as file,
+        archive.open(_WEIGHTS) as member,
+        _open(member) as file,
     ):
+        # By number: as texts, "10" comes before "2".
         stored = file.get("optimizer/vars") or {}
         yield [stored[str(number)] for number in range(len(stored))]
 
@@ -138,48 +137,38 @@ def compile_without_state(
     path: Path, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
 ) -> None:
     """Compile a model as in its ``.keras`` file, without the optimizer's state for its weights."""
-    config = json.loads(read_members(path)[_CONFIG])
+    config = json.loads(_read_members(path)[_CONFIG])
     if config.get("compile_config"):
         compile_as_written(model, config["compile_config"], custom_objects, safe_mode)
 
 
-def read_members(path: Path) -> dict[str, bytes]:
-    """Return the contents of the members of a ``.keras`` file, by name."""
+def _read_members(path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def write_members(path: Path, members: Mapping[str, bytes]) -> None:
-    """Write a ``.keras`` file with these members."""
+def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
 
 
-_ATTRIBUTE = "tfdist_compile_config"
-_CONFIG = "config.json"
-
-
 def write_compile_settings(path: Path, model: Any) -> None:
     """Add all settings of a compiled model to its HDF5 file, in Keras's format."""
-    import h5py
-
     settings = _describe(model)
     if not settings:
         return
     keras_settings = dict(settings)
     keras_settings["optimizer_config"] = keras_settings.pop("optimizer")
     keras_settings["loss"] = _expand_names(settings.get("loss"))
-    with h5py.File(path, "r+") as file:
+    with _open(path, "r+") as file:
         file.attrs["training_config"] = json.dumps(keras_settings).encode()
         file.attrs[_ATTRIBUTE] = json.dumps(settings).encode()
 
 
 def read_compile_settings(path: Path) -> dict[str, Any] | None:
     """Read what `write_compile_settings` wrote to an HDF5 file; None if there is nothing."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
+    with _open(path) as file:
         written = file.attrs.get(_ATTRIBUTE)
     return None if written is None else dict(json.loads(written))
 
@@ -209,10 +198,10 @@ def complete_archive(path: Path, model: Any) -> None:
     settings = _describe(model)  # with the optimizer, which Keras forgets when it writes HDF5
     missing = {k: v for k, v in settings.items() if v is not None and known.get(k) is None}
     if missing:
-        members = read_members(path)
+        members = _read_members(path)
         config = json.loads(members[_CONFIG])
         config["compile_config"] |= missing
-        write_members(path, {**members, _CONFIG: json.dumps(config).encode()})
+        _write_members(path, {**members, _CONFIG: json.dumps(config).encode()})
 
 
 def _describe(model: Any) -> dict[str, Any]:
@@ -253,3 +242,89 @@ def _expand_names(loss: Any) -> Any:
     if isinstance(loss, (list, tuple)):
         return [_expand_names(item) for item in loss]
     return loss
+
+
+def describe_structure(model: Any) -> str:
+    """Return a model's layers and compile settings as JSON, but not its weights.
+
+    Empty for a model that cannot be described, e.g. of a class without ``get_config``. The learning
+    rate of its optimizer is left out; see `describe_rate`.
+    """
+    import keras
+
+    try:
+        described = dict(keras.saving.serialize_keras_object(model))
+        described.pop("compile_config", None)  # the same settings
+        settings = model.get_compile_config() if model.compiled else None
+        optimizer = _find_optimizer(settings)
+        if optimizer is not None:  # compared separately: `describe_rate`
+            del optimizer["learning_rate"]
+        return describe_config([described, settings])
+    except Exception:  # a custom class may raise any error
+        return ""
+
+
+def describe_rate(model: Any) -> Any:
+    """Return the learning rate of a compiled model's optimizer: a number, or a schedule as JSON.
+
+    None if there is none, or if the model cannot be described.
+    """
+    try:
+        optimizer = _find_optimizer(model.get_compile_config())
+    except Exception:  # a custom class may raise any error
+        return None
+    rate = None if optimizer is None else optimizer["learning_rate"]
+    return rate if isinstance(rate, float) else json.loads(describe_config(rate))
+
+
+def _find_optimizer(settings: Any) -> dict[str, Any] | None:
+    """Return the arguments of the optimizer that has the learning rate, perhaps a wrapped one."""
+    part = settings.get("optimizer") if isinstance(settings, dict) else None
+    while isinstance(part, dict):
+        config = part.get("config")
+        if not isinstance(config, dict):
+            return None
+        if "learning_rate" in config:
+            return config
+        part = config.get("inner_optimizer")
+    return None
+
+
+def describe_config(config: Any) -> str:
+    """Return Keras's configuration of a model as JSON that is the same for equal models.
+
+    It ignores differences that occur between equal models: numbers in names, which Keras increments
+    in every process; memory addresses; seeds that layers have drawn; and the code of lambdas, which
+    contains the name of its file.
+    """
+    marks = {}
+    for number, mark in enumerate(dict.fromkeys(_find_marks(config))):
+        name = re.sub(r"_\d+$", "", mark) if isinstance(mark, str) else "object"
+        marks[mark] = f"{name}#{number}"
+    return json.dumps(_renumber(config, marks))
+
+
+def _find_marks(value: Any) -> Iterator[str | int]:
+    """Yield the names of layers, in order, and the numbers of shared objects."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _find_marks(item)
+    elif isinstance(value, dict):
+        own = [value.get("name"), value.get(_SHARED)]
+        yield from (mark for mark in own if isinstance(mark, str | int))
+        for item in value.values():
+            yield from _find_marks(item)
+
+
+def _renumber(value: Any, marks: Mapping[str | int, str]) -> Any:
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":
+            return "a lambda"
+        items = {key: item for key, item in value.items() if key not in ("seed", "seed_generator")}
+        return {
+            marks.get(key, key): marks[item] if key == _SHARED else _renumber(item, marks)
+            for key, item in items.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_renumber(item, marks) for item in value]
+    return marks.get(value, value) if isinstance(value, str) else value

@@ -10,23 +10,24 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from pybackend.core.errors import SerializationError
-from pybackend.core.model import hdf5_walk
 from pybackend.core.words import show, term
 
 # Reads all names and attributes, as Keras will. Many texts of an attribute may lie in one place, so
 # that only reading them shows their size.
 _PROBE = """
+from __future__ import annotations
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]  # without the current folder
 import os, resource
 import h5py
-path, too_much, source = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-exec(source)
+path, too_much = sys.argv[1], int(sys.argv[2])
+SOURCE_OF_WALK
 if os.path.exists("/proc/self/statm"):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     limit = used + (256 << 20) + 8 * os.path.getsize(path)
@@ -34,7 +35,7 @@ if os.path.exists("/proc/self/statm"):
 try:
     with h5py.File(path, "r") as file:
         dict(file.attrs)
-        for _, item in walk(file):
+        for _, item in _walk(file):
             if item is not None:
                 dict(item.attrs)
 except Exception as error:
@@ -50,15 +51,57 @@ _SMALL_BYTES = 1 << 20
 _SHOWN = 200
 
 
+def _walk(file: Any) -> Iterator[tuple[list[bytes], Any]]:
+    """Yield the path of each object in an open ``h5py.File``, as names, and the object.
+
+    Each object comes once, with None in place of a link. Raises `RecursionError` if groups are
+    nested more than 100 deep; a nested Keras model takes two groups per level.
+    """
+    # HDF5 itself visits objects recursively and builds each one's whole path: it crashes, or takes
+    # minutes, with thousands of nested groups. `_PROBE` contains the text of this function, so it
+    # uses nothing of this module.
+    import h5py
+
+    deepest = 100
+    kinds = {
+        h5py.h5i.GROUP: h5py.Group,
+        h5py.h5i.DATASET: h5py.Dataset,
+        h5py.h5i.DATATYPE: h5py.Datatype,
+    }
+    seen = {h5py.h5o.get_info(file.id).addr}
+    left: list[tuple[list[bytes], Any]] = [([], file.id)]
+    while left:
+        above, group = left.pop()
+        if len(above) > deepest:
+            raise RecursionError(f"has groups nested more than {deepest} deep")
+        names: list[bytes] = []
+        group.links.iterate(names.append)
+        for name in names:
+            path = [*above, name]
+            if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
+                yield path, None
+                continue
+            opened = h5py.h5o.open(group, name)
+            address = h5py.h5o.get_info(opened).addr
+            if address in seen:  # one object may have many names, its own groups among them
+                continue
+            seen.add(address)
+            kind = h5py.h5i.get_type(opened)
+            if kind == h5py.h5i.GROUP:
+                left.append((path, opened))
+            yield path, kinds[kind](opened)
+
+
 def reject_endless_file(path: Path) -> None:
     """Reject an HDF5 file in which the HDF5 library would loop forever, or fill the memory.
 
     A separate process reads it, because only then can such a loop be stopped. Not needed if a
     digest has shown that the file is intact. Other damage is detected when the file is read.
     """
+    program = _PROBE.replace("SOURCE_OF_WALK", inspect.getsource(_walk))
     try:
         tried = subprocess.run(
-            [sys.executable, "-c", _PROBE, str(path), str(_TOO_MUCH), inspect.getsource(hdf5_walk)],
+            [sys.executable, "-c", program, str(path), str(_TOO_MUCH)],
             capture_output=True,
             timeout=_PROBE_SECONDS,
             check=False,
@@ -82,24 +125,15 @@ def reject_endless_file(path: Path) -> None:
 def check_hdf5(file: Path | BinaryIO, size: int) -> None:
     """Reject an HDF5 file that refers to other files, or would fill the memory when read.
 
-    No values are read: links, storage and claimed sizes are in the headers.
-
-    Parameters
-    ----------
-    file, size
-        The file, or its content, and its number of bytes.
-
-    Raises
-    ------
-    SerializationError
-        Names the object: a soft or external link, external storage, a virtual data set, values of
-        variable length, or more bytes than the file can hold.
+    No values are read: links, storage and claimed sizes are in the headers. ``size`` is the number
+    of bytes of the file. Rejected are soft and external links, external storage, virtual data sets,
+    values of variable length, and more bytes than the file can hold.
     """
     import h5py
 
     with h5py.File(file, "r") as opened:
         try:
-            claimed = sum(_check_object(*found) for found in hdf5_walk.walk(opened))
+            claimed = sum(_check_object(*found) for found in _walk(opened))
         except RecursionError as error:
             raise _hostile([b"/"], str(error)) from None
     check_total(claimed, size)
@@ -149,17 +183,6 @@ def check_archive(path: Path, *, is_intact: bool) -> str:
 
     Sizes are compared before anything is unpacked. `zipfile` never unpacks more of a member than
     the archive's directory states.
-
-    Parameters
-    ----------
-    is_intact
-        As in `check_file`.
-
-    Raises
-    ------
-    SerializationError
-        Names the member that is missing, damaged, compressed with a different method than Keras
-        uses, or larger than allowed; for the weights, also as in `check_hdf5`.
     """
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -226,7 +249,6 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def recognize_format(data: bytes) -> Format:
-    """Return the format of a model file, based on its first bytes."""
     if data.startswith(_HDF5_MAGIC):
         return "h5"
     if data.startswith(_ZIP_MAGIC):
@@ -248,10 +270,7 @@ def check_digest(data: bytes, expected: str) -> None:
 def check_file(path: Path, *, is_intact: bool) -> None:
     """Reject damaged files, hostile files and files written by Keras 2.
 
-    Parameters
-    ----------
-    is_intact
-        Whether a digest has shown that the file is unchanged.
+    ``is_intact``: a digest has shown that the file is unchanged.
     """
     if path.suffix == ".h5" and not is_intact:
         reject_endless_file(path)

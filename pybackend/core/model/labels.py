@@ -13,7 +13,7 @@ import numpy as np
 from pybackend.core.data import arrays
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
-from pybackend.core.model.outputs import list_outputs
+from pybackend.core.model.inputs_outputs import list_outputs
 from pybackend.core.model.view import flatten, has_own, is_of_keras
 from pybackend.core.words import either, row_number, show, term
 
@@ -23,19 +23,8 @@ _SPARSE = "sparse_categorical_crossentropy"
 def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains: bool) -> None:
     """Reject data without labels for a model whose loss or metrics Keras computes from labels.
 
-    Parameters
-    ----------
-    columns
-        Names of arrays, as `pybackend.core.data.arrays` flattens them.
-    name
-        The argument that holds them.
-    trains
-        Whether the model is trained on them, not only evaluated.
-
-    Raises
-    ------
-    InputError
-        Names the argument, and the ways to train without labels.
+    The argument ``name`` holds arrays, named as `data.arrays.flatten` names them. ``trains``: the
+    model is trained on them, not only evaluated.
     """
     has_own_step = has_own(model, "train_step" if trains else "test_step")
     if has_own_step or any(column.partition("/")[0] == "y" for column in columns):
@@ -66,21 +55,9 @@ def check_labels(
     """Reject labels that a Keras loss misinterprets, or that are not classes.
 
     Misinterpreted labels train without an error: 1 and 2 as probabilities, for example. On labels
-    that are not classes, TensorFlow fails at some step of training or, on a GPU, returns NaN.
-
-    Parameters
-    ----------
-    columns
-        Arrays by name, as `pybackend.core.data.arrays` flattens them.
-    name
-        The argument that holds them.
-    names_rows
-        Whether the arrays contain all rows, in order.
-
-    Raises
-    ------
-    InputError
-        Names a label, its row, and what the loss accepts.
+    that are not classes, TensorFlow fails at some step of training or, on a GPU, returns NaN. The
+    argument ``name`` holds the arrays, as `data.arrays.flatten` names them. ``names_rows``: they
+    contain all rows, in order.
     """
     weights = columns.get("sample_weight")
     shapes = _find_shapes(model)
@@ -88,20 +65,20 @@ def check_labels(
         labels, shape = columns.get(key), shapes.get(key, ())
         if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
             continue
-        place = _LabelPlace(name, _name_output(model, key), names_rows)
-        _check_range(loss, labels, weights, place)
+        owner = _LabelOwner(name, _name_output(model, key), names_rows)
+        _check_range(loss, labels, weights, owner)
         if _name_function(loss):
             _check_weights(weights, shape, name)
         if len(shape) != 1 or shape[0] is None:
             continue
-        _check_count(loss, labels, shape[0], place)
+        _check_count(loss, labels, shape[0], owner)
         if _is_sparse(loss):
-            _check_classes(loss, labels, shape[0], place)
+            _check_classes(loss, labels, shape[0], owner)
 
 
 @dataclass(frozen=True)
-class _LabelPlace:
-    """Location of labels: the argument, the output in words, and whether rows have numbers."""
+class _LabelOwner:
+    """Owner of labels: the argument, the output in words, and whether rows have numbers."""
 
     argument: str
     output: str
@@ -112,10 +89,10 @@ class _LabelPlace:
         return f"`{self.argument}` has the label {label:g}{self.output}{where}"
 
 
-def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> None:
+def _check_classes(loss: Any, labels: Any, classes: int, owner: _LabelOwner) -> None:
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
-            f"`{place.argument}` has labels of shape {show((classes,))}{place.output}, but the "
+            f"`{owner.argument}` has labels of shape {show((classes,))}{owner.output}, but the "
             "model's loss takes class numbers: "
             f"pass {either('labels.argmax(axis=1)', '`max.col(labels) - 1`')}, or compile with "
             f"{term('CategoricalCrossentropy')}"
@@ -129,10 +106,9 @@ def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> 
         is_class |= flat == ignored
     if not is_class.all():
         row = int(np.argmin(is_class))
-        outputs = "model's" if not place.output else "output's"
+        outputs = f"output's {classes} numbers" if owner.output else f"model's {classes} outputs"
         raise InputError(
-            f"{place.describe(flat[row], row)}, but "
-            f"the {outputs} {classes} {'outputs' if not place.output else 'numbers'} are for the "
+            f"{owner.describe(flat[row], row)}, but the {outputs} are for the "
             f"classes 0 to {classes - 1}: encode the labels accordingly, or give the model an "
             "output for each class"
         )
@@ -153,36 +129,23 @@ def check_class_weight(
 ) -> None:
     """Reject class weights for labels that are not classes, or for classes that cannot occur.
 
-    Parameters
-    ----------
-    class_weight
-        The classes, by number.
-    columns
-        Arrays by name; only ``y`` is checked, with shape (rows,), (rows, 1) or one-hot.
-    name
-        The argument that holds them.
-
-    Raises
-    ------
-    InputError
-        Names a label and its row, or a class.
+    Of the arrays in the argument ``name``, only ``y`` is checked, with shape (rows,), (rows, 1) or
+    one-hot.
     """
     labels = columns.get("y")
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub" or labels.ndim > 2:
         return
-    classes = _count_sparse_classes(model)
     if labels.size > len(labels):
-        classes = labels.shape[-1]
+        classes: int | None = labels.shape[-1]
     else:
         check_are_classes(labels, name)
-        if _find_range(match_losses(model).get("y")) is _BINARY:
-            classes = 2
-    beyond = [code for code in class_weight if classes is not None and code >= classes]
-    if beyond:
-        raise InputError(
-            f"`class_weight` has the class {beyond[0]}, but the model has the classes 0 to "
-            f"{classes - 1}"  # type: ignore[operator]
-        )
+        classes = _count_classes(model)
+    for code in class_weight:
+        if classes is not None and code >= classes:
+            raise InputError(
+                f"`class_weight` has the class {code}, but the model has the classes 0 to "
+                f"{classes - 1}"
+            )
 
 
 def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> None:
@@ -194,14 +157,14 @@ def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> Non
     is_class = np.rint(flat) >= 0
     if not is_class.all():
         row = int(np.argmin(is_class))
-        described = _LabelPlace(name, "", names_rows).describe(flat[row], row)
+        described = _LabelOwner(name, "", names_rows).describe(flat[row], row)
         raise InputError(
             f"{described}, but `class_weight` is for classes, numbered from 0: pass a weight for "
             "each row instead"
         )
 
 
-def _check_count(loss: Any, labels: Any, units: int, place: _LabelPlace) -> None:
+def _check_count(loss: Any, labels: Any, units: int, owner: _LabelOwner) -> None:
     """Reject rows whose number of labels differs from the outputs, if the loss pairs them.
 
     Keras broadcasts one of them to the other, or fails in the first step. Keras's losses of numbers
@@ -222,13 +185,13 @@ def _check_count(loss: Any, labels: Any, units: int, place: _LabelPlace) -> None
             "classes, give the model one output"
         )
     outputs = f"model's {counted(units, 'output')}"
-    if place.output:
-        outputs = f"{counted(units, 'number')}{place.output}"
+    if owner.output:
+        outputs = f"{counted(units, 'number')}{owner.output}"
     pairs = f"the {outputs} with one label"
     if units > 1:
         pairs = f"each of the {outputs} with its own label"
     raise InputError(
-        f"`{place.argument}` has {'one label' if count == 1 else f'{count} labels'} per row, but "
+        f"`{owner.argument}` has {'one label' if count == 1 else f'{count} labels'} per row, but "
         f"the loss {_name_loss(loss)} compares {pairs}: {cure}"
     )
 
@@ -237,16 +200,8 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     """Reject text labels with more values than the model's only output has classes.
 
     A regression loss would interpret the codes of the values as numbers.
-
-    Raises
-    ------
-    InputError
-        Names some of the values, and what the loss accepts.
     """
-    classes = _count_sparse_classes(model)
-    loss = match_losses(model).get("y")
-    if classes is None and loss is not None and _find_range(loss) is _BINARY:
-        classes = 2
+    loss, classes = match_losses(model).get("y"), _count_classes(model)
     if classes is not None and len(levels) > classes:
         raise InputError(
             f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
@@ -262,7 +217,6 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
 
 
 def _show_values(levels: Sequence[Any]) -> str:
-    """Return the first of some values, for messages."""
     return ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
 
 
@@ -294,8 +248,6 @@ _RANGES: Mapping[str, Range] = {
     "poisson": _POSITIVE,
     "mean_squared_logarithmic_error": _POSITIVE,
 }
-
-
 _OF_NUMBERS = {
     "huber",
     "log_cosh",
@@ -329,19 +281,14 @@ def _name_loss(loss: Any) -> str:
     return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
-def _is_usual(model: Any) -> bool:
-    """Return whether Keras computes the training loss from the arguments of `compile`."""
-    return not has_own(model, "train_step", "compute_loss")
-
-
-def take_output(model: Any, name: str, place: int) -> Any:
+def take_output(model: Any, name: str, index: int) -> Any:
     """Return a model of one of several outputs, compiled with its loss; None if not known."""
     losses = match_losses(model)
     loss = losses.get(f"y/{name}", losses.get("y"))
     outputs = getattr(model, "output", None)
     if loss is None or outputs is None:
         return None
-    alone = keras.Model(model.inputs, keras.tree.flatten(outputs)[place])
+    alone = keras.Model(model.inputs, keras.tree.flatten(outputs)[index])
     alone.compile(loss=flatten(loss)[0])
     return alone
 
@@ -349,7 +296,8 @@ def take_output(model: Any, name: str, place: int) -> Any:
 def match_losses(model: Any) -> dict[str, Any]:
     """Return the losses passed to `compile`, by the keys of their labels, as far as known."""
     loss = getattr(model, "loss", None)
-    if loss is None or not _is_usual(model):
+    # Otherwise Keras does not compute the training loss from the arguments of `compile`.
+    if loss is None or has_own(model, "train_step", "compute_loss"):
         return {}
     if not isinstance(loss, (Mapping, list, tuple)):
         return {"y": loss}
@@ -358,8 +306,8 @@ def match_losses(model: Any) -> dict[str, Any]:
         return {"y": flatten(loss)[0]}
     pairs = loss.items() if isinstance(loss, Mapping) else zip(names, loss, strict=False)
     by_name = {name: one for name, one in pairs if len(flatten(one)) == 1}
-    by_place = {f"y/#{place}": by_name[name] for place, name in enumerate(names) if name in by_name}
-    return {**{f"y/{name}": one for name, one in by_name.items()}, **by_place}
+    by_number = {f"y/#{n}": by_name[name] for n, name in enumerate(names) if name in by_name}
+    return {**{f"y/{name}": one for name, one in by_name.items()}, **by_number}
 
 
 def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
@@ -371,7 +319,7 @@ def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
     if len(outputs) == 1:
         return {"y": outputs[0].shape}
     named = {f"y/{output.name}": output.shape for output in outputs}
-    return {**named, **{f"y/#{place}": output.shape for place, output in enumerate(outputs)}}
+    return {**named, **{f"y/#{number}": output.shape for number, output in enumerate(outputs)}}
 
 
 def _name_output(model: Any, key: str) -> str:
@@ -382,7 +330,7 @@ def _name_output(model: Any, key: str) -> str:
     return f" of the output {show(name)}" if name else ""
 
 
-def _check_range(loss: Any, labels: Any, weights: Any, place: _LabelPlace) -> None:
+def _check_range(loss: Any, labels: Any, weights: Any, owner: _LabelOwner) -> None:
     found = _find_range(loss)
     if found is None or not len(labels):
         return
@@ -396,12 +344,15 @@ def _check_range(loss: Any, labels: Any, weights: Any, place: _LabelPlace) -> No
     row = int(np.argmax(is_wrong))
     label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
     taken = taken.format(sparse=term("SparseCategoricalCrossentropy"))
-    raise InputError(f"{place.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
+    raise InputError(f"{owner.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
 
 
-def _count_sparse_classes(model: Any) -> int | None:
-    losses = flatten(getattr(model, "loss", None))
-    if not _is_usual(model) or len(losses) != 1 or not _is_sparse(losses[0]):
+def _count_classes(model: Any) -> int | None:
+    """Return the number of classes for Keras's own loss of the only output; None if not known."""
+    loss = match_losses(model).get("y")
+    if _find_range(loss) is _BINARY:
+        return 2
+    if not _is_sparse(loss):
         return None
     shape = _find_shapes(model).get("y", ())
     return shape[0] if len(shape) == 1 else None

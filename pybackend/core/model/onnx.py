@@ -32,13 +32,7 @@ _RELATIVE = 1e-4
 
 
 def check_onnx_installed() -> None:
-    """Check the packages that export and run ONNX models, without importing them.
-
-    Raises
-    ------
-    InputError
-        One is not installed.
-    """
+    """Check the packages that export and run ONNX models, without importing them."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise InputError(
             f"{missing[0]} is not installed for {sys.executable}, which ONNX files need: "
@@ -49,19 +43,10 @@ def check_onnx_installed() -> None:
 def write_onnx(model: Any, path: Path) -> float:
     """Write a model as an ONNX file, if ONNX Runtime computes the same as Keras.
 
-    Both predict random rows, in two batches of different sizes.
-
-    Returns
-    -------
-    float
-        The largest difference, relative to the largest number of the output.
-
-    Raises
-    ------
-    InputError
-        A package is missing, or the model has text inputs or layers without a counterpart.
-    SerializationError
-        The model cannot be exported, or computes different numbers.
+    Both predict random rows, in two batches of different sizes. Returns the largest difference,
+    relative to the largest number of the output. Raises `InputError` for text inputs and layers
+    without a counterpart, and `SerializationError` if the model cannot be exported, or computes
+    different numbers.
     """
     check_onnx_installed()
     if path.is_dir():
@@ -88,7 +73,6 @@ def write_onnx(model: Any, path: Path) -> float:
 
 
 def encode_onnx(model: Any) -> bytes:
-    """Return a model as an ONNX file; errors are as in `write_onnx`."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(model, path)
@@ -98,14 +82,11 @@ def encode_onnx(model: Any) -> bytes:
 def match_inputs(model: Any, columns: Sequence[str]) -> tuple[OnnxInput, ...]:
     """Return the inputs of a model's ONNX file, each with the tensor that feeds it.
 
-    Parameters
-    ----------
-    columns
-        Names of the tensors, which `check_features` has compared with the model's inputs.
+    The columns name the tensors; `check_features` has compared them with the model's inputs.
     """
     import keras
 
-    from pybackend.core.model.inputs import name_inputs
+    from pybackend.core.model.inputs_outputs import name_inputs
 
     tensors = _list_inputs(model)
     fed = [column for column in columns if column.partition("/")[0] == "x"]
@@ -119,7 +100,7 @@ def match_inputs(model: Any, columns: Sequence[str]) -> tuple[OnnxInput, ...]:
 
 
 def _check_layers(model: Any) -> None:
-    from pybackend.core.model.inputs import find_text_inputs
+    from pybackend.core.model.inputs_outputs import find_text_inputs
     from pybackend.core.model.view import ModelView
 
     layers = [layer for layer in ModelView(model).layers if type(layer).__name__ in _UNSUPPORTED]
@@ -154,7 +135,7 @@ def _draw(rng: np.random.Generator, tensor: Any, rows: int) -> Array:
 def _predict(model: Any, batch: Sequence[Array]) -> list[Array]:
     import keras
 
-    from pybackend.core.model.quiet import quiet_about_traces
+    from pybackend.core.quiet import quiet_about_traces
 
     given = batch[0] if len(batch) == 1 else keras.tree.pack_sequence_as(model.input, list(batch))
     with quiet_about_traces():
@@ -184,11 +165,13 @@ def _compare(model: Any, expected: list[list[Array]], found: list[list[Array]]) 
             raise SerializationError(
                 f"the ONNX file has outputs of shape {shapes[0]}, but the model has {shapes[1]}"
             )
-        for place, (one, other) in enumerate(zip(wanted, got, strict=True)):
+        for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
+            # An output may have no numbers. Below 1, the difference itself counts: a probability of
+            # 1e-9 may be wrong by its own size.
             scale = max(1.0, float(np.max(np.abs(one), initial=0.0)))
             difference = float(np.max(np.abs(one - other), initial=0.0)) / scale
-            if not difference <= _RELATIVE:
-                name = names[place] if place < len(names) else str(place)
+            if not difference <= _RELATIVE:  # also if it is NaN
+                name = names[number] if number < len(names) else str(number)
                 raise SerializationError(
                     f"the ONNX file computes other numbers than Keras for the output "
                     f"{show(name)}: the largest difference is {difference:.2g} of the largest "
@@ -221,7 +204,6 @@ def _constant_statistics(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress the exporter's notes about its own work."""
     from pybackend.core.model.serialization import silence_keras
 
     loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx", "root")]

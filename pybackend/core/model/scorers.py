@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.arrays import nest
-from pybackend.core.data.ragged import Ragged, to_dense
+from pybackend.core.data.arrays import Ragged, nest, to_dense
 from pybackend.core.data.rows import Rows, reshape_columns, to_rows
 from pybackend.core.errors import InputError
 
@@ -44,8 +43,7 @@ class KerasScorer:
         self._model = model
 
     def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
-        """Return the shape of a row of each input, by its column, if it is known."""
-        from pybackend.core.model.inputs import name_inputs
+        from pybackend.core.model.inputs_outputs import name_inputs
 
         inputs = name_inputs(self._model)
         is_one = len(inputs) == 1 and "x" in columns
@@ -55,13 +53,11 @@ class KerasScorer:
         }
 
     def reshape(self, rows: Rows) -> Rows:
-        """Return the rows in the shapes of the inputs."""
-        from pybackend.core.model.inputs import reshape_rows
+        from pybackend.core.model.inputs_outputs import reshape_rows
 
         return reshape_rows(rows, self._model)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs for a batch, flattened."""
         import keras
         import tensorflow as tf
 
@@ -73,39 +69,18 @@ class KerasScorer:
 
 @dataclass(frozen=True)
 class OnnxInput:
-    """An input of an ONNX model.
-
-    Attributes
-    ----------
-    column
-        Name of the tensor that feeds it.
-    shape
-        Shape of a row.
-    dtype
-        Type of its numbers; unlike Keras, ONNX Runtime converts none.
-    """
+    """An input of an ONNX model: the tensor that feeds it, and shape and type of a row."""
 
     column: str
     shape: Shape
     dtype: str
+    """Unlike Keras, ONNX Runtime converts no numbers."""
 
 
 class OnnxScorer:
-    """A model that ONNX Runtime computes on the CPU.
+    """A model that ONNX Runtime computes on the CPU; ``inputs`` are in the order of the file's.
 
-    Parameters
-    ----------
-    content
-        The ONNX file.
-    inputs
-        In the order of the file's inputs.
-    threads
-        Number of threads that compute.
-
-    Raises
-    ------
-    InputError
-        ONNX Runtime is not installed.
+    Raises `InputError` if ONNX Runtime is not installed.
     """
 
     def __init__(self, content: bytes, inputs: Sequence[OnnxInput], threads: int) -> None:
@@ -127,15 +102,12 @@ class OnnxScorer:
         self._shapes = {one.column: one.shape for one in inputs}
 
     def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
-        """Return the shape of a row of each input, by its column."""
         return self._shapes
 
     def reshape(self, rows: Rows) -> Rows:
-        """Return the rows in the shapes of the inputs."""
         return reshape_columns(rows, self._shapes)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs for a batch, flattened."""
         given = {
             name: np.ascontiguousarray(batch[one.column], one.dtype) for name, one in self._inputs
         }
@@ -146,13 +118,7 @@ class OnnxScorer:
 def predict_rows(
     scorer: Scorer, tensors: Mapping[str, Array | Ragged], batch_size: int
 ) -> Iterator[list[Array]]:
-    """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory.
-
-    Raises
-    ------
-    InputError
-        The rows do not have the shape of the model's input.
-    """
+    """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory."""
     shapes = scorer.find_shapes(list(tensors))
     rows: Rows = to_rows(
         {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}

@@ -21,23 +21,13 @@ from typing import Any, overload
 
 from pybackend.core.data.files import check_writable, write_whole
 from pybackend.core.errors import InputError, SerializationError, UnverifiedFileWarning
-from pybackend.core.model.compile_settings import (
-    compile_as_written,
-    complete_archive,
-    drop_optimizer_state,
-    read_compile_settings,
-    remove_keras_optimizer_state,
-    restore_optimizer_state,
-    write_compile_settings,
-    write_optimizer_state,
-)
+from pybackend.core.model import compile_settings
 from pybackend.core.model.file_checks import Format, check_digest, check_file, recognize_format
-from pybackend.core.model.quiet import import_tensorflow
+from pybackend.core.quiet import import_tensorflow
 from pybackend.core.words import setting, show
 
 _MARK = b"\ntfdist sha256 "
 _LENGTH = len(_MARK) + 64
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
@@ -70,12 +60,12 @@ def _write_file(path: Path, model: Any, include_optimizer: bool) -> None:
         ) from error
     if path.suffix == ".keras":
         if not include_optimizer:
-            drop_optimizer_state(path)
-        complete_archive(path, model)
+            compile_settings.drop_optimizer_state(path)
+        compile_settings.complete_archive(path, model)
     elif model.compiled:
-        write_compile_settings(path, model)
+        compile_settings.write_compile_settings(path, model)
         if include_optimizer and model.optimizer is not None and model.optimizer.built:
-            write_optimizer_state(path, model.optimizer)
+            compile_settings.write_optimizer_state(path, model.optimizer)
 
 
 def model_from_bytes(
@@ -118,6 +108,7 @@ def _decode(
 ) -> Any:
     format = recognize_format(data)
     import_tensorflow()
+    # Keras reads files only, and tells the format by the name.
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)
@@ -153,9 +144,10 @@ def _read_file(
     import_tensorflow()
     import keras
 
+    written = None
     if path.suffix == ".h5":
-        remove_keras_optimizer_state(path)
-    written = read_compile_settings(path) if compile and path.suffix == ".h5" else None
+        compile_settings.remove_keras_optimizer_state(path)
+        written = compile_settings.read_compile_settings(path) if compile else None
     model = keras.saving.load_model(
         path,
         custom_objects=dict(custom_objects or {}),
@@ -163,9 +155,9 @@ def _read_file(
         safe_mode=safe_mode,
     )
     if written is not None:
-        compile_as_written(model, written, custom_objects, safe_mode)
+        compile_settings.compile_as_written(model, written, custom_objects, safe_mode)
     if path.suffix == ".h5" and model.compiled:
-        restore_optimizer_state(path, model)
+        compile_settings.restore_optimizer_state(path, model)
     return model
 
 
@@ -335,7 +327,6 @@ def _warn_of_unverified(name: str) -> None:
 
 
 def sha256_of(model: str | bytes) -> str:
-    """Return the hexadecimal SHA-256 of a model's bytes or of its base64 text."""
     data = decode_base64(model) if isinstance(model, str) else model
     return hashlib.sha256(data).hexdigest()
 
@@ -354,10 +345,8 @@ def _check_keras_model(model: Any) -> None:
 
 @contextmanager
 def silence_keras() -> Iterator[None]:
-    """Suppress Keras's advice about HDF5 and fresh optimizers.
-
-    Use this in one thread at a time: these settings are global.
-    """
+    """Suppress Keras's advice about HDF5 and fresh optimizers."""
+    # In one thread at a time: these settings are global.
     logger = logging.getLogger("absl")
     with _silence:
         level = logger.level
@@ -372,7 +361,7 @@ def silence_keras() -> Iterator[None]:
 
 def append_digest(data: bytes) -> bytes:
     """Return a model file with its digest; an archive must not have a comment yet."""
-    if data.startswith(_ZIP_MAGIC):
+    if recognize_format(data) == "keras":
         # The last field of an archive is the length of its comment.
         data = data[:-2] + _LENGTH.to_bytes(2, "little")
     return data + _MARK + _digest(data)
@@ -384,13 +373,7 @@ def carries_digest(data: bytes) -> bool:
 
 
 def check_carried_digest(data: bytes) -> None:
-    """Reject a model file whose digest does not match its content.
-
-    Raises
-    ------
-    SerializationError
-        The file was altered or damaged.
-    """
+    """Reject a model file whose digest does not match its content."""
     begin = _find_mark(data)
     if begin >= 0 and data[begin:] != _MARK + _digest(data[:begin]):
         raise SerializationError(
@@ -408,15 +391,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 strictly; whitespace (line breaks from R's encoders) is allowed.
-
-    Raises
-    ------
-    InputError
-        ``text`` is not text.
-    SerializationError
-        ``text`` is not base64.
-    """
+    """Decode base64 strictly; whitespace (line breaks from R's encoders) is allowed."""
     if not isinstance(text, str):
         raise InputError(f"expected base64 text, not {type(text).__name__}")
     try:

@@ -1,7 +1,8 @@
 """Send a model to the workers and back, without changing it.
 
 The model is sent as Keras's own file. The driver first loads that file and compares the two models:
-if anything is missing in the file, the model is pickled.
+if anything is missing in the file, the model is pickled. A worker loads what was sent, or calls the
+function that builds the model. Trained weights, also those in a checkpoint, come back as a file.
 """
 
 from __future__ import annotations
@@ -11,28 +12,34 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
 
+import cloudpickle
 import keras
 import numpy as np
 
+from pybackend.core.data.checkpoint_store import SavedCheckpoint
 from pybackend.core.errors import ClusterError, InputError, SerializationError
-from pybackend.core.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
-from pybackend.core.job.packages import TITLES, read_versions
-from pybackend.core.job.pickling import Pickler, sending_code
-from pybackend.core.model.by_value import (
-    find_parts,
-    pickle_objects,
-    take_snapshot,
-    unpickle_objects,
+from pybackend.core.job.job import (
+    EXTRAS,
+    MODEL_DIGESTS,
+    MODEL_FILE,
+    MODEL_OBJECTS,
+    WEIGHTS,
+    ModelJob,
 )
-from pybackend.core.model.compare import Kind, find_differences, find_other_behavior, hash_weights
-from pybackend.core.model.compile_settings import restore_optimizer_state
-from pybackend.core.model.serialization import model_to_bytes, read_own_model, silence_keras
-from pybackend.core.model.view import ModelView, build_model
-from pybackend.core.words import show
+from pybackend.core.job.pickling import Pickler, sending_code
+from pybackend.core.job.value_codec import decode_state
+from pybackend.core.machine.packages import TITLES, read_versions
+from pybackend.core.model import by_value, compare, serialization
+from pybackend.core.model.compile_settings import compile_without_state, restore_optimizer_state
+from pybackend.core.model.inputs_outputs import check_feature_names
+from pybackend.core.model.view import ModelView, build_model, list_other_variables
+from pybackend.core.r.function import RFunction
+from pybackend.core.words import call_of, either, kind_of, show
 
 # Keys that cannot be the name of an input.
 _SHAPE, _TYPE = "/shape", "/type"
@@ -45,21 +52,12 @@ _WAYS_OUT = (
 def encode_objects(model: Any, others: Mapping[str, Any], rows: Any = None) -> dict[str, bytes]:
     """Pickle a model and what may hold parts of it, as a file for the workers.
 
-    Parameters
-    ----------
-    others
-        Callbacks, custom objects and functions, by name.
-    rows
-        Some rows of the training data, used to check a copy.
-
-    Raises
-    ------
-    Exception
-        Something in them cannot be pickled, or would be changed.
+    ``others`` are callbacks, custom objects and functions, by name. A copy is checked with some
+    rows of the training data. Something that cannot be pickled may raise any error.
     """
-    content = pickle_objects({**others, "model": model})
+    content = by_value.pickle_objects({**others, "model": model})
     # A view of its own: checks of a file may have called the model.
-    if differences := _try_copy(ModelView(model), take_snapshot(model)(), "train", rows):
+    if differences := _try_copy(ModelView(model), by_value.take_snapshot(model)(), "train", rows):
         raise InputError(f"pickling it loses {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
@@ -70,7 +68,7 @@ def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: 
     Callbacks may hold these in attributes, or in objects that their functions refer to. In
     ``functions``, only parts of this model count.
     """
-    own = {id(part) for part in find_parts(model)}
+    own = {id(part) for part in by_value.find_parts(model)}
     # Models of an earlier training.
     models = {id(getattr(callback, "model", None)) for callback in callbacks}
     return _holds(callbacks, lambda part: True, models) or _holds(
@@ -90,7 +88,7 @@ def _holds(
                 return str, ()
             if is_part(value):
                 found.append(value)
-                raise LookupError
+                raise LookupError  # ends the search
         return None
 
     file = cast("IO[bytes]", SimpleNamespace(write=len))  # rows may be large
@@ -106,24 +104,17 @@ def encode_file(
     view: ModelView,
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
-    kind: Kind,
+    kind: compare.Kind,
     rows: Any = None,
 ) -> dict[str, bytes]:
     """Encode a model as Keras's own file, if that stores everything.
 
-    Parameters
-    ----------
-    rows
-        As in `encode_objects`.
-
-    Raises
-    ------
-    InputError
-        Names what the file does not store.
-    SerializationError
-        Keras cannot write the file, or cannot read it.
+    A copy is checked with some rows. Raises `InputError`, which names what the file does not store,
+    and `SerializationError` if Keras cannot write the file, or cannot read it.
     """
-    content = model_to_bytes(view.model, format="keras", include_optimizer=kind == "train")
+    content = serialization.model_to_bytes(
+        view.model, format="keras", include_optimizer=kind == "train"
+    )
     if kind == "predict" and not view.custom_parts:
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := view.equal_names:
@@ -133,7 +124,9 @@ def encode_file(
         )
     state = random.getstate()  # a copy is initialized at random first
     try:
-        copy = read_own_model(content, custom_objects=custom_objects, safe_mode=safe_mode)
+        copy = serialization.read_own_model(
+            content, custom_objects=custom_objects, safe_mode=safe_mode
+        )
     finally:
         random.setstate(state)
     if differences := _try_copy(view, copy, kind, rows):
@@ -144,18 +137,16 @@ def encode_file(
     return {MODEL_FILE: content}
 
 
-def _try_copy(view: ModelView, copy: Any, kind: Kind, rows: Any) -> list[str]:
-    found = find_differences(view, ModelView(copy), kind)
-    return found if found or rows is None else find_other_behavior(view, copy, rows)
+def _try_copy(view: ModelView, copy: Any, kind: compare.Kind, rows: Any) -> list[str]:
+    found = compare.find_differences(view, ModelView(copy), kind)
+    return found if found or rows is None else compare.find_other_behavior(view, copy, rows)
 
 
 def read_objects(content: bytes) -> dict[str, Any]:
     """Decode, in a worker, the ``model`` and the others that `encode_objects` encoded.
 
-    Raises
-    ------
-    ClusterError
-        This Python has a different version of Keras or TensorFlow, whose objects differ.
+    Raises `ClusterError` if this Python has another version of Keras or TensorFlow, whose objects
+    differ.
     """
     versions, _, pickled = content.partition(b"\n")
     theirs, own = json.loads(versions), read_versions()
@@ -166,7 +157,7 @@ def read_objects(content: bytes) -> dict[str, Any]:
                 f"has {own[package]}: models can only be sent between identical versions. Install "
                 "the same version, or pass a function that builds the model"
             )
-    found: dict[str, Any] = unpickle_objects(pickled)
+    found: dict[str, Any] = by_value.unpickle_objects(pickled)
     return found
 
 
@@ -174,7 +165,7 @@ def reseed(model: Any, seed: int) -> None:
     """Seed random layers that have no explicit seed from the seed of the training run."""
     numbers = np.random.default_rng(seed)
     for layer in ModelView(model).layers:
-        if getattr(layer, "seed", 0) is not None:
+        if getattr(layer, "seed", 0) is not None:  # it has a seed of its own, or is not random
             continue
         for generator in vars(layer).values():
             if isinstance(generator, keras.random.SeedGenerator):
@@ -185,22 +176,12 @@ def reseed(model: Any, seed: int) -> None:
 def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any:
     """Read the trained weights into a copy of the model that was sent to the workers.
 
-    Parameters
-    ----------
-    kind
-        File name extension: h5, keras, or weights.h5 if the file has only weights.
-    inputs
-        Result of `describe_inputs` for the training rows.
-    digest
-        Result of `hash_weights` for the trained model.
-
-    Raises
-    ------
-    SerializationError
-        The file does not hold the weights, or holds them in a different order.
+    ``kind`` is an extension: h5, keras, or weights.h5 if the file has only weights. ``inputs`` is
+    the result of `describe_inputs` for the training rows, and ``digest`` that of `hash_weights` for
+    the trained model.
     """
     read_weights(model, file, kind, inputs)
-    if hash_weights(model) != digest:
+    if compare.hash_weights(model) != digest:
         raise SerializationError(
             f"the weights of the trained model {show(model.name)} cannot be loaded into a copy of "
             "the model that was passed: a callback changed which of them are trainable, or a "
@@ -210,14 +191,8 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
 
 
 def write_weights(model: Any) -> bytes:
-    """Encode a model's weights and optimizer state, for models that Keras cannot write completely.
-
-    Raises
-    ------
-    SerializationError
-        Keras cannot write them.
-    """
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+    """Encode the weights and optimizer state of a model that Keras cannot write completely."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
         path = Path(folder) / f"model.{WEIGHTS}"
         try:
             model.save_weights(path)
@@ -229,14 +204,8 @@ def write_weights(model: Any) -> bytes:
 
 
 def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
-    """Load a model's weights and its optimizer's state from a file.
-
-    Raises
-    ------
-    SerializationError
-        They do not fit this model.
-    """
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+    """Load a model's weights and its optimizer's state from a file; arguments as in `restore`."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
         path = Path(folder) / f"model.{kind}"
         path.write_bytes(file)
         try:
@@ -271,3 +240,162 @@ def _make_zeros(inputs: Any) -> Any:
         return {name: _make_zeros(item) for name, item in inputs.items()}
     dtype = np.dtype(inputs[_TYPE])
     return np.full(inputs[_SHAPE], b"" if dtype.kind == "O" else 0, dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Model, and the driver's extras: ``callbacks`` and ``custom_objects``."""
+
+    model: Any
+    extras: dict[str, Any]
+    is_from_r: bool
+    """True if an R function built it: its parts may be R functions and classes, too."""
+    is_by_value: bool = False
+    make_copy: Callable[[], Any] | None = None
+    """Creates the model from the driver once more, if the driver, too, can do so without a file."""
+    stored: Path | None = None
+    """A ``.keras`` file with state of the optimizer that the model does not have yet."""
+
+
+def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = None) -> LoadedModel:
+    """Load the model from a worker's folder.
+
+    ``sent`` is the result of `unpickle_sent`, if something of it is in use already. Raises
+    `InputError` if the function returned something other than a model, and `SerializationError` if
+    the file cannot be loaded.
+    """
+    extras = unpickle_sent(job, folder) if sent is None else sent
+    # So a user's function builds the same weights on all ranks.
+    keras.utils.set_random_seed(job.seed)
+    _register(extras.get("custom_objects") or {})
+    # A copy must share nothing with the callbacks, so it is unpickled again.
+    if (folder / MODEL_OBJECTS).exists():
+        model = extras["model"]
+        reseed(model, job.seed)
+        _check_start(folder, model)
+        return LoadedModel(model, extras, False, True, lambda: unpickle_sent(job, folder)["model"])
+    if job.model_source == "function":
+        model = _build(extras["model"])
+        check_feature_names(model, dict(job.feature_names))
+        is_from_r = isinstance(extras["model"], RFunction)
+        return LoadedModel(
+            model, extras, is_from_r, False, lambda: _build(unpickle_sent(job, folder)["model"])
+        )
+    file = folder / MODEL_FILE
+    is_sharded = job.shards_optimizer
+    model = serialization.read_own_model(
+        file.read_bytes(),
+        custom_objects=extras.get("custom_objects"),
+        safe_mode=job.safe_mode,
+        compile=not is_sharded,
+    )
+    if is_sharded:  # Keras would create the optimizer's whole state
+        compile_without_state(file, model, extras.get("custom_objects"), job.safe_mode)
+    _check_start(folder, model)
+    return LoadedModel(model, extras, False, stored=file if is_sharded else None)
+
+
+def unpickle_sent(job: ModelJob, folder: Path) -> dict[str, Any]:
+    """Configure Keras as on the driver; unpickle what the driver pickled in one file.
+
+    These are ``callbacks``, ``custom_objects``, ``functions`` that return data, and the ``model``
+    or the function that builds it, if it is not a Keras file.
+    """
+    configure_keras(job)
+    # The launcher on this machine wrote the files from the driver's own objects.
+    if (folder / MODEL_OBJECTS).exists():
+        return read_objects((folder / MODEL_OBJECTS).read_bytes())
+    extras = folder / EXTRAS
+    found: dict[str, Any] = cloudpickle.loads(extras.read_bytes()) if extras.exists() else {}
+    return found
+
+
+def configure_keras(job: ModelJob) -> None:
+    keras.config.set_epsilon(job.epsilon)
+    keras.config.set_floatx(job.floatx)
+    keras.config.set_dtype_policy(job.dtype_policy)
+    keras.config.set_image_data_format(job.image_data_format)
+
+
+def _register(custom_objects: Mapping[str, Any]) -> None:
+    """Register the driver's custom objects, so that the model's files use the same names."""
+    for key, value in custom_objects.items():
+        package, is_registered, name = key.partition(">")
+        if is_registered:
+            keras.saving.register_keras_serializable(package, name)(value)
+
+
+def _check_start(folder: Path, model: Any) -> None:
+    """Check that a model has the weights and the optimizer's state that the session sent."""
+    # A class may change them when it is loaded, and so may another release of Keras.
+    if (folder / MODEL_DIGESTS).exists():
+        sent = json.loads((folder / MODEL_DIGESTS).read_text())
+        found = compare.digest_start(model)
+        for name, digest in sent.items():
+            if found.get(name) != digest:
+                raise SerializationError(
+                    f"the {name} of the model on this worker differ from those that the session "
+                    f"sent. Keras here is {keras.__version__}: use the session's release, and "
+                    "custom classes that do not change what was loaded"
+                )
+
+
+def _build(function: Any) -> Any:
+    model = function()
+    if not isinstance(model, keras.Model):
+        note = ""
+        if model is None:
+            end = either("end it with `return model`", "its last line must be the model")
+            compiling = either("model.compile()", "model$compile()")
+            note = f": {end}, as `{compiling}` returns {show(None)}"
+        raise InputError(f"the `model` function returned {kind_of(model)}, not a Keras model{note}")
+    return model
+
+
+def restore_saved(
+    saved: SavedCheckpoint, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> Any:
+    """Return the model of a checkpoint; parameters and errors as in `load_checkpoint`."""
+    manifest = saved.manifest
+    if saved.model is None:
+        raise SerializationError(
+            f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
+            "or damaged. Training can resume without it: repeat the original call with "
+            f"{call_of('Recovery', ..., resume=True)}, which writes it again"
+        )
+    if model is not None:
+        model = model() if callable(model) and not hasattr(model, "weights") else model
+        read_weights(model, saved.model, manifest.model_format, manifest.inputs)
+    elif manifest.model_format == WEIGHTS:
+        raise InputError(
+            "Keras cannot write a complete file of this model: pass `model`, a function that "
+            "builds it"
+        )
+    else:
+        model = serialization.model_from_bytes(
+            saved.model, custom_objects=custom_objects, safe_mode=safe_mode
+        )
+    # If the initial weights are equal, their order is the same.
+    if compare.hash_weights(model) != manifest.model_weights:
+        raise SerializationError(
+            "this is not the model that was trained: its weights differ, or are in a different "
+            "order"
+        )
+    state = decode_state(saved.state)
+    _assign(model.weights, state.get("final") or state["variables"])
+    if model.compiled and model.optimizer is not None:
+        model.optimizer.build(model.trainable_variables)
+        # Weights come first, then the generators; the optimizer's follow.
+        first = len(model.weights) + len(list_other_variables(model))
+        _assign(model.optimizer.variables, state["variables"][first:])
+    return model
+
+
+def _assign(variables: Any, values: Any) -> None:
+    for variable, value in zip(variables, values, strict=False):
+        if tuple(variable.shape) != value.shape:
+            raise SerializationError(
+                f"the checkpoint has an array of shape {show(value.shape)} for {variable.path}, "
+                f"which has {show(tuple(variable.shape))}"
+            )
+        variable.assign(value)

@@ -37,6 +37,7 @@ class ModelView:
     @cached_property
     def layers(self) -> list[Any]:
         """Layers of the model, and the layers that these hold in any attribute."""
+        # By identity: a user's class may define ==, or have no hash.
         found: dict[int, Any] = {id(self.model): self.model}
         waiting = [self.model]
         while waiting:
@@ -79,7 +80,6 @@ class ModelView:
 
     @property
     def optimizer_variables(self) -> list[Any]:
-        """Variables of all optimizers."""
         return [variable for one in self.optimizers for variable in one.variables]
 
     @cached_property
@@ -175,13 +175,9 @@ class ModelView:
     def list_variables(self, without: tuple[type, ...] = ()) -> list[Any]:
         """Return all variables of the model, its losses and metrics, including those in closures.
 
-        From the optimizer, only scalars are included, such as its step count. A new search: a call
-        of the model may create variables, even in parts that are known.
-
-        Parameters
-        ----------
-        without
-            Classes of objects whose variables are left out.
+        From the optimizer, only scalars are included, such as its step count. Variables of objects
+        of the classes ``without`` are left out. A new search: a call of the model may create
+        variables, even in parts that are known.
         """
         found: dict[int, Any] = {}
         seen: set[int] = set()
@@ -210,15 +206,12 @@ class ModelView:
 
 
 def build_model(model: Any, inputs: Any) -> None:
-    """Call a model, so that it creates its missing weights.
-
-    A model without its own `call`, such as a GAN of two networks, has the weights of its layers.
-    """
+    """Call a model, so that it creates its missing weights."""
     if model.built and all(layer.built for layer in ModelView(model).layers):
         return
     if type(model).call is not keras.Model.call:
         model(inputs)
-    else:
+    else:  # such as a GAN of two networks, which has the weights of its layers
         model.built = True  # otherwise Keras writes no weights
 
 
@@ -234,7 +227,6 @@ def has_own(part: Any, *methods: str) -> bool:
 
 
 def is_of_keras(function: Any) -> bool:
-    """Return whether a method, function or class is Keras's own."""
     return str(function.__module__).startswith("keras.")
 
 
@@ -246,7 +238,6 @@ def is_mixed(layer: Any) -> bool:
 
 
 def find_ignored_class(model: Any) -> Any:
-    """Return the class that a loss of the model ignores, or None."""
     ignored = [getattr(loss, "ignore_class", None) for loss in flatten(model.loss)]
     return next((number for number in ignored if number is not None), None)
 
@@ -274,7 +265,6 @@ def _may_have_variables(part: Any) -> bool:
 
 
 def read_closure(function: Any) -> list[Any]:
-    """Return the values in a function's closure."""
     found = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it has no value yet

@@ -25,10 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
-from pybackend.core.net.connection_errors import SilentError
-from pybackend.core.net.heartbeat import Beat, read_lines, start_beating
+from pybackend.core.net.liveness import Beat, SilentError, read_lines, start_beating
 from pybackend.core.net.rendezvous import Acceptor, address_of, listen
 from pybackend.core.net.stream import LineStream
 
@@ -82,37 +81,19 @@ class Finished:
     """End of the parts that the server sends to its workers."""
 
 
+Decision = Everyone | MeetElsewhere | Refused
+
+
 class MeetingServer:
     """The workers' rendezvous at the driver; a context manager.
 
-    Parameters
-    ----------
-    host
-        Address of the driver to listen on; None: workers are added only by `adopt`.
-    token, workers
-        The job's secret, and its number of workers.
-    announced
-        Address at which workers reach the driver, if that differs from ``host``.
-    patience
-        Seconds after the first worker's connection within which the last one must connect;
-        otherwise all are sent elsewhere. Infinite if they cannot meet anywhere else.
-    server
-        A listening socket to use instead of one on ``host``. As soon as all have joined, it is
-        released, and other processes may use it.
-    silence
-        Seconds without a sign of life after which a worker counts as lost; infinite if its
-        connection reports the loss.
-    most
-        Most events in ``queue``; then the workers have to wait. 0: any number.
-
-    Attributes
-    ----------
-    address
-        ``host:port`` for the workers; empty if there is none.
-    silence
-        As above.
-    queue
-        Events from the workers, in order of arrival.
+    It listens on ``host``, an address of the driver (None: workers are added only by `adopt`),
+    which workers reach as ``announced``. It may use a listening socket ``server`` instead, which it
+    releases for other processes as soon as all have joined. The last worker must connect within
+    ``patience`` seconds after the first one; otherwise all are sent elsewhere. This is infinite if
+    they cannot meet anywhere else. A worker counts as lost after ``silence`` seconds without a sign
+    of life; infinite if its connection reports the loss. If ``queue`` has ``most`` events, workers
+    have to wait; 0: it may have any number.
     """
 
     def __init__(
@@ -128,6 +109,7 @@ class MeetingServer:
     ) -> None:
         self.silence = silence
         self.queue: queue.Queue[Event] = queue.Queue(most)
+        """Events from the workers, in order of arrival."""
         self._workers = workers
         self._patience = patience
         self._lock = threading.Lock()
@@ -141,11 +123,12 @@ class MeetingServer:
         self._left: set[int] = set()
         self._silent: set[int] = set()
         self._sending = threading.Lock()
-        self._decided: queue.Queue[Everyone | MeetElsewhere | Refused] = queue.Queue()
+        self._decided: queue.Queue[Decision] = queue.Queue()
         self._is_shared = server is not None
         if server is None and host is not None:
             server = listen(host)
         self.address = address_of(server, announced) if server else ""
+        """``host:port`` for the workers; empty if there is none."""
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
 
     def has_come(self, rank: int) -> bool:
@@ -205,7 +188,7 @@ class MeetingServer:
 
     def start_beating(self, silence: float) -> None:
         """Send signs of life to all workers, several times per ``silence`` seconds."""
-        line = encode(Beat()).encode() + b"\n"
+        line = encode_line(Beat())
 
         def beat() -> None:
             with self._lock:
@@ -220,7 +203,17 @@ class MeetingServer:
 
     def join(self, rank: int, message: str) -> None:
         """Join as a worker in this process."""
-        self._join(rank, message)
+        with self._lock:
+            self._first = min(self._first, time.monotonic())
+            self._joined[rank] = message
+            if len(self._joined) < self._workers:
+                return
+            everyone = tuple(self._joined[peer] for peer in range(self._workers))
+        # Before the workers connect to the process that uses the socket from now on: this one would
+        # accept some of their connections.
+        if self._is_shared and self._acceptor:
+            self._acceptor.release()
+        self._decide(Everyone(everyone))
 
     def wait_for_all(self, seconds: float) -> tuple[str, ...] | None:
         """Return the messages from all workers, by rank, when all have joined; None if too late."""
@@ -239,14 +232,14 @@ class MeetingServer:
         parts = [part for name, content in contents.items() for part in split(name, content)]
         with self._lock:
             streams = list(self._streams.values())
-        for line in [*parts, encode(Finished()).encode() + b"\n"]:
+        for line in [*parts, encode_line(Finished())]:
             self._send_to_all(streams, line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
         """Send an order to one worker or to all, for `MeetingClient.poll_order`."""
         with self._lock:
             streams = [s for member, s in self._streams.items() if rank in (None, member)]
-        self._send_to_all(streams, encode(order).encode() + b"\n")
+        self._send_to_all(streams, encode_line(order))
 
     def _send_to_all(self, streams: Sequence[LineStream], line: bytes) -> None:
         if streams:
@@ -308,29 +301,17 @@ class MeetingServer:
                 content = self._parts.setdefault((rank, message.name), bytearray())
                 content += part
         elif isinstance(message, Join):
-            self._join(rank, message.message)
+            self.join(rank, message.message)
         elif not isinstance(message, Beat):
+            # Workers leave their rank out of events: the connection has it.
             self.queue.put(replace(message, rank=rank))
 
-    def _join(self, rank: int, message: str) -> None:
-        with self._lock:
-            self._first = min(self._first, time.monotonic())
-            self._joined[rank] = message
-            if len(self._joined) < self._workers:
-                return
-            everyone = tuple(self._joined[peer] for peer in range(self._workers))
-        if (
-            self._is_shared and self._acceptor
-        ):  # before the workers connect to the process that uses it from now on
-            self._acceptor.release()
-        self._decide(Everyone(everyone))
-
-    def _decide(self, answer: Everyone | MeetElsewhere | Refused) -> None:
+    def _decide(self, answer: Decision) -> None:
         """Send every worker the same answer: the first one that was decided."""
         with self._lock:
             if self._answer is not None or self._closed.is_set():
                 return
-            line = self._answer = encode(answer).encode() + b"\n"
+            line = self._answer = encode_line(answer)
             streams = list(self._streams.values())
         self._send_to_all(streams, line)
         self._decided.put(answer)
@@ -340,18 +321,14 @@ def split(name: str, content: bytes) -> Iterator[bytes]:
     """Yield content in parts, each with its line."""
     for start in range(0, max(1, len(content)), _PART):
         part = content[start : start + _PART]
-        yield encode(ResultPart(name, len(part))).encode() + b"\n" + part
+        yield encode_line(ResultPart(name, len(part))) + part
 
 
 def read_part(stream: LineStream, part: ResultPart, silence: float) -> bytes:
     """Read the bytes of a part.
 
-    Raises
-    ------
-    SilentError
-        Nothing was received for ``silence`` seconds.
-    OSError, ValueError
-        The connection failed, or the part is larger than `split` makes them.
+    Raises `SilentError` if nothing was received for ``silence`` seconds, `OSError` if the
+    connection failed, and `ValueError` if the part is larger than `split` makes them.
     """
     if not 0 <= part.size <= _PART:
         raise ValueError(f"a part of {part.size} bytes was announced")
@@ -362,7 +339,7 @@ def read_part(stream: LineStream, part: ResultPart, silence: float) -> bytes:
     except TimeoutError as error:
         if error.errno is not None:  # the system has closed the connection
             raise
-        raise SilentError(f"the other end has shown no sign of life for {silence:g} s") from None
+        raise SilentError(silence) from None
 
 
 def _send(stream: LineStream, answer: bytes) -> None:

@@ -13,24 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pybackend.core.errors import ClusterError
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
-from pybackend.core.net.connection_errors import AlteredError, SilentError
-from pybackend.core.net.greeting import RejectedError
-from pybackend.core.net.heartbeat import Beat, read_lines, start_beating
-from pybackend.core.net.meeting import (
-    PURPOSE,
-    Everyone,
-    Finished,
-    Join,
-    MeetElsewhere,
-    Refused,
-    ResultPart,
-    read_part,
-    split,
-)
+from pybackend.core.net import meeting
+from pybackend.core.net.authentication import RejectedError
+from pybackend.core.net.liveness import Beat, SilentError, read_lines, start_beating
 from pybackend.core.net.rendezvous import connect
-from pybackend.core.net.stream import LineStream, Stream
+from pybackend.core.net.stream import AlteredError, LineStream, Stream
 
 # Size of the messages of all workers.
 _LONGEST_ANSWER = 1 << 30
@@ -44,11 +33,11 @@ _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest are dropped.
 _MOST_WAITING = 10_000
 _FROM_SERVER = (
-    Everyone,
-    MeetElsewhere,
-    Refused,
-    ResultPart,
-    Finished,
+    meeting.Everyone,
+    meeting.MeetElsewhere,
+    meeting.Refused,
+    meeting.ResultPart,
+    meeting.Finished,
     Beat,
     *get_args(FromLauncher),
 )
@@ -60,23 +49,11 @@ class MeetingClient:
     It connects in the background, so that a driver behind a firewall does not delay any worker.
     Events wait for the connection, and are dropped if there is none.
 
-    Parameters
-    ----------
-    address
-        ``host:port`` of the driver; None if it cannot be reached.
-    token, rank
-        The job's secret, and the rank of this worker.
-    patience
-        Seconds within which the driver must be reached.
-    on_lost
-        Called from a thread when the driver closes the connection.
-    is_early
-        Whether the driver may not be listening yet: then a refused connection is retried, too.
-    stream
-        A connection to the driver that is already authenticated, instead of an address.
-    silence
-        Seconds without a sign of life after which the driver counts as lost; infinite if it does
-        not send any.
+    The driver at ``address`` (``host:port``; None if it cannot be reached) must be reached within
+    ``patience`` seconds. If ``is_early``, it may not be listening yet: then a refused connection is
+    retried, too. An authenticated connection, ``stream``, may replace the address. ``on_lost`` is
+    called from a thread when the driver closes the connection, or has shown no sign of life for
+    ``silence`` seconds; infinite if it does not send any.
     """
 
     def __init__(
@@ -108,7 +85,7 @@ class MeetingClient:
         self._has_ended = threading.Event()
         self._closed = False
         self._ends = threading.Event()
-        self._answers: queue.Queue[Everyone | MeetElsewhere | Refused | None] = queue.Queue()
+        self._answers: queue.Queue[meeting.Decision | None] = queue.Queue()
         self._orders: queue.Queue[FromLauncher] = queue.Queue()
         self._deadline = time.monotonic() + patience
         if stream is not None:
@@ -128,16 +105,10 @@ class MeetingClient:
 
     def __call__(self, event: Event) -> bool:
         """Send one event; return whether it is known to be sent."""
-        return self._send(_line(event), may_wait=True)
+        return self._send(encode_line(event), may_wait=True)
 
     def require(self) -> None:
-        """Wait until the driver is reached.
-
-        Raises
-        ------
-        ClusterError
-            The driver was not reached.
-        """
+        """Wait until the driver is reached; raise `ClusterError` if it is not."""
         self._settled.wait()
         if self._error is not None:
             raise ClusterError(
@@ -157,35 +128,29 @@ class MeetingClient:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the connection has ended, or the driver has nothing more to send."""
+        """True if the connection has ended, or the driver has nothing more to send."""
         return self._has_ended.is_set() or self._finished.is_set()
 
     def start_beating(self, silence: float) -> None:
         """Send signs of life to the driver, several times per ``silence`` seconds."""
-        line = _line(Beat())
+        line = encode_line(Beat())
         start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
         """Rendezvous with the others, once; ``on_wait`` is called repeatedly in the meantime.
 
-        Returns
-        -------
-        list of str or None
-            The messages from all workers by rank, when all have sent theirs; None if all workers
-            must meet elsewhere, as the others then will, too.
-
-        Raises
-        ------
-        ClusterError
-            The driver ended the job, rejected this worker, or was lost before it answered.
+        Returns the messages from all workers by rank, when all have sent theirs; None if all
+        workers must meet elsewhere, as the others then will, too. Raises `ClusterError` if the
+        driver ended the job, rejected this worker, or was lost before it answered.
         """
         self._settled.wait()
         # A message that was not sent completely does not join: the driver then sends the others
         # elsewhere, too.
-        if not self._answers.empty() or not self._send(_line(Join(message)), may_wait=False):
+        line = encode_line(meeting.Join(message))
+        if not self._answers.empty() or not self._send(line, may_wait=False):
             return None
         answer = self._wait_for_answer(on_wait)
-        if isinstance(answer, Refused):
+        if isinstance(answer, meeting.Refused):
             raise ClusterError(answer.reason)
         if answer is None:
             at = f" at {self._address}" if self._address else ""
@@ -193,11 +158,9 @@ class MeetingClient:
                 f"worker {self._rank} on {socket.gethostname()} lost the driver{at} before all "
                 f"workers had connected: {self._loss}. If the driver is still running, start again"
             )
-        return list(answer.messages) if isinstance(answer, Everyone) else None
+        return list(answer.messages) if isinstance(answer, meeting.Everyone) else None
 
-    def _wait_for_answer(
-        self, on_wait: Callable[[], None]
-    ) -> Everyone | MeetElsewhere | Refused | None:
+    def _wait_for_answer(self, on_wait: Callable[[], None]) -> meeting.Decision | None:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
             # A short wait, so that Python's main thread and R notice Ctrl-C.
@@ -215,12 +178,8 @@ class MeetingClient:
     ) -> Mapping[str, bytes] | None:
         """Receive the contents from `MeetingServer.send` by name; None if the driver is lost.
 
-        ``on_wait`` is called repeatedly in the meantime.
-
-        Raises
-        ------
-        TimeoutError
-            They did not arrive within ``seconds``.
+        ``on_wait`` is called repeatedly in the meantime. Raises `TimeoutError` if they do not
+        arrive within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while not self._finished.wait(0.1):  # short: see `_wait_for_answer`
@@ -236,20 +195,13 @@ class MeetingClient:
         return self._orders.get()
 
     def poll_order(self) -> FromLauncher | None:
-        """Return the next order, if one has arrived."""
         with contextlib.suppress(queue.Empty):
             return self._orders.get_nowait()
         return None
 
     def send(self, name: str, content: bytes) -> None:
-        """Send a result of any size.
-
-        Raises
-        ------
-        ClusterError
-            The driver is lost.
-        """
-        for part in split(name, content):
+        """Send a result of any size; raise `ClusterError` if the driver is lost."""
+        for part in meeting.split(name, content):
             if not self._send(part, may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
@@ -318,10 +270,10 @@ class MeetingClient:
             self._on_lost()
 
     def _take(self, message: Any, stream: LineStream) -> None:
-        if isinstance(message, ResultPart):
+        if isinstance(message, meeting.ResultPart):
             content = self._parts.setdefault(message.name, bytearray())
-            content += read_part(stream, message, self._silence)
-        elif isinstance(message, Finished):
+            content += meeting.read_part(stream, message, self._silence)
+        elif isinstance(message, meeting.Finished):
             self._finished.set()
         elif isinstance(message, FromLauncher):
             self._orders.put(message)
@@ -334,7 +286,7 @@ class MeetingClient:
         while True:
             remaining = max(0.1, self._deadline - time.monotonic())
             try:
-                return connect(address, token, rank, PURPOSE, remaining)
+                return connect(address, token, rank, meeting.PURPOSE, remaining)
             except socket.gaierror:  # an unknown host name
                 raise
             except OSError as error:
@@ -350,7 +302,3 @@ class MeetingClient:
                     raise
             if self._ends.wait(_RETRY_SECONDS):
                 raise ConnectionAbortedError("this end was closed")
-
-
-def _line(message: object) -> bytes:
-    return encode(message).encode() + b"\n"

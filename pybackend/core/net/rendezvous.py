@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from pybackend.core.errors import ClusterError
-from pybackend.core.net.greeting import greet_as_client, greet_as_server
+from pybackend.core.errors import ClusterError, PeerLostError
+from pybackend.core.net.authentication import greet_as_client, greet_as_server
 from pybackend.core.net.stream import Stream
 from pybackend.core.words import show
 
@@ -20,43 +21,37 @@ _RETRY_SECONDS = 0.05
 
 # Below the ports for outgoing connections, from 32768 on, and above those of most services.
 _FIRST_PORT, _PORTS = 20_000, 12_000
-
-
-def new_token() -> str:
-    """Create a random secret for one job: 256 bits, hexadecimal."""
-    return secrets.token_hex(32)
+# The system answers even for a busy process: without an answer in this time, the network is the
+# cause. Up to three packets may be lost.
+REACH_SECONDS = 10.0
+# Errors of a rejecting firewall, a missing route or a missing host.
+_NETWORK_ERRORS = {
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.ETIMEDOUT,
+    errno.EACCES,
+    errno.EPERM,
+}
+_AT_ONCE = 64
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Bind a listening TCP socket on one address, to a port that the system picks if none is given.
+    """Bind a listening TCP socket on one address; port 0: the system picks one.
 
-    Raises
-    ------
-    ClusterError
-        ``host`` is not an address of this machine, or the port is in use.
+    Raises `ClusterError` if ``host`` is not an address of this machine, or the port is in use.
     """
     try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        server = socket.socket(info[0], socket.SOCK_STREAM)
-        try:
-            if port:  # it may have been used just before: old connections must not block it
-                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(info[4])
-            server.listen(64)
-        except OSError:
-            server.close()
-            raise
+        # A given port may have been used just before: old connections must not block it.
+        server = _bind(host, port, reuses=port != 0)
+        server.listen(64)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
                 f"cannot listen on port {port} of {show(host)}: another process uses it. Choose "
                 "another port, or end that process"
             ) from error
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise ClusterError(
-            f"cannot listen on {show(host)}: {error}. It must name an address of this machine"
-        ) from error
+        raise _explain(error, f"listen on {show(host)}") from error
     return server
 
 
@@ -65,30 +60,32 @@ def reserve(host: str) -> socket.socket:
 
     The socket is bound with SO_REUSEADDR, but does not listen: the system does not assign the port
     to other processes, but TensorFlow's server, which sets that option (and turns SO_REUSEPORT
-    off), can bind it.
-
-    Raises
-    ------
-    ClusterError
-        ``host`` is not an address of this machine.
+    off), can bind it. Raises `ClusterError` if ``host`` is not an address of this machine.
     """
     try:
-        info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        held = socket.socket(info[0], socket.SOCK_STREAM)
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(info[4])
-        except OSError:
-            held.close()
-            raise
+        return _bind(host, 0, reuses=True)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise ClusterError(
-            f"cannot reserve a port on {show(host)}: {error}. It must name an address of this "
-            "machine"
-        ) from error
-    return held
+        raise _explain(error, f"reserve a port on {show(host)}") from error
+
+
+def _bind(host: str, port: int, reuses: bool) -> socket.socket:
+    info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(info[0], socket.SOCK_STREAM)
+    try:
+        if reuses:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(info[4])
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _explain(error: OSError, what: str) -> Exception:
+    """Return the error to raise: too many open files say nothing about the host."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return error
+    return ClusterError(f"cannot {what}: {error}. It must name an address of this machine")
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
@@ -115,10 +112,7 @@ def pick_port(number: int) -> int:
 def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:
     """Connect, and exchange proofs of knowing the token, each within ``seconds``.
 
-    Raises
-    ------
-    OSError
-        No process listens there, or it belongs to another job.
+    Raises `OSError` if no process listens there, or it belongs to another job.
     """
     stream = Stream.connect(split_address(address), seconds)
     try:
@@ -127,6 +121,61 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
         stream.close()
         raise
     return stream
+
+
+def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SECONDS) -> Stream:
+    """Connect ``rank`` to ``other`` within `REACH_SECONDS` or ``patience``, whichever is less.
+
+    ``peers`` are ``host:port`` by rank. Raises `ClusterError` if the network blocks the connection,
+    and `PeerLostError` if it is refused.
+    """
+    host, port = split_address(peers[other])
+    try:
+        return Stream.connect((host, port), min(patience, REACH_SECONDS))
+    except OSError as error:
+        if isinstance(error, TimeoutError) or error.errno in _NETWORK_ERRORS:
+            raise ClusterError(
+                f"worker {rank} on {split_address(peers[rank])[0]} cannot reach worker {other} at "
+                f"{peers[other]} ({error.strerror or error}). {advise_on_network()}"
+            ) from error
+        reason = f"cannot be reached at {peers[other]} ({error}: it has ended, or a firewall"
+        raise PeerLostError(other, host, f"{reason} refuses the connection)") from error
+
+
+def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | None:
+    """Try to connect to other hosts, at ports where no process needs to listen.
+
+    Returns the message for the first unreachable host; a refused connection counts as reached.
+    """
+
+    def attempt(other: int) -> str | None:
+        try:
+            dial(peers, rank, other).close()
+        except PeerLostError:
+            pass
+        except ClusterError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return next(filter(None, pool.map(attempt, others)), None)
+
+
+def advise_on_network() -> str:
+    return (
+        "Either a firewall or a missing route separates these two hosts, or the second one is "
+        "down. Allow all hosts that run workers to connect to each other over TCP, on the ports "
+        f"that their systems pick from{_describe_ports()}; `tfdist doctor --master ...` shows "
+        "which hosts can reach each other"
+    )
+
+
+def _describe_ports() -> str:
+    """Describe this host's port range for sockets that do not choose a port."""
+    with contextlib.suppress(OSError, ValueError):
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        return f" (net.ipv4.ip_local_port_range, here {low} to {high})"
+    return ""
 
 
 class Acceptor:
@@ -188,6 +237,7 @@ class Acceptor:
         try:
             stream = Stream.accept(self._server)
         except OSError:  # closed, or the client has disconnected already
+            # Also too many open files: without a pause, this thread would take a whole core.
             time.sleep(_RETRY_SECONDS)
             return
         if self._slots.acquire(blocking=False):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from pybackend.core.net.connection_errors import StreamEndError
+from pybackend.core.net.stream import StreamEndError
 
 # Most bytes of a block: the answers to workers are lines of any length.
 _MOST = 1 << 30
@@ -19,17 +19,9 @@ _MOST_WAITING = 8
 
 
 class SharedLines:
-    """One end of a shared pair of pipes; both ends have the same class.
+    """One end of a shared pair of pipes, ``writing`` without its own buffer.
 
-    Parameters
-    ----------
-    reading, writing
-        Pipes from and to the other end; ``writing`` without its own buffer.
-
-    Attributes
-    ----------
-    heard
-        Time of the last line from the other end, as in `time.monotonic`.
+    Both ends have the same class.
     """
 
     def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
@@ -37,6 +29,7 @@ class SharedLines:
         self._writing = writing
         self._lock = threading.Lock()
         self.heard = time.monotonic()
+        """Time of the last line from the other end."""
         self._connections: dict[int, _Connection] = {}
 
     def connect(self, rank: int) -> _Connection:
@@ -58,17 +51,11 @@ class SharedLines:
             connection.put(b"")
 
     def beat(self) -> None:
-        """Send a sign of life.
-
-        Raises
-        ------
-        OSError
-            The other end has closed.
-        """
+        """Send a sign of life; raise `OSError` if the other end has closed."""
         self.write(b"\n")
 
     def write(self, content: bytes) -> None:
-        """Write all bytes."""
+        # A write to a pipe without a buffer may write less than it is given.
         rest = memoryview(content)
         with self._lock:
             while rest:
@@ -97,7 +84,6 @@ class _Connection:
             self._waiting.put(block)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
-        """Read a line."""
         while (end := self._ahead.find(b"\n")) < 0 and len(self._ahead) < limit:
             if not self._receive(seconds):
                 return b""
@@ -129,7 +115,6 @@ class _Connection:
         return taken
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
-        """Send all bytes."""
         try:
             self._shared.write(f"{self._rank} {len(content)}\n".encode() + content)
         except ValueError as error:  # the pipe was closed from here
@@ -157,19 +142,8 @@ def follow_driver(
 ) -> threading.Thread:
     """Read from the driver, and send it heartbeats, in two threads.
 
-    Parameters
-    ----------
-    lines
-        Connection to the driver.
-    end
-        Ends this process; called when the connection to the driver is lost.
-    silent_seconds
-        Maximum seconds for which the driver may be silent.
-
-    Returns
-    -------
-    threading.Thread
-        The thread that reads, which can be joined.
+    ``end`` ends this process; it is called when the connection to the driver is lost, or the driver
+    was silent for ``silent_seconds``. Returns the thread that reads, which can be joined.
     """
 
     def read() -> None:

@@ -16,19 +16,23 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from pybackend.core.machine.identity import is_loopback
-from pybackend.core.net.connection_errors import AlteredError, StreamEndError
-
-if TYPE_CHECKING:
-    from pybackend.core.net.tls import Tls
+from pybackend.core.machine import is_loopback
 
 _BLOCK = 1 << 16
 # Bytes received at once from a protected connection: several records.
 _SEALED_BLOCK = 1 << 18
 # How long a connection with altered data stays open, so that the other end is informed.
 _FAREWELL_SECONDS = 1.0
+
+
+class StreamEndError(ConnectionError):
+    """The other end has closed the connection, and all of its data has been read."""
+
+
+class AlteredError(ConnectionError):
+    """The received data is not what the other end sent."""
 
 
 class LineStream(Protocol):
@@ -38,20 +42,25 @@ class LineStream(Protocol):
     def heard(self) -> float:
         """Time of the last received bytes, as in `time.monotonic`."""
 
-    def read_line(self, limit: int, seconds: float | None = None) -> bytes:
-        """Read a line."""
-
-    def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
-        """Read exactly ``size`` bytes."""
-
-    def send_all(self, content: bytes, seconds: float | None = None) -> None:
-        """Send all bytes."""
-
+    def read_line(self, limit: int, seconds: float | None = None) -> bytes: ...
+    def read_exactly(self, size: int, seconds: float | None = None) -> bytes: ...
+    def send_all(self, content: bytes, seconds: float | None = None) -> None: ...
     def keep_alive(self) -> None:
         """Make sure that the loss of the other end is noticed."""
 
     def close(self) -> None:
         """Close the connection, and wake a thread that is waiting for it."""
+
+
+class Cipher(Protocol):
+    """TLS on the bytes of a connection; `tls.Tls`, which most processes never import."""
+
+    def shake_hands(self) -> bool: ...
+    def seal(self, buffers: list[memoryview]) -> int: ...
+    def take(self) -> bytes: ...
+    def put(self, content: memoryview) -> None: ...
+    def open(self, buffers: list[memoryview]) -> int: ...
+    def has_pending(self) -> bool: ...
 
 
 class Stream:
@@ -60,59 +69,46 @@ class Stream:
     The socket never blocks. A method with a limit in seconds tries, waits until the socket is
     ready, and tries again; None waits without a limit. All methods raise `OSError` if the
     connection fails, or `TimeoutError` (a subclass) if the time limit has passed.
-
-    Parameters
-    ----------
-    connection
-        A connected TCP socket, closed with this stream.
-
-    Attributes
-    ----------
-    heard
-        Time of the last received bytes, as in `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.heard = time.monotonic()
+        """Time of the last received bytes."""
         self._ahead = bytearray()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
-        self._tls: Tls | None = None
+        self._tls: Cipher | None = None
         self._sealed = 0
         self._unsent = memoryview(b"")
         self._block = memoryview(b"")
 
     @classmethod
     def connect(cls, address: tuple[str, int], seconds: float) -> Stream:
-        """Connect to a host and port."""
         return cls(socket.create_connection(address, seconds))
 
     @classmethod
     def accept(cls, server: socket.socket) -> Stream:
-        """Wait for the next connection to a listening socket."""
         return cls(server.accept()[0])
 
     @property
     def is_within_one_machine(self) -> bool:
-        """Return whether both ends are on this machine, so that no data leaves it."""
+        """True if both ends are on this machine, so that no data leaves it."""
         own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
         return bool(own == other or is_loopback(other))
 
     @property
     def is_protected(self) -> bool:
-        """Return whether `protect` has been called."""
+        """True once `protect` has been called."""
         return self._tls is not None
 
-    def protect(self, tls: Tls, seconds: float) -> None:
+    def protect(self, tls: Cipher, seconds: float) -> None:
         """Encrypt all further data. Both ends must call it at the same point.
 
-        Raises
-        ------
-        OSError
-            The other end does not know the token of ``tls``, closes the connection, or is silent.
+        Raises `OSError` if the other end does not know the token of ``tls``, closes the connection,
+        or is silent.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(_SEALED_BLOCK))
@@ -143,15 +139,11 @@ class Stream:
     def receive_some(self, buffers: list[memoryview]) -> int:
         """Fill buffers, none of them empty, in order; return the number of bytes received.
 
-        Raises
-        ------
-        StreamEndError
-            The other end has closed the connection.
+        Raises `StreamEndError` if the other end has closed the connection.
         """
         return self._take_ahead(buffers[0]) if self._ahead else self._receive(buffers)
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
-        """Send all bytes."""
         deadline = _deadline(seconds)
         rest = memoryview(content)
         while rest:
@@ -171,17 +163,9 @@ class Stream:
         return bytes(content)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
-        r"""Read up to the next ``\n`` and return the line with it.
+        r"""Return the next line with its ``\n``; ``b""`` at the end, even after a partial line.
 
-        Returns
-        -------
-        bytes
-            ``b""`` at the end; a last line without ``\n`` is dropped.
-
-        Raises
-        ------
-        ValueError
-            The line has more than ``limit`` bytes.
+        Raises `ValueError` if it has more than ``limit`` bytes.
         """
         deadline = _deadline(seconds)
         searched = 0
@@ -203,15 +187,7 @@ class Stream:
     def peek(self, size: int, seconds: float = 0.0) -> bytes | None:
         """Return the next bytes, up to ``size``, without consuming them.
 
-        Returns
-        -------
-        bytes or None
-            None if nothing was received in time, ``b""`` at the end or after a reset.
-
-        Raises
-        ------
-        AlteredError
-            The received data is not what the other end sent.
+        None if nothing was received in time; ``b""`` at the end or after a reset.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(size))
@@ -244,17 +220,11 @@ class Stream:
 
     def keep_alive(self) -> None:
         """Make the system notice the loss of the other machine within half a minute."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        options = {
-            "TCP_KEEPIDLE": 10,
-            "TCP_KEEPINTVL": 5,
-            "TCP_KEEPCNT": 3,
-            # Keepalive pauses while sent bytes are unacknowledged; this does not. In milliseconds.
-            "TCP_USER_TIMEOUT": 30_000,
-        }
-        for name, value in options.items():
-            if hasattr(socket, name):  # macOS has other names for them
-                self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # Keepalive pauses while sent bytes are unacknowledged; the last option does not. In
+        # milliseconds.
+        self._set_keepalive(
+            TCP_KEEPIDLE=10, TCP_KEEPINTVL=5, TCP_KEEPCNT=3, TCP_USER_TIMEOUT=30_000
+        )
 
     def probe(self, seconds: float) -> None:
         """Make the system send keepalive probes while the connection is idle.
@@ -263,14 +233,13 @@ class Stream:
         `keep_alive`, it tolerates a process that does not read.
         """
         pause = max(1, min(10, int(seconds / 4)))
-        options = {
-            "TCP_KEEPIDLE": pause,
-            "TCP_KEEPINTVL": pause,
-            "TCP_KEEPCNT": max(1, min(127, int(seconds / pause) - 1)),
-        }
+        count = max(1, min(127, int(seconds / pause) - 1))  # 127: Linux's limit
+        self._set_keepalive(TCP_KEEPIDLE=pause, TCP_KEEPINTVL=pause, TCP_KEEPCNT=count)
+
+    def _set_keepalive(self, **options: int) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
-            if hasattr(socket, name):
+            if hasattr(socket, name):  # macOS has other names for them
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def is_unanswered(self, seconds: float) -> bool:
@@ -296,7 +265,7 @@ class Stream:
             self.socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
         self.socket.close()
 
-    def _send_sealed(self, tls: Tls, buffers: list[memoryview]) -> int:
+    def _send_sealed(self, tls: Cipher, buffers: list[memoryview]) -> int:
         """Send a few records; return their number of bytes once all of them were sent, else 0."""
         if not self._unsent:
             self._sealed = tls.seal(buffers)
@@ -375,11 +344,9 @@ def wait_any(
 ) -> list[Stream]:
     """Wait until some streams can be read or written.
 
-    Returns
-    -------
-    list of Stream
-        The ready or failed ones; empty if the time limit passes first.
+    Returns the ready or failed ones; none if the time limit passes first.
     """
+    # TLS may hold bytes that no poll reports: waiting for them would never end.
     pending = [stream for stream in reading if stream.has_pending()]
     if pending:
         return pending

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import cast
 
-from pybackend.core.net.connection_errors import AlteredError, StreamEndError
+from pybackend.core.net.stream import AlteredError, StreamEndError
 
 _Point = tuple[int, int]
 # x / z and y / z.
@@ -86,7 +86,6 @@ def make_certificate(token: str) -> tuple[str, str]:
 
 
 def _find_public(private: int) -> _Point:
-    """Return the public key of a private key."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
@@ -105,8 +104,8 @@ def multiply(factor: int, point: _Point) -> _Point:
     scale = secrets.randbelow(_PRIME - 1) + 1
     low = (0, scale, 0)  # the neutral element
     high = (point[0] * scale % _PRIME, point[1] * scale % _PRIME, scale)
-    for place in reversed(range(256)):
-        mask = -(factor >> place & 1)  # all bits, or none
+    for bit in reversed(range(256)):
+        mask = -(factor >> bit & 1)  # all bits, or none
         low, high = _choose(mask, high, low), _choose(mask, low, high)
         low, high = _add(low, low), _add(low, high)
         low, high = _choose(mask, high, low), _choose(mask, low, high)
@@ -170,15 +169,7 @@ _AT_ONCE = 16 * _RECORD
 
 
 class Tls:
-    """One end of a connection.
-
-    Parameters
-    ----------
-    token
-        The job's secret.
-    is_server
-        Whether this is the listening end.
-    """
+    """One end of a connection; the server is the listening end."""
 
     def __init__(self, token: str, is_server: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -191,10 +182,7 @@ class Tls:
     def shake_hands(self) -> bool:
         """Continue the handshake; return whether the other end has proved that it knows the token.
 
-        Raises
-        ------
-        ConnectionError
-            The other end does not know the token.
+        Raises `ConnectionError` if it does not know the token.
         """
         try:
             self._tls.do_handshake()
@@ -230,13 +218,8 @@ class Tls:
     def open(self, buffers: list[memoryview]) -> int:
         """Decrypt received bytes into some buffers; return their number, 0 if a record is partial.
 
-        Raises
-        ------
-        AlteredError
-            A record was altered, repeated, moved or dropped in transit; none of it is in the
-            buffers.
-        StreamEndError
-            The connection has ended.
+        Raises `AlteredError` if a record was altered, repeated, moved or dropped in transit; none
+        of it is in the buffers. Raises `StreamEndError` if the connection has ended.
         """
         filled = 0
         with self._lock:

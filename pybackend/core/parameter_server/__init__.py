@@ -1,1 +1,1 @@
-"""Training under TensorFlow's own distribution strategies, in a worker."""
+"""Training on TensorFlow's parameter servers, in a worker. Start with `process.py`."""

@@ -1,8 +1,7 @@
-"""The chief in asynchronous training, from the files of its job to the trained model."""
+"""The chief in training with parameter servers, from the files of its job to the trained model."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,79 +16,47 @@ import tensorflow as tf
 
 from pybackend.core.collective import Alone
 from pybackend.core.data.rows import Rows, StoredRows
-from pybackend.core.engine.metrics import to_plain
-from pybackend.core.engine.probes import choose_rows, probe_metrics
+from pybackend.core.engine.checkpoint.training_state import change_rate
+from pybackend.core.engine.evaluation import build_metrics
+from pybackend.core.engine.lifecycle import describe_model, describe_training, open_checkpoints
 from pybackend.core.engine.replica import build_variables
-from pybackend.core.engine.resume import describe_model, describe_training, open_checkpoints
 from pybackend.core.engine.save import SavingPlan, encode_trained, plan_saving, write_model
+from pybackend.core.engine.statistics.metrics import to_plain
+from pybackend.core.engine.statistics.probes import choose_rows, probe_metrics
 from pybackend.core.engine.train import Training
-from pybackend.core.engine.training_state import change_rate
-from pybackend.core.engine.validation import build_metrics
 from pybackend.core.errors import InputError, PeerLostError
-from pybackend.core.job.checkpoint import pointing_to
 from pybackend.core.job.job import TrainingJob, argument_of
 from pybackend.core.job.messages import Answers, Begun, Emit, EpochEnded, Note, Phase
 from pybackend.core.job.report import Audit
-from pybackend.core.job.roles import ranks_of
-from pybackend.core.job.values import encode_state
-from pybackend.core.machine.capacity import count_cores
+from pybackend.core.job.storage_options import pointing_to
+from pybackend.core.job.value_codec import encode_state
 from pybackend.core.model.checks import check_model
 from pybackend.core.model.compare import hash_weights
-from pybackend.core.model.inputs import reshape_rows
-from pybackend.core.model.load import LoadedModel, load_job_model
+from pybackend.core.model.inputs_outputs import reshape_rows
+from pybackend.core.model.transfer import LoadedModel, load_job_model
 from pybackend.core.model.view import ModelView, has_own, list_other_variables
 from pybackend.core.net.rendezvous import split_address
-from pybackend.core.parameter_server.blocks import batch, iterate_blocks
-from pybackend.core.parameter_server.shares import VALIDATION, count_shares, move_shares
-from pybackend.core.parameter_server.steps import Steps
+from pybackend.core.parameter_server import blocks
+from pybackend.core.parameter_server.scheduled_steps import ScheduledSteps
+from pybackend.core.tf_config import ranks_of
 from pybackend.core.words import call_of, setting, show
 
-# Operations wait for those of other servers, each in a thread.
-LEAST_THREADS = 4
 Counts = Mapping[str, Sequence[int]]
-_INSTEAD = "omit `exchange`: synchronous training supports it"
 History = dict[str, list[Any]]
 
 
 def train_as_chief(
-    job: TrainingJob,
-    folder: Path,
-    counts: Counts,
-    peers: Sequence[str],
-    emit: Emit,
-    answers: Answers,
+    job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
-    Parameters
-    ----------
-    folder
-        This process's own folder, with its shard of the rows.
-    counts
-        Rows of every rank's shard, by data set.
-    peers
-        ``host:port`` of every rank; all servers are already running.
-    answers
-        Messages from observers of the training.
-
-    Raises
-    ------
-    InputError
-        The model cannot be trained asynchronously.
-    PeerLostError
-        A parameter server was lost, or all workers were.
+    All servers are already running. The current folder is this process's own, ``folder``, with its
+    shard of the rows. ``counts`` has the rows of every rank's shard, by data set, and ``answers``
+    messages from observers of the training. Raises `InputError` if parameter servers cannot train
+    the model.
     """
-    os.chdir(folder)
-    tf.config.threading.set_inter_op_parallelism_threads(count_threads())
-    with _naming_lost(job, peers):
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        return _train(strategy, job, folder, counts, emit, answers)
-
-
-def _train(
-    strategy: Any, job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
-) -> Training:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
     emit(Phase("loading the model"))
     # In this process, to check the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
@@ -98,42 +65,43 @@ def _train(
     rows = reshape_rows(written, model)
     inputs = build_variables(model, rows)
     view = ModelView(model)
-    check_asynchronous(view, job)
+    check_without_common_steps(view, job)
     _check_metrics(model, rows, job)
     steps_per_epoch = _count_steps(job, counts)
     plan = plan_saving(loaded, view.renewed(), inputs, job, emit)
-    keeping = Keeping(job, loaded, plan, inputs, counts, emit)
+    checkpoints = EpochCheckpoints(job, loaded, plan, inputs, counts, emit)
+    # Loaded again, because variables live where a model was built: here on parameter servers.
     with strategy.scope():
         shared = load_job_model(job, folder).model
         build_variables(shared, rows)
     _copy_state(model, shared)
-    move_shares(job, counts)
-    steps = Steps(strategy, shared, model, rows, written.spec, job)
+    blocks.move_shares(job, counts)
+    steps = ScheduledSteps(strategy, shared, model, rows, written.spec, job)
     validation = _validation(model, folder, job, counts)
     emit(Begun())
     emit(Phase("taking steps"))
     began = time.monotonic()
     with steps.exact_iterations():
-        for epoch in range(keeping.epoch, job.epochs):
+        for epoch in range(checkpoints.epoch, job.epochs):
             epoch_began = time.monotonic()
             logs = steps.run(steps_per_epoch)
             _copy_state(shared, model)
             if validation is not None and job.validates(epoch):
                 logs |= _validate(model, validation)
             for name, value in logs.items():
-                keeping.history.setdefault(name, []).append(value)
+                checkpoints.history.setdefault(name, []).append(value)
             emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
-            keeping.keep(epoch + 1)
+            checkpoints.write(epoch + 1)
             if job.is_observed and answers.wait_for_epoch(epoch + 1):
                 break
     seconds = time.monotonic() - began
     by_worker = steps.by_worker
     emit(Note(_describe_steps(job, by_worker)))
-    keeping.finish()
+    checkpoints.finish()
     with pointing_to(job.checkpoint):
         digest = write_model(loaded, plan, folder, job.model_uri, emit)
     return Training(
-        history=keeping.history,
+        history=checkpoints.history,
         rows=counts["train"][0],
         steps=sum(by_worker),
         by_worker=tuple(by_worker),
@@ -147,7 +115,6 @@ def _train(
 
 
 def _copy_state(source: Any, target: Any) -> None:
-    """Copy the weights and the optimizer's state from one model to another."""
     for one, other in zip(variables_of(source), variables_of(target), strict=True):
         other.assign(one.numpy())
 
@@ -165,7 +132,7 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
 
 def _count_steps(job: TrainingJob, counts: Counts) -> int:
     """Return the total number of batches over all workers that have rows."""
-    shares = count_shares(job, counts["train"])
+    shares = blocks.count_shares(job, counts["train"])
     if 0 in shares:
         rank = ranks_of(job.roles, "worker")[shares.index(0)]
         raise InputError(f"worker {rank} gets no rows of `data`: use fewer workers")
@@ -173,13 +140,12 @@ def _count_steps(job: TrainingJob, counts: Counts) -> int:
 
 
 def _validation(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
-    """Return the validation batches, or None without validation data."""
     if "validation" not in counts:
         return None
     written = StoredRows(folder / "validation")
-    rows = iterate_blocks(VALIDATION, written.spec, reshape_rows(written, model).spec)
+    rows = blocks.iterate_blocks(blocks.VALIDATION, written.spec, reshape_rows(written, model).spec)
     count = sum(counts["validation"])
-    return batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
+    return blocks.batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
 
 
 def _validate(model: Any, validation: Any) -> dict[str, Any]:
@@ -189,15 +155,14 @@ def _validate(model: Any, validation: Any) -> dict[str, Any]:
 
 
 def _describe_steps(job: TrainingJob, by_worker: Sequence[int]) -> str:
-    """Describe how many steps each worker took."""
     ranked = zip(ranks_of(job.roles, "worker"), by_worker, strict=True)
     parts = ", ".join(f"worker {n} took {steps}" for n, steps in ranked)
     return f"{sum(by_worker)} asynchronous steps: {parts}"
 
 
 @contextmanager
-def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
-    """Raise an error that names the lost server if TensorFlow reports that one was lost."""
+def naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
+    """Raise `PeerLostError` for the server if TensorFlow reports that one was lost."""
     try:
         yield
     except tf.errors.UnavailableError as error:
@@ -208,20 +173,17 @@ def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
         raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error
 
 
-def check_asynchronous(view: ModelView, job: TrainingJob) -> None:
-    """Reject a model that needs synchronized steps on all workers, before the first step.
+def check_without_common_steps(view: ModelView, job: TrainingJob) -> None:
+    """Raise `InputError` if a model needs synchronized steps on all workers, before the first step.
 
-    Raises
-    ------
-    InputError
-        Names the part of the model, and what to use instead.
+    The error names the part of the model, and what to use instead.
     """
     check_model(view, replace(job, workers=1))
     found = _find_obstacle(view)
     if found is not None:
         raise InputError(
             f"{setting(exchange=call_of('ParameterServer', ...))} cannot train {found}; or "
-            f"{_INSTEAD}"
+            "omit `exchange`: synchronous training supports it"
         )
 
 
@@ -245,17 +207,10 @@ def _find_obstacle(view: ModelView) -> str | None:
         )
     if model.run_eagerly:
         return f"with {setting(run_eagerly=True)}: its workers run graphs"
-    for layer in view.layers:
-        if getattr(layer, "stateful", False):
-            return (
-                f"layer {show(layer.name)} with {setting(stateful=True)}: use "
-                f"{setting(stateful=False)}"
-            )
-    for layer in view.synchronized:
-        return (
-            f"layer {show(layer.name)} with {setting(synchronized=True)}: use "
-            f"{setting(synchronized=False)}"
-        )
+    stateful = [(one, "stateful") for one in view.layers if getattr(one, "stateful", False)]
+    for layer, name in [*stateful, *((one, "synchronized") for one in view.synchronized)]:
+        instead = setting(**{name: False})
+        return f"layer {show(layer.name)} with {setting(**{name: True})}: use {instead}"
     return None
 
 
@@ -264,13 +219,10 @@ def variables_of(model: Any) -> list[Any]:
     return [*model.weights, *list_other_variables(model), *model.optimizer.variables]
 
 
-class Keeping:
+class EpochCheckpoints:
     """Checkpoints, if requested, after each epoch of a training run, when all steps have ended.
 
-    Attributes
-    ----------
-    epoch, history
-        Start of training: completed epochs, and their metrics.
+    `epoch` and `history` are where training begins: the completed epochs, and their metrics.
     """
 
     def __init__(
@@ -301,38 +253,16 @@ class Keeping:
                 variable.assign(value)
             change_rate(self._model.optimizer, found.start.state)
 
-    def keep(self, epoch: int) -> None:
+    def write(self, epoch: int) -> None:
         """Write a checkpoint of the current model, after this number of epochs."""
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
             return
-        found.writer.check()
+        found.writer.check()  # a thread writes: failures of earlier checkpoints are raised here
         arrays = [np.array(variable.numpy()) for variable in variables_of(self._model)]
         state = encode_state({"variables": arrays, "history": self.history})
         found.writer.submit(replace(found.manifest, epoch=epoch), state)
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written."""
         if self._checkpoints is not None:
             self._checkpoints.wait(self._timeout)
-
-
-# TensorFlow's servers: workers, which take steps, and parameter servers.
-
-
-def start_server(folder: Path) -> Any:
-    """Start TensorFlow's server of the role in TF_CONFIG, in a folder."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    os.chdir(folder)  # the chief names files relative to it
-    return tf.distribute.Server(
-        resolver.cluster_spec(),
-        resolver.task_type,
-        resolver.task_id,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=count_threads()),
-    )
-
-
-def count_threads() -> int:
-    """Return the number of threads for parallel operations."""
-    return max(LEAST_THREADS, count_cores())

@@ -77,23 +77,11 @@ class RFunction:
     def __call__(self, *arguments: Any) -> Any:
         """Run the function in R.
 
-        Parameters
-        ----------
-        arguments
-            Plain data, numpy arrays or Python objects, converted as reticulate does;
-            a `WorkerContext` becomes a named list.
-
-        Returns
-        -------
-        Any
-            The function's value, as reticulate converts it; a Keras model is the same object. R's
-            missing values do not exist in Python and raise an error, except in doubles, where they
-            become NaN.
-
-        Raises
-        ------
-        RError
-            R's own error with its call stack, or an error that names what is missing to run R here.
+        The arguments are plain data, numpy arrays or Python objects, converted as reticulate does;
+        a `WorkerContext` becomes a named list. So is the value; a Keras model is the same object.
+        R's missing values do not exist in Python and raise an error, except in doubles, where they
+        become NaN. Raises `RError`: R's own error with its call stack, or an error that names what
+        is missing to run R here.
         """
         global exchange
         # An R function may call Python, which may call R again.
@@ -137,7 +125,6 @@ def _context_for_r(context: WorkerContext) -> dict[str, Any]:
 
 
 def _feed_r(context: WorkerContext, batch_size: Any) -> Iterator[dict[str, Any]]:
-    """Yield the batches of `WorkerContext.feed`, in types for R."""
     for batch in context.feed(batch_size):
         yield {name: _column_for_r(name, column) for name, column in batch.items()}
 
@@ -165,7 +152,6 @@ def _draw_seed() -> int:
 
 
 def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
-    """Embed R in this Python process with rpy2; return the function that calls R."""
     # The API mode needs a build for the installed R, and warns if that is missing.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
     # reticulate inside this R must use this Python process.

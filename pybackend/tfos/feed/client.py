@@ -6,33 +6,23 @@ import contextlib
 import hashlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
-from pybackend.core.errors import ClusterError
+from pybackend.core.errors import ClusterError, SerializationError
 from pybackend.core.job.codec import encode_line
-from pybackend.core.net.greeting import RejectedError
+from pybackend.core.net.authentication import RejectedError
 from pybackend.core.net.rendezvous import connect, split_address
 from pybackend.core.net.stream import Stream, wait_any
-from pybackend.tfos.feed.items import decode_items, read_batch, write_batch
-from pybackend.tfos.feed.protocol import (
-    PURPOSE,
-    Asks,
-    Begins,
-    Closes,
-    Done,
-    Ends,
-    Fails,
-    Greets,
-    Known,
-    Quits,
-    RowsAhead,
-    Skips,
-    Starts,
-    Taken,
-    read,
-    read_rows,
+from pybackend.tfos.feed import dialog
+from pybackend.tfos.feed.items import (
+    decode_items,
+    encode_items,
+    frame_items,
+    read_batch,
+    write_batch,
 )
 
 # With more rows, their Python objects no longer fit into a processor's cache.
@@ -52,14 +42,9 @@ class FeedTimeoutError(ClusterError):
 class Feeder:
     """Client that tasks use to feed the workers that take rows.
 
-    Attributes
-    ----------
-    addresses
-        ``host:port`` of each worker that takes rows, by rank.
-    token
-        Secret that a feeder must prove it knows.
-    timeout
-        Seconds after which the feeder fails if no row is taken, or no result arrives.
+    ``addresses`` has ``host:port`` of each worker that takes rows, by rank. ``token`` is the secret
+    that a feeder must prove it knows. After ``timeout`` seconds without a taken row, or a result,
+    it fails.
     """
 
     addresses: dict[int, str]
@@ -69,10 +54,8 @@ class Feeder:
     def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
         """Feed a partition; return how many of its rows the function took or declined.
 
-        Raises
-        ------
-        ClusterError
-            No worker takes rows, or the function failed or has not taken a row for too long.
+        Raises `ClusterError` if no worker takes rows, or the function failed or has not taken a row
+        for too long.
         """
         first = next(batches, None)
         if first is None:
@@ -80,15 +63,17 @@ class Feeder:
         known = self._ask(name, partition, attempt)
         try:
             return self._feed(
-                _chain(first, batches), Begins(name, partition, attempt, False, 0), known
+                chain([first], batches), dialog.Begins(name, partition, attempt, False, 0), known
             )
         except FeedTimeoutError as error:
             self.quit(name, str(error))
             raise
 
-    def _feed(self, batches: Iterator[Any], begins: Begins, known: Sequence[Known]) -> int:
+    def _feed(
+        self, batches: Iterator[Any], begins: dialog.Begins, known: Sequence[dialog.Known]
+    ) -> int:
         skipped = sum(answer.rows for answer in known)
-        marks = {answer.place: answer.digest for answer in known if answer.rows}
+        marks = {answer.position: answer.digest for answer in known if answer.rows}
         conversation = self._begin(begins)
         with contextlib.closing(conversation):
             for rows, content, mark in _drop_rows(batches, skipped, marks):
@@ -103,29 +88,26 @@ class Feeder:
     ) -> Iterator[Any]:
         """Feed a partition, and yield a result for each row, in row order.
 
-        Raises
-        ------
-        ClusterError
-            As in `feed`; also if the function did not return one result per row.
+        Raises `ClusterError` as `feed` does, and if the function did not return one result per row.
         """
         first = next(batches, None)
         if first is None:
             return
         # The function sees rows of an earlier attempt again; each still gets one result.
-        conversation = self._begin(Begins(name, partition, attempt, True, 0))
+        conversation = self._begin(dialog.Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
-            for batch in _chain(first, batches):
+            for batch in chain([first], batches):
                 conversation.send(batch.num_rows, write_batch(batch))
                 yield from conversation.take_results()
             yield from conversation.finish()
 
     def close(self) -> bool:
         """Notify the workers that no more feeds follow; return whether all of them received it."""
-        return self._tell_all(Closes())
+        return self._tell_all(dialog.Closes())
 
     def quit(self, name: str, reason: str) -> None:
         """Notify the workers why a feed failed, so that no further task starts to feed for it."""
-        self._tell_all(Quits(name, reason))
+        self._tell_all(dialog.Quits(name, reason))
 
     def _tell_all(self, message: Any) -> bool:
         count = 0
@@ -135,24 +117,28 @@ class Feeder:
                 contextlib.closing(self._connect(rank)[0]) as stream,
             ):
                 stream.send_all(encode_line(message), _ANSWER_SECONDS)
-                read(stream, Done, seconds=_ANSWER_SECONDS)
+                dialog.read(stream, dialog.Done, seconds=_ANSWER_SECONDS)
                 count += 1
         return count == len(self.addresses)
 
-    def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
+    def _ask(self, name: str, partition: int, attempt: int) -> list[dialog.Known]:
         """Return what the workers know about earlier attempts of this task, and end those."""
-        known: list[Known] = []
+        known: list[dialog.Known] = []
         lost: list[str] = []
         for rank, address in self.addresses.items():
             try:
                 stream = self._connect(rank)[0]
                 with contextlib.closing(stream):
-                    stream.send_all(encode_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
-                    answer = read(stream, Known, Fails, seconds=_ANSWER_SECONDS)
+                    stream.send_all(
+                        encode_line(dialog.Asks(name, partition, attempt)), _ANSWER_SECONDS
+                    )
+                    answer = dialog.read(
+                        stream, dialog.Known, dialog.Fails, seconds=_ANSWER_SECONDS
+                    )
             except (OSError, ValueError) as error:
                 lost.append(f"worker {rank} at {address} ({error})")
                 continue
-            if isinstance(answer, Fails):
+            if isinstance(answer, dialog.Fails):
                 raise ClusterError(answer.reason)
             known.append(answer)
         # Each attempt asks all running workers, so every worker that runs now would know of it.
@@ -164,7 +150,7 @@ class Feeder:
             )
         return known
 
-    def _begin(self, begins: Begins) -> _Conversation:
+    def _begin(self, begins: dialog.Begins) -> _Conversation:
         """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
@@ -211,9 +197,9 @@ class Feeder:
             time.sleep(_RETRY_SECONDS)
 
     def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
-        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, seconds)
+        stream = connect(self.addresses[rank], self.token, 0, dialog.PURPOSE, seconds)
         try:
-            return stream, read(stream, Greets, seconds=seconds).feeds
+            return stream, dialog.read(stream, dialog.Greets, seconds=seconds).feeds
         except BaseException:
             stream.close()
             raise
@@ -235,17 +221,17 @@ class _Conversation:
         self.taken = 0
 
     def close(self) -> None:
-        """Close the connection."""
         self._stream.close()
 
     def send(self, rows: int, content: Any, mark: tuple[int, str] = (0, "")) -> bool:
         """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
         self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
-        return self._send(encode_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
+        return self._send(encode_line(dialog.RowsAhead(rows, len(content), *mark))) and self._send(
+            content
+        )
 
     def take_results(self) -> list[Any]:
-        """Return the results that have arrived and have not been taken yet."""
         while not self._has_ended and self._stream.wait_readable(0):
             self._hear()
         results, self._results = self._results, []
@@ -254,7 +240,7 @@ class _Conversation:
     def finish(self) -> Iterator[Any]:
         """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
-        self._send(encode_line(Ends()))
+        self._send(encode_line(dialog.Ends()))
         while not self._has_ended:
             yield from self._results
             self._results = []
@@ -283,11 +269,17 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = read(
-                self._stream, RowsAhead, Taken, Done, Skips, Fails, seconds=self._timeout
+            message = dialog.read(
+                self._stream,
+                dialog.RowsAhead,
+                dialog.Taken,
+                dialog.Done,
+                dialog.Skips,
+                dialog.Fails,
+                seconds=self._timeout,
             )
-            if isinstance(message, RowsAhead):
-                found = decode_items(read_rows(self._stream, message, read_batch))
+            if isinstance(message, dialog.RowsAhead):
+                found = decode_items(dialog.read_rows(self._stream, message, read_batch))
                 self._received += len(found)
                 self._results += found
         except (OSError, ValueError) as error:
@@ -296,11 +288,11 @@ class _Conversation:
                 "host failed; TFCluster.shutdown() shows the reason"
             ) from error
         self._moved = time.monotonic()
-        if isinstance(message, Taken):
+        if isinstance(message, dialog.Taken):
             self.taken = message.rows
-        elif isinstance(message, Fails):
+        elif isinstance(message, dialog.Fails):
             raise ClusterError(f"{self._worker} failed: {message.reason}")
-        elif isinstance(message, (Done, Skips)):
+        elif isinstance(message, (dialog.Done, dialog.Skips)):
             self._has_ended = True
 
     def _remaining(self) -> float:
@@ -328,23 +320,20 @@ _OTHER_ROWS = (
 )
 
 
-def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
+def _agree(begins: dialog.Begins, found: dict[int, tuple[Stream, int]]) -> int:
     """Start with one of several workers, while other tasks may do the same; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
         stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
-        answer = read(stream, Greets, Starts, Fails, seconds=_ANSWER_SECONDS)
-        if isinstance(answer, Fails):
+        answer = dialog.read(
+            stream, dialog.Greets, dialog.Starts, dialog.Fails, seconds=_ANSWER_SECONDS
+        )
+        if isinstance(answer, dialog.Fails):
             raise ClusterError(answer.reason)
-        if isinstance(answer, Starts):
+        if isinstance(answer, dialog.Starts):
             return rank
         found[rank] = stream, answer.feeds
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _drop_rows(
@@ -352,31 +341,27 @@ def _drop_rows(
 ) -> Iterator[tuple[int, Any, tuple[int, str]]]:
     """Yield batches without the rows already taken: number of rows, bytes, and the mark to send.
 
-    Raises
-    ------
-    ClusterError
-        The rows up to a mark differ from those that the mark describes.
+    Raises `ClusterError` if the rows up to a mark differ from those that the mark describes.
     """
-    digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
+    digest, position, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
         content = write_batch(batch)
         digest.update(content)
-        place += batch.num_rows
-        mark = place, digest.hexdigest()
-        if rest.pop(place, mark[1]) != mark[1] or (place >= count and rest):
+        position += batch.num_rows
+        mark = position, digest.hexdigest()
+        if rest.pop(position, mark[1]) != mark[1] or (position >= count and rest):
             raise ClusterError(_OTHER_ROWS)
-        dropped = min(count - (place - batch.num_rows), batch.num_rows)
+        dropped = min(count - (position - batch.num_rows), batch.num_rows)
         if 0 < dropped < batch.num_rows:
             batch = batch.slice(dropped)
             content, dropped = write_batch(batch), 0
         if dropped <= 0:
             yield batch.num_rows, content, mark
-    if rest or place < count:
+    if rest or position < count:
         raise ClusterError(_OTHER_ROWS)
 
 
 def _is_here(host: str) -> bool:
-    """Return whether this is an address of this machine."""
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
@@ -396,3 +381,73 @@ def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Se
             part, size = [], min(most_rows, 2 * size)
     if part:
         yield part
+
+
+FED_SCHEMA = "rows long, failure string"
+
+
+@dataclass(frozen=True)
+class FeedItems:
+    """Feed a partition of an RDD; yield the number of rows taken, and any failure.
+
+    A failure is returned as text that starts with its class, not raised: otherwise Spark would
+    retry the task.
+    """
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
+        yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
+
+
+@dataclass(frozen=True)
+class FeedFrame:
+    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `FeedItems` does.
+
+    With ``gives_arrays``, the function receives columns as arrays when it requests columns.
+    """
+
+    feeder: Feeder
+    name: str
+    gives_arrays: bool
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        filled = (
+            frame_items(batch.slice(start, MOST_ROWS), gives_arrays=self.gives_arrays)
+            for batch in batches
+            for start in range(0, batch.num_rows, MOST_ROWS)
+        )
+        rows, failure = _feed(self.feeder, self.name, filled)
+        columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
+
+
+@dataclass(frozen=True)
+class InferItems:
+    """Feed a partition of an RDD; yield a result for each of its items."""
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        partition, attempt = _partition_and_attempt()
+        batches = map(encode_items, split_items(iter(items)))
+        return self.feeder.infer(batches, self.name, partition, attempt)
+
+
+def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:
+    try:
+        return feeder.feed(batches, name, *_partition_and_attempt()), None
+    except (ClusterError, SerializationError) as error:
+        return 0, f"{type(error).__name__}: {error}"
+
+
+def _partition_and_attempt() -> tuple[int, int]:
+    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return (context.partitionId(), context.taskAttemptId()) if context else (0, 0)

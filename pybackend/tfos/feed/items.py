@@ -1,9 +1,9 @@
 """Lossless conversion of lists of Python objects to Arrow data and back.
 
 It preserves types, nesting and order. Items of the same structure, such as the rows of a table,
-become columns: those of the parts into which `pybackend.core.job.values` takes a value apart. Other
-items are encoded one by one, as there. Nothing is pickled. Each Arrow array is accompanied by its
-kind as JSON, e.g. ``["list", ["float"]]``.
+become columns: those of the parts into which `pybackend.core.job.value_codec` takes a value apart.
+Other items are encoded one by one, as there. Nothing is pickled. Each Arrow array is accompanied by
+its kind as JSON, e.g. ``["list", ["float"]]``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.value_kinds import KINDS
-from pybackend.core.job.values import REFUSALS, decode_value, encode_value, naming_damage
+from pybackend.core.job.value_codec import (
+    KINDS,
+    REFUSALS,
+    decode_value,
+    encode_value,
+    naming_damage,
+)
 from pybackend.core.words import show, term
 
 _KIND = b"tfdist.kind"
@@ -38,13 +43,7 @@ _RECEIVED = "a batch of rows"
 
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
-    """Return one batch with the items.
-
-    Raises
-    ------
-    SerializationError
-        An item cannot be sent; the message names its type.
-    """
+    """Return one batch with the items. Raises `SerializationError`, which names the item's type."""
     kind, array = _encode(list(items))
     return _batch(kind, array)
 
@@ -67,10 +66,7 @@ def decode_items(batch: pa.RecordBatch) -> list[Any]:
 def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
     """Return the first columns of batches as numpy arrays; None unless all batches request arrays.
 
-    Raises
-    ------
-    InputError
-        A column is not an array: it has nulls, or lists of different lengths or types.
+    Raises `InputError` if a column has nulls, or lists of different lengths or types.
     """
     kinds = [_kind_of(batch) for batch in batches]
     if not all(kind[0] == "frame" and kind[2] for kind in kinds):
@@ -140,7 +136,7 @@ def _encode_mixed(types: list[type], values: list[Any]) -> tuple[list[Any], Any]
             child, array = _encode([value for value in values if type(value) is kind])
             children.append(child)
             columns.append(_ragged((type(value) is kind for value in values), array))
-    names = [str(place) for place in range(len(columns))]
+    names = [str(index) for index in range(len(columns))]
     return ["mixed", children], pa.StructArray.from_arrays(columns, names)
 
 
@@ -189,7 +185,7 @@ def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any
     if not columns:
         return None
     encoded = [_encode(column) for column in columns]
-    names = [str(place) for place in range(len(encoded))]
+    names = [str(index) for index in range(len(encoded))]
     array = pa.StructArray.from_arrays([array for _, array in encoded], names)
     return [*kind, [child for child, _ in encoded]], array
 
@@ -234,9 +230,9 @@ def _decode(kind: list[Any], array: Any) -> list[Any]:
     if name == "mixed":
         values: list[Any] = [None] * len(array)
         for child, column in zip(kind[1], array.flatten(), strict=True):
-            places = np.flatnonzero(np.diff(column.offsets.to_numpy()))
-            for place, value in zip(places, _decode(child, column.flatten()), strict=True):
-                values[place] = value
+            rows = np.flatnonzero(np.diff(column.offsets.to_numpy()))
+            for row, value in zip(rows, _decode(child, column.flatten()), strict=True):
+                values[row] = value
         return values
     if name == "ragged":
         flat = _stacked(["array", kind[1], []], array.flatten())
@@ -291,7 +287,6 @@ def _plain(array: Any) -> list[Any]:
 
 
 def _stack(name: str, parts: Sequence[Any]) -> Any:
-    """Return the parts of a column as one array."""
     arrays = [_to_numpy(name, part) for part in parts]
     layouts = list(dict.fromkeys((array.dtype, array.shape[1:]) for array in arrays))
     if len(layouts) > 1:
@@ -301,7 +296,6 @@ def _stack(name: str, parts: Sequence[Any]) -> Any:
 
 
 def _to_numpy(name: str, array: Any) -> Any:
-    """Return a column of a DataFrame as an array."""
     if array.null_count:
         raise _no_array(name, "nulls")
     if pa.types.is_list(array.type) and len(array):

@@ -1,41 +1,54 @@
-"""Launcher of workers that hold no Spark slot: a task starts each one and returns immediately."""
+"""Workers of a cluster, for the driver: their launch in a thread, and `FedLauncher`.
+
+A fed worker holds no Spark slot: the task that starts it returns immediately.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pybackend.core.api.display import printer
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.job import Job
-from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.messages import Announced, Emit, Event, Note
 from pybackend.core.launchers.base import DataSets, Files, Outcome
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
-from pybackend.core.launchers.spark.barrier import driver_addresses, open_meeting
+from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 from pybackend.core.launchers.spark.explain import run_explained
-from pybackend.core.launchers.spark.preflight import SparkEnvironment, sent_environment
-from pybackend.core.launchers.spark.session import (
+from pybackend.core.launchers.spark.sessions import (
     driver_python,
     is_connect,
     is_one_machine,
     ship_package,
 )
 from pybackend.core.launchers.spark.slots import check_slots, cores_of_task, make_profile
+from pybackend.core.launchers.spark.stage import driver_addresses, open_meeting, sent_environment
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.meeting import MeetingServer
-from pybackend.core.net.rendezvous import new_token
 from pybackend.core.words import Code, call_of, either, term
+from pybackend.tfos import TFSparkNode
+from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.dialog import FEED
 from pybackend.tfos.feed.spark_task import StartMember
 
 _LEAVE_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
+# Longest time for workers to end.
+_END_SECONDS = 60.0
 
 
-class DetachedLauncher:
-    """Launcher that runs a process per worker on the executors of a classic session.
+class FedLauncher:
+    """Launcher of workers that hold no Spark slot, on the executors of a classic session.
 
-    The workers hold no Spark slots. `launch` blocks; other threads call `close_feeds` in the
-    meantime. ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
+    The tasks that feed a worker need its slot. So the task that starts it returns immediately, and
+    the worker outlives it. `launch` blocks; other threads call `close_feeds` in the meantime.
+    ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
     """
 
     workers = None
@@ -84,7 +97,6 @@ class DetachedLauncher:
                     self._meeting = None
 
     def close_feeds(self) -> None:
-        """Notify all workers that there are no more rows."""
         with self._lock:
             self._has_closed = True
             if self._meeting is not None:
@@ -120,3 +132,141 @@ class DetachedLauncher:
     def _find_failed(self) -> list[Failure]:
         self._look()
         return []  # a lost worker is detected by its connection
+
+
+class NobodyTakesRows(Exception):
+    """All functions have returned or want no more rows, so that the feeding tasks can stop."""
+
+
+class LaunchedCluster:
+    """Workers of a cluster, launched by a separate thread.
+
+    The thread calls ``launch``. ``nodes`` are the descriptions of the nodes, by executor id.
+    ``fed`` is the launcher to notify when there are no more rows.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.token = new_token()
+        self.fed: FedLauncher | None = None
+        self.launch: Callable[[], object] = lambda: None
+        self.nodes: list[dict[str, Any]] = []
+        self._satisfied: set[int] = set()
+        self._left: set[int] = set()
+        self._reason: str | None = None
+        self._workers = workers
+        self._show = printer(2)
+        self._error: BaseException | None = None
+        self._fed: dict[int, str] = {}
+        self._known: dict[int, dict[str, Any]] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def done(self) -> bool:
+        """True if a function does not want any more rows."""
+        return bool(self._satisfied)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def start(self, is_fed: bool, seconds: float) -> None:
+        """Start the workers, and wait until all functions are about to start."""
+        self._thread.start()
+        try:
+            self._wait_for_all(is_fed, seconds)
+        except BaseException as error:
+            self.give_up(f"the start was interrupted by {type(error).__name__}")
+            raise
+
+    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
+            self._thread.join(_LOOK_SECONDS)
+            if self.has_ended:
+                self.raise_failure(0)
+                break
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(self._workers) if rank not in self._known]
+                self._end(
+                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
+                    " s (reservation_timeout): see the logs of the executors"
+                )
+        self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
+
+    def feeder(self, timeout: float) -> Feeder:
+        return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
+
+    def watch(self) -> None:
+        """Raise the workers' failure, or `NobodyTakesRows`, to stop the feeding tasks."""
+        self.raise_failure(_LOOK_SECONDS)
+        if self.has_ended or self._satisfied.issuperset(self._takers()):
+            raise NobodyTakesRows
+
+    def _takers(self) -> list[int]:
+        """Return the ranks that take rows."""
+        return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
+
+    def raise_failure(self, seconds: float) -> None:
+        """Raise the workers' failure if it occurs within some seconds."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+
+    def finish(self, deadline: float, timeout: float) -> None:
+        if self.fed is not None:
+            self.fed.close_feeds()
+        while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
+            self._thread.join(_LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                self._end(
+                    f"the workers were stopped because they were still running after {timeout:g} "
+                    "s (timeout): their functions did not return, although there were no more rows"
+                )
+        self.raise_failure(0)
+
+    def stop(self) -> None:
+        """Do nothing: the workers end with their functions, or with this process."""
+
+    def look(self) -> None:
+        if self._reason is not None:
+            raise ClusterError(self._reason)
+
+    def _run(self) -> None:
+        try:
+            self.launch()
+        except BaseException as error:
+            self._error = error
+
+    def hear(self, event: Event) -> None:
+        if not isinstance(event, Announced):
+            self._show(event)
+        elif event.name == FEED:
+            self._fed[event.rank] = event.text
+        elif event.name == TFSparkNode.NODE:
+            self._known[event.rank] = json.loads(event.text)
+        elif event.name == TFSparkNode.TERMINATED:
+            self._satisfied.add(event.rank)
+            if event.text == TFSparkNode.LEFT:
+                self._left.add(event.rank)
+
+    def tell_left(self) -> None:
+        """Show the user, once, which functions returned while rows were fed."""
+        left, self._left = sorted(self._left.intersection(self._takers())), set()
+        if left:
+            self._show(
+                Note(
+                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
+                    "may not have been used. If that is intended, call DataFeed.terminate() in "
+                    "the function"
+                )
+            )
+
+    def _end(self, reason: str) -> None:
+        self.give_up(reason)
+        raise self._error or ClusterError(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Stop the workers that are still running, and wait some time for them to exit."""
+        self._reason = self._reason or reason
+        self._thread.join(_END_SECONDS)

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
 import pybackend
-from pybackend.core.errors import ClusterError, SerializationError
+from pybackend.core.errors import ClusterError
 from pybackend.core.job.messages import Announced, Event
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
@@ -32,12 +32,11 @@ from pybackend.core.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.core.launchers.spark.barrier_task import BarrierGroup, living_with_driver
 from pybackend.core.machine.janitor import sweep
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.tfos.feed.client import MOST_ROWS, Feeder, split_items
-from pybackend.tfos.feed.items import encode_items, frame_items
-from pybackend.tfos.feed.protocol import FEED, FEED_TOKEN
+from pybackend.tfos.feed.client import Feeder
+from pybackend.tfos.feed.dialog import FEED, FEED_TOKEN
 
 if TYPE_CHECKING:  # it has files of the driver
-    from pybackend.core.launchers.spark.preflight import SparkEnvironment
+    from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
@@ -71,23 +70,18 @@ class StartMember:
         context = BarrierTaskContext.get()
         # Only used for the rank, hosts, cores and GPUs, not to meet other workers.
         group = BarrierGroup(context, None, self.cores)  # type: ignore[arg-type]
-        place = {
-            "rank": group.rank,
-            "hosts": group.hosts,
-            "cores": group.cores,
-            "gpus": group.gpus,
-        }
+        slot = {"rank": group.rank, "hosts": group.hosts, "cores": group.cores, "gpus": group.gpus}
         member, failure = self.member, None
         try:
             if self.environment is not None:
                 member = replace(member, interpreter=self.environment.install())
         except ClusterError as error:
             failure = str(error)
-        failure = failure or _start(member, json.dumps(place))
+        failure = failure or _start(member, json.dumps(slot))
         yield group.rank, group.hosts[group.rank], failure
 
 
-def _start(member: Member, place: str) -> str | None:
+def _start(member: Member, slot: str) -> str | None:
     """Start a member and wait until it has reached the driver; return its log if it exited."""
     # Not in a folder of Spark, which removes it with the executor.
     folder = tempfile.mkdtemp(prefix="tfdist-")
@@ -97,7 +91,7 @@ def _start(member: Member, place: str) -> str | None:
         Path(folder, TASK).write_bytes(cloudpickle.dumps(member))
         with Path(folder, _LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _START, folder, place],
+                [sys.executable, "-u", "-c", _START, folder, slot],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -136,18 +130,14 @@ class _Meeting(MeetingClient):
         return super().__call__(event)
 
 
-def main(folder: str, place: str) -> None:
+def main(folder: str, slot: str) -> None:
     """Run the member until its worker ends or its driver disconnects.
 
-    Parameters
-    ----------
-    folder
-        Folder with the pickled `Member`; all files are written below it.
-    place
-        JSON with ``rank``, ``hosts``, ``cores`` and ``gpus``.
+    ``folder`` has the pickled `Member`, and all files are written below it. ``slot`` is JSON with
+    ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
     load_own_libraries()
-    given = json.loads(place)
+    given = json.loads(slot)
     # The driver pickled its own objects, and Spark delivered them like its tasks.
     member: Member = cloudpickle.loads(Path(folder, TASK).read_bytes())
     Path(folder, TASK).unlink()
@@ -160,7 +150,6 @@ def main(folder: str, place: str) -> None:
 
 
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
-    """Notify the worker that there are no more rows, when the driver requests it."""
     with suppress(OSError):
         if meeting.receive(threading.TIMEOUT_MAX) is None:
             return
@@ -175,76 +164,3 @@ def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-
-FED_SCHEMA = "rows long, failure string"
-
-
-@dataclass(frozen=True)
-class FeedItems:
-    """Feed a partition of an RDD; yield the number of rows taken, and any failure.
-
-    A failure is returned as text that starts with its class, not raised: otherwise Spark would
-    retry the task.
-    """
-
-    feeder: Feeder
-    name: str
-
-    def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
-        """Feed these items."""
-        yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
-
-
-@dataclass(frozen=True)
-class FeedFrame:
-    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `FeedItems` does.
-
-    With ``gives_arrays``, the function receives columns as arrays when it requests columns.
-    """
-
-    feeder: Feeder
-    name: str
-    gives_arrays: bool
-
-    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Feed these Arrow batches."""
-        import pyarrow as pa
-
-        filled = (
-            frame_items(batch.slice(start, MOST_ROWS), gives_arrays=self.gives_arrays)
-            for batch in batches
-            for start in range(0, batch.num_rows, MOST_ROWS)
-        )
-        rows, failure = _feed(self.feeder, self.name, filled)
-        columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
-
-
-@dataclass(frozen=True)
-class InferItems:
-    """Feed a partition of an RDD; yield a result for each of its items."""
-
-    feeder: Feeder
-    name: str
-
-    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Feed these items."""
-        partition, attempt = _place()
-        batches = map(encode_items, split_items(iter(items)))
-        return self.feeder.infer(batches, self.name, partition, attempt)
-
-
-def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:
-    try:
-        return feeder.feed(batches, name, *_place()), None
-    except (ClusterError, SerializationError) as error:
-        return 0, f"{type(error).__name__}: {error}"
-
-
-def _place() -> tuple[int, int]:
-    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return (context.partitionId(), context.taskAttemptId()) if context else (0, 0)

@@ -39,12 +39,12 @@ test_full("a training is measured with several numbers of workers, and projected
   parts <- measured[c("data", "compute", "communication", "waiting")]
   expect_equal(measured$seconds, unname(rowSums(parts)))
   expect_equal(measured$speedup, measured$workers * measured$efficiency)
-  expect_true(all(found$efficiency_low[3:4] <= found$efficiency_high[3:4]))
+  expect_true(all(found$efficiency[3:4] > 0))
   # Slow steps have long numbers, and a table that is too wide for the console has more lines.
   withr::local_options(width = 200)
   shown <- capture.output(print(found))
   expect_length(shown, 6)
   expect_match(shown[[2]], "weak +1 +15 .* 1.00 +1.00 +[0-9]+/[0-9]+/0/0$")
-  expect_match(shown[[5]], "weak +8 +15 .* to .* \\(projected\\)$")
+  expect_match(shown[[5]], "weak +8 +15 .* \\(projected\\)$")
   expect_s3_class(as.data.frame(found), "data.frame", exact = TRUE)
 })

@@ -139,7 +139,7 @@ test_that("options become Python's objects", {
   skip_if_no_pybackend()
   expect_null(as_python_options(NULL, NULL))
   python <- as_python_options(local_steps(8, momentum = 0.9, compression = "fp16"), NULL)
-  expect_s3_class(python, "pybackend.core.job.options.LocalSteps")
+  expect_s3_class(python, "pybackend.core.job.worker_options.LocalSteps")
   expect_identical(python$steps, 8L)
   expect_identical(python$momentum, 0.9)
   expect_identical(as_python_options(exchange(bucket_mb = Inf), NULL)$bucket_mb, Inf)

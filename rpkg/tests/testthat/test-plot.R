@@ -51,7 +51,7 @@ test_that("a number smooths as in Python", {
   fit["numbered"] <- list(NULL)
   expect_identical(plotted_history(fit, NULL, 0)$line, fit$history$loss)
   skip_if_no_pybackend()
-  curves <- reticulate::import("pybackend.core.api.curves")
+  curves <- reticulate::import("pybackend.core.api.rendering")
   curve <- curves$Curve("training", as.list(1:6), as.list(fit$history$loss))
   expect_equal(plotted_history(fit, NULL, 0.6)$line, curve$smoothed(0.6))
 })

@@ -18,14 +18,16 @@ from auditing.models import MODELS, OPTIMIZERS, OUT, dense, plain, stack
 from auditing.subject import Change, Fault, Subject
 
 from pybackend.core.data.sharding import Visits
-from pybackend.core.engine import host, metrics, sync
-from pybackend.core.engine.exchange import GradientExchange
-from pybackend.core.engine.feed import Feed
-from pybackend.core.engine.flat import TAIL, FlatExchange
+from pybackend.core.engine import sync
+from pybackend.core.engine.exchange import transports
+from pybackend.core.engine.exchange.flat_buffer import TAIL, FlatExchange
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.exchange.shards import ShardedUpdate
 from pybackend.core.engine.lifecycle import Lifecycle
-from pybackend.core.engine.shards import ShardedUpdate
+from pybackend.core.engine.row_batches import RowBatches
+from pybackend.core.engine.statistics import metrics
 from pybackend.core.engine.sync import EpochSync
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 # --- subjects ---
 
@@ -221,7 +223,7 @@ def sparse_dropped(size: float, rank: int) -> list[Change]:
 
         return faulty
 
-    return [(host, "gather_slices", make)]
+    return [(transports, "gather_slices", make)]
 
 
 def sparse_misplaced(size: float, rank: int) -> list[Change]:
@@ -237,7 +239,7 @@ def sparse_misplaced(size: float, rank: int) -> list[Change]:
 
         return faulty
 
-    return [(host, "gather_slices", make)]
+    return [(transports, "gather_slices", make)]
 
 
 def compressed(size: float, rank: int) -> list[Change]:
@@ -339,7 +341,7 @@ def moving_rows(
         return faulty
 
     def make_reading(read_step: Any) -> Any:
-        def exact(self: Feed, step: int) -> Any:
+        def exact(self: RowBatches, step: int) -> Any:
             asked.append(threading.get_ident())
             try:
                 return read_step(self, step)
@@ -349,7 +351,7 @@ def moving_rows(
         return exact
 
     changes: list[Change] = [(Visits, "between", make)]
-    return [*changes, (Feed, "read_step", make_reading)] if is_read else changes
+    return [*changes, (RowBatches, "read_step", make_reading)] if is_read else changes
 
 
 def twice(size: float, rank: int, is_read: bool = True) -> list[Change]:
@@ -465,13 +467,13 @@ def own_statistics(size: float, rank: int) -> list[Change]:
 
     def make(agree: Any) -> Any:
         def faulty(self: EpochSync) -> None:
-            share = self._feed.share
+            share = self._batches.share
             other = 1.0 if rank == 0 else 0.0
-            self._feed.share = lambda: (1 - size) * share() + size * other
+            self._batches.share = lambda: (1 - size) * share() + size * other
             try:
                 agree(self)
             finally:
-                del self._feed.share
+                del self._batches.share
 
         return faulty
 
@@ -483,12 +485,12 @@ def misjudged_state(size: float, rank: int) -> list[Change]:
 
     def make(average: Any) -> Any:
         def faulty(self: EpochSync) -> None:
-            rows_at = self._feed.rows_at
-            self._feed.rows_at = lambda step: rows_at(step) * np.array([1.0, 1 + size])
+            rows_at = self._batches.rows_at
+            self._batches.rows_at = lambda step: rows_at(step) * np.array([1.0, 1 + size])
             try:
                 average(self)
             finally:
-                del self._feed.rows_at
+                del self._batches.rows_at
 
         return faulty
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from auditing.subject import Subject
 from keras import ops
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 layers = keras.layers
 optimizers = keras.optimizers

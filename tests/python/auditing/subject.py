@@ -21,7 +21,7 @@ import replicas
 from replicas import Case, Trained
 
 import pybackend
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 Verdict = Literal["equal", "different", "undecided", "stopped", "unaudited"]
 Change = tuple[Any, str, Callable[[Any], Any]]

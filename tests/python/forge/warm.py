@@ -179,7 +179,7 @@ def serve(path: str) -> None:
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    import pybackend.core.engine.score
+    import pybackend.core.engine.evaluation
     import pybackend.core.engine.train  # noqa: F401
 
     gc.freeze()  # garbage collection in a forked process would copy all of this

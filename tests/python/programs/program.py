@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from replicas import Case
 
-from pybackend.core.job.options import Exchange
+from pybackend.core.job.worker_options import Exchange
 
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 GLOBAL = {"exchange": Exchange(loss_over="global batch")}

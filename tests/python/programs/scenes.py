@@ -9,18 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 from programs.program import GLOBAL, LOGITS, Program, compiled
-from programs.rows import (
-    CLASSES,
-    FLAGS,
-    IMAGES,
-    LABELS,
-    MASKS,
-    NEXT,
-    NUMBERS,
-    POINTS,
-    ROWS,
-    WORDS,
-)
+from programs.rows import CLASSES, FLAGS, IMAGES, LABELS, MASKS, NEXT, NUMBERS, POINTS, ROWS, WORDS
 from programs.vision import convolve
 
 SMALL = IMAGES[:, ::2, ::2]

@@ -8,15 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 from programs.program import Program, compiled
-from programs.rows import (
-    CLASSES,
-    FLAGS,
-    IMAGES,
-    MASKS,
-    POINTS,
-    ROWS,
-    VIDEOS,
-)
+from programs.rows import CLASSES, FLAGS, IMAGES, MASKS, POINTS, ROWS, VIDEOS
 
 
 def convolve(x: Any, filters: int, strides: int = 1) -> Any:

@@ -6,90 +6,74 @@ names, and numbers are packed. A null is stored by leaving the feature out of th
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pybackend.core.data.tfrecord.framing import (
-    FOOT,
-    HEAD,
-    Checksums,
-    build_heads,
-    compute_masked_crcs,
-)
-from pybackend.core.data.tfrecord.protobuf import (
-    Bytes,
-    Index,
-    build_per_size,
-    encode_one,
-    encode_varints,
-    get_bytes,
-    join_columns,
-    split_bytes,
-    to_offsets,
-)
-from pybackend.core.data.tfrecord.protobuf import split_bytes as rows_of
-from pybackend.core.data.tfrecord.types import BYTES, INT64, choose_list, is_list
+from pybackend.core.data.arrays import to_offsets
+from pybackend.core.data.files import open_file
+from pybackend.core.data.tfrecord import framing
+from pybackend.core.data.tfrecord import protobuf as pb
+from pybackend.core.data.tfrecord.framing import Bytes, Checksums, Index
 from pybackend.core.errors import InputError
 from pybackend.core.words import row_number, show
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+_FIRST = b"\x0a"
+_SECOND = b"\x12"
+# The number of a record and its offset.
+Mark = tuple[int, int]
+Marks = tuple[Mark, ...]
+# Size of rows that are encoded together, so that they stay in the processor's cache.
+_BYTES_TOGETHER = 4 << 20
+_MARK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The values of one feature.
+    """The values of one feature; the bytes of row i are ``content[offsets[i]:offsets[i + 1]]``."""
 
-    Attributes
-    ----------
-    kind
-        Number of the list in the message Feature.
-    content, offsets
-        The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
-    sizes
-        Number of bytes in each row; -1 for a row without a value.
-    is_one_field
-        Whether a row's bytes are only the content of one field of the list, which still needs its
-        tag and length, rather than complete fields.
-    """
-
-    kind: int
+    kind: int  # number of the list in the message Feature
     content: Bytes
     offsets: Index
-    sizes: Index
+    sizes: Index  # bytes in each row; -1 for a row without a value
+    # A row's bytes are only the content of one field of the list, which still needs its tag and
+    # length, rather than complete fields.
     is_one_field: bool
 
 
 def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
-    """Build the payload of a column; `choose_list` must support its type.
+    """Build the payload of a column.
 
-    Raises
-    ------
-    InputError
-        The type is not supported, or an array has a null; row numbers start at ``first_row``.
+    Raises `InputError` if a record cannot hold the type, or an array has a null; row numbers start
+    at ``first_row``.
     """
-    kind = choose_list(column.type)
+    kind = pb.choose_list(column.type)
     if kind is None:
         raise InputError(
             f"column {show(name)} has the type {column.type}, which a TFRecord cannot store"
         )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
-    if not is_list(values.type):
+    if not pb.is_list(values.type):
         content, offsets = _encode_values(values, kind)
         return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, places = _flatten(values)
+    values, starts = _flatten(values)
     if values.null_count:
-        _reject_null(values, places, given + first_row, name)
+        _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
-    if kind == BYTES:
+    if kind == pb.BYTES:
         content, offsets = _wrap_fields(content, offsets)
-    offsets = offsets[places]
-    whole = Payload(kind, content, offsets, np.diff(offsets), kind != BYTES)
+    offsets = offsets[starts]
+    whole = Payload(kind, content, offsets, np.diff(offsets), kind != pb.BYTES)
     return _spread(whole, given, len(column))
 
 
@@ -104,17 +88,14 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
 
 
 def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
-    """Return the elements of lists without nulls, and the start of each list among them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    """Return the elements of lists, which have no nulls, and the start of each list."""
     lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
     return lists.flatten(), to_offsets(lengths)
 
 
-def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> None:
+def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> None:
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-    row = rows[np.searchsorted(places, first, side="right") - 1]
+    row = rows[np.searchsorted(starts, first, side="right") - 1]
     raise InputError(
         f"column {show(name)} has a null in the array of {row_number(row)}, but lists in a "
         "TFRecord cannot contain nulls. Fill or drop them first, e.g. with array_compact()"
@@ -123,22 +104,18 @@ def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> Non
 
 def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
     """Return the bytes of values without nulls, and the start of each value."""
-    import pyarrow as pa
-
-    if kind == INT64:
-        return encode_varints(_to_integers(values))
-    if kind == BYTES:
+    if kind == pb.INT64:
+        return pb.encode_varints(_to_integers(values))
+    if kind == pb.BYTES:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
-        return get_bytes(values.cast(pa.large_binary()))
+        return pb.get_bytes(values.cast(pa.large_binary()))
     content = _to_floats(values).view(np.uint8)
     return content, np.arange(len(values) + 1, dtype=np.int64) * 4
 
 
 def _to_integers(values: pa.Array) -> Index:
     """Convert dates to days and timestamps to microseconds, both since 1970."""
-    import pyarrow as pa
-
     if pa.types.is_date(values.type):
         values = values.cast(pa.date32()).cast(pa.int32())
     elif pa.types.is_timestamp(values.type):
@@ -147,7 +124,6 @@ def _to_integers(values: pa.Array) -> Index:
 
 
 def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
-    import pyarrow as pa
 
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
@@ -158,59 +134,32 @@ def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
 
 def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
     """Encode each value as one field: tag, length, bytes."""
-    heads = build_per_size(
-        np.diff(offsets), lambda sizes: [b"\x0a" + encode_one(s) for s in sizes.tolist()]
-    )
-    return get_bytes(join_columns([heads, rows_of(content, offsets)]))
-
-
-# All messages around a list, and its content, are fields of this wire type.
-_LENGTH_DELIMITED = 2
-_FIRST = b"\x0a"
-_SECOND = b"\x12"
+    heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
+    return pb.get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
 class EncodedBatch(NamedTuple):
-    """Records as the bytes to write to a file.
-
-    Attributes
-    ----------
-    content, offsets
-        The bytes, and the start of each record; the last entry is the end.
-    checksums
-        Checksums of the data of each record.
-    """
+    """Records as the bytes to write to a file."""
 
     content: Bytes
-    offsets: Index
-    checksums: Checksums
+    offsets: Index  # the start of each record, and the end
+    checksums: Checksums  # of the data of each record
 
 
 def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
-    """Encode all rows of a batch.
-
-    Parameters
-    ----------
-    first_row
-        Number of the first row, for messages.
-
-    Raises
-    ------
-    InputError
-        As in `build_payload`.
-    """
-    import pyarrow as pa
-
+    """Encode all rows of a batch; ``first_row`` is the number of the first, for `build_payload`."""
     columns = []
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in sorted(batch.schema.names, key=_sort_key):
         payload = build_payload(batch.column(name), name, first_row)
-        heads = build_per_size(payload.sizes, partial(_build_entry_heads, name.encode(), payload))
-        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
-        columns += [heads, split_bytes(payload.content, payload.offsets)]
-    foot = pa.scalar(bytes(FOOT), pa.large_binary())
-    content, offsets = get_bytes(
-        join_columns([build_per_size(sizes, _build_record_heads), *columns, foot])
+        heads = pb.build_per_size(
+            payload.sizes, partial(_build_entry_heads, name.encode(), payload)
+        )
+        sizes += np.maximum(payload.sizes, 0) + np.diff(pb.get_bytes(heads)[1])
+        columns += [heads, pb.split_bytes(payload.content, payload.offsets)]
+    foot = pa.scalar(bytes(framing.FOOT), pa.large_binary())
+    content, offsets = pb.get_bytes(
+        pb.join_columns([pb.build_per_size(sizes, _build_record_heads), *columns, foot])
     )
     content = np.require(content, requirements="W")
     return EncodedBatch(content, offsets, _write_checksums(content, offsets))
@@ -222,35 +171,104 @@ def _sort_key(name: str) -> tuple[int, ...]:
     return (*name.encode(), 256)
 
 
+def _build_field_heads(sizes: Index) -> list[bytes]:
+    return [_FIRST + pb.encode_one(size) for size in sizes.tolist()]
+
+
 def _build_record_heads(sizes: Index) -> list[bytes]:
     """Return the headers of the frame and of Example's only field, for features of these sizes."""
-    fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
+    fields = _build_field_heads(sizes)
     lengths = sizes + np.array([len(field) for field in fields], np.int64)
-    frames = build_heads(lengths)
+    frames = framing.build_heads(lengths)
     return [frame + field for frame, field in zip(frames, fields, strict=True)]
 
 
 def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
     """Return the bytes that precede payloads of these sizes, from map entry to list field."""
-    name = _FIRST + encode_one(len(key)) + key
+    name = _FIRST + pb.encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
 
 
 def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
     # From the inside out: every message begins with the length of its content. Numbers are one
     # packed field, which an empty list does not have.
-    is_there = payload.is_one_field and (size > 0 or payload.kind == BYTES)
-    field = _FIRST + encode_one(size) if is_there else b""
-    tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
-    values = tag + encode_one(len(field) + size) + field
-    feature = name + _SECOND + encode_one(len(values) + size) + values
-    return _FIRST + encode_one(len(feature) + size) + feature
+    is_there = payload.is_one_field and (size > 0 or payload.kind == pb.BYTES)
+    field = _FIRST + pb.encode_one(size) if is_there else b""
+    # All messages around a list, and its content, are fields of this wire type.
+    tag = bytes([payload.kind << 3 | pb.LENGTH_DELIMITED])
+    values = tag + pb.encode_one(len(field) + size) + field
+    feature = name + _SECOND + pb.encode_one(len(values) + size) + values
+    return _FIRST + pb.encode_one(len(feature) + size) + feature
 
 
 def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
-    """Write the checksum after each record's data, and return the checksums."""
-    starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
-    found = compute_masked_crcs(content, starts, ends - starts)
-    for place in range(FOOT):
-        content[ends + place] = (found >> np.uint32(8 * place)).astype(np.uint8)
+    """After each record's data."""
+    starts, ends = offsets[:-1] + framing.HEAD, offsets[1:] - framing.FOOT
+    found = framing.compute_masked_crcs(content, starts, ends - starts)
+    for byte in range(framing.FOOT):
+        content[ends + byte] = (found >> np.uint32(8 * byte)).astype(np.uint8)
     return found
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A file of records."""
+
+    name: str  # in its folder
+    rows: int  # number of records
+    size: int  # bytes
+    # CRC-32 of the concatenated record checksums, 4 bytes each: as reliable as a CRC of the whole
+    # file, and cheap.
+    checksum: int
+    marks: Marks = ()  # at which a reader can begin; none if the file is compressed
+
+
+def write_part(
+    batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: framing.Compression = None
+) -> RecordFile | None:
+    """Write a file; if there are no rows, write nothing and return None."""
+    slices = _slice_batches(batches)
+    first = next(slices, None)
+    if first is None:
+        return None
+    rows, start, size, checksum = 0, 0, 0, 0
+    marks: list[Mark] = []
+    packer = framing.make_compressor(compression)
+    with closing(open_file(uri, "wb")) as file:
+        for batch in chain([first], slices):
+            some = encode_batch(batch, rows)
+            if packer is None:
+                marks += place_marks(some.offsets[:-1], rows, start)
+            content = some.content.data if packer is None else packer.compress(some.content.data)
+            file.write(content)
+            size += len(content)
+            checksum = update_checksum(some.checksums, checksum)
+            rows, start = rows + batch.num_rows, start + len(some.content)
+        if packer is not None:
+            rest = packer.flush()
+            file.write(rest)
+            size += len(rest)
+    return RecordFile(name, rows, size, checksum, tuple(marks))
+
+
+def update_checksum(checksums: Checksums, before: int = 0) -> int:
+    """Return the checksum of a `RecordFile` with these records, given the one ``before`` them."""
+    return zlib.crc32(checksums.astype("<u4").tobytes(), before)
+
+
+def place_marks(offsets: Index, row: int, start: int) -> list[Mark]:
+    """Return marks for the first of some records and about one per megabyte.
+
+    ``offsets`` are the starts of the records, relative to the offset ``start``; ``row`` is the
+    number of the first.
+    """
+    megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
+    chosen = np.searchsorted(offsets, megabytes)
+    return [(row + int(index), start + int(offsets[index])) for index in np.unique(chosen)]
+
+
+def _slice_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = max(1, batch.num_rows * _BYTES_TOGETHER // max(1, batch.nbytes))
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)

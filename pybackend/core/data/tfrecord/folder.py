@@ -15,49 +15,45 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from pybackend.core.data.files import Folder, open_folder
-from pybackend.core.data.tfrecord.compression import SUFFIX, Compression, check_compression
-from pybackend.core.data.tfrecord.part import Part
-from pybackend.core.data.tfrecord.types import to_schema
+from pybackend.core.data.tfrecord.encode import RecordFile
+from pybackend.core.data.tfrecord.framing import SUFFIX, Compression, check_compression
+from pybackend.core.data.tfrecord.protobuf import to_schema
 from pybackend.core.errors import InputError
 from pybackend.core.job.codec import read_fields
 from pybackend.core.words import setting, show
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 NAME = "_tfdist.json"
 SUCCESS = "_SUCCESS"
 TEMPORARY = "_temporary-"
 _VERSION = 1
 _DIGEST = "sha256"
+# Written before the tasks run: a task that does not see it is on a machine without this folder.
+_STARTED = "_started"
+# The files that `overwrite` may replace.
+_RECORDS = re.compile(
+    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
+)
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The files of a data set and its columns.
+class RecordsManifest:
+    """The files of a data set and its columns."""
 
-    Attributes
-    ----------
-    fields
-        The columns, as the JSON of a Spark StructType.
-    parts
-        The files, in row order.
-    """
-
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # the columns, as the JSON of a Spark StructType
     compression: Compression
-    parts: tuple[Part, ...]
+    parts: tuple[RecordFile, ...]  # the files, in row order
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns with their Arrow types."""
         return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data with a digest."""
+        """The plain data include a digest."""
         values = {
             "format": "tfrecord",
             "version": _VERSION,
@@ -69,21 +65,18 @@ class Manifest:
         return {**values, _DIGEST: _digest(values)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+    def from_json(cls, values: Mapping[str, Any]) -> RecordsManifest:
         """Restore a manifest from the data that `to_json` returned.
 
-        Raises
-        ------
-        ValueError
-            The digest is missing or wrong, a value has the wrong type, or two values contradict
-            each other.
+        Raises `ValueError` if the digest is missing or wrong, a value has the wrong type, or two
+        values contradict each other.
         """
         rest = {name: value for name, value in values.items() if name != _DIGEST}
         if values.get(_DIGEST) != _digest(rest):
             raise ValueError("it was altered: its digest is missing or wrong")
         if rest["version"] != _VERSION:
             raise ValueError(f"its version is {rest['version']}, expected {_VERSION}")
-        parts = tuple(read_fields(Part, part) for part in rest["files"])
+        parts = tuple(read_fields(RecordFile, part) for part in rest["files"])
         for part in parts:
             _check_part(part)
         rows = sum(part.rows for part in parts)
@@ -93,13 +86,7 @@ class Manifest:
         return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
     def check(self, folder: Folder) -> None:
-        """Raise an error if the folder's files are not those that were written.
-
-        Raises
-        ------
-        InputError
-            Names the file that is missing or has a different size.
-        """
+        """Raise `InputError` for a file that is missing or has a different size."""
         for part in self.parts:
             size = folder.size(part.name)
             if size != part.size:
@@ -110,14 +97,8 @@ class Manifest:
                 )
 
 
-def read_manifest(folder: Folder) -> Manifest | None:
-    """Read the manifest of a folder; return None if it does not exist.
-
-    Raises
-    ------
-    InputError
-        It cannot be read.
-    """
+def read_manifest(folder: Folder) -> RecordsManifest | None:
+    """Return None if there is no manifest; raise `InputError` if it cannot be read."""
     content = folder.read(NAME)
     if content is None:
         return None
@@ -125,7 +106,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         values = json.loads(content)
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        return Manifest.from_json(values)
+        return RecordsManifest.from_json(values)
     except Exception as error:  # damage ends in errors of all kinds
         raise InputError(
             f"{folder.path(NAME)} cannot be read ({type(error).__name__}: {error}): remove it to "
@@ -133,7 +114,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         ) from error
 
 
-def _check_part(part: Part) -> None:
+def _check_part(part: RecordFile) -> None:
     if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
         raise ValueError("it lists files outside of its folder")
     ends = [*part.marks, (part.rows, part.size)]
@@ -147,21 +128,10 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-# Written before the tasks run: a task that does not see it is on a machine without this folder.
-_STARTED = "_started"
-# The files that `overwrite` may replace.
-_RECORDS = re.compile(
-    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
-)
-
-
 def begin(uri: str, token: str, overwrite: bool) -> bool:
     """Prepare the folder for the tasks; return whether it is new.
 
-    Raises
-    ------
-    InputError
-        The folder holds other files, or cannot be written to.
+    Raises `InputError` if the folder holds other files, or cannot be written to.
     """
     folder = open_folder(uri)
     if folder.is_file():
@@ -172,8 +142,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
             f"`path`: {show(uri)} is not empty, it contains {old[0]}: choose another folder, or "
             f"replace its content with {setting(overwrite=True)}"
         )
-    strange = [name for name in old if not _RECORDS.fullmatch(name)]
-    if strange:
+    if strange := [name for name in old if not _RECORDS.fullmatch(name)]:
         raise InputError(
             f"`path`: {show(uri)} contains {strange[0]}, but {setting(overwrite=True)} replaces "
             "only records: choose another folder"
@@ -187,32 +156,32 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
 
 
 def is_begun(uri: str, token: str) -> bool:
-    """Return whether this machine can see the folder that `begin` prepared."""
+    """True if this machine can see the folder that `begin` prepared."""
     return open_folder(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
 
 
 def choose_path(uri: str, token: str, attempt: str) -> str:
-    """Return the path to which a task attempt writes its file."""
+    """For the file of a task attempt."""
     return open_folder(uri).path(f"{TEMPORARY}{token}/{attempt}")
 
 
 def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Make the attempts' files listed in a manifest the current data, and return the new manifest.
 
-    Raises
-    ------
-    InputError
-        This machine cannot see the files, or others were added in the meantime.
+    Raises `InputError` if this machine cannot see the files, or others were added in the meantime.
     """
     folder = open_folder(uri)
-    written = Manifest.from_json(values)
+    written = RecordsManifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
             f"`path`: {old[0]} appeared in {show(uri)} while the records were being written"
         )
+    suffix = SUFFIX[written.compression]
+    # The token makes the names of new files differ from those of the files that they replace.
     names = {
-        part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
+        part.name: f"part-{number:05d}-{token[:8]}.tfrecord{suffix}"
+        for number, part in enumerate(written.parts)
     }
     for part in written.parts:
         if folder.size(f"{TEMPORARY}{token}/{part.name}") != part.size:
@@ -232,7 +201,6 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
 
 
 def discard(uri: str, token: str, is_new: bool) -> None:
-    """Remove the files of a failed job."""
     folder = open_folder(uri)
     # Tasks of the job may still be writing there.
     for _ in range(3):
@@ -262,8 +230,3 @@ def _publish(folder: Folder, token: str, names: dict[str, str], manifest: dict[s
 
 def _list_old_names(folder: Folder) -> list[str]:
     return [name for name in folder.names() or [] if not name.startswith(TEMPORARY)]
-
-
-def _build_name(number: int, token: str, manifest: Manifest) -> str:
-    # The token makes the names of new files differ from those of the files that they replace.
-    return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -1,11 +1,11 @@
-"""Records in a buffer of a TFRecord file, with their CRC-32C.
+"""The format of a TFRecord file: records with their CRC-32C, chunks of them, and compression.
 
 The checksum is computed with google-crc32c if its C extension is installed, otherwise with numpy.
 It is linear: leading zero bytes do not change a register that is zero. So all pieces can be cut
 into blocks of equal length, which are looked up in the table in lockstep.
 
 A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
-and the data's masked CRC-32C (4 bytes).
+and the data's masked CRC-32C (4 bytes). A compressed file is one gzip or zlib stream.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from __future__ import annotations
 import functools
 import importlib
 import struct
+import zlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.data.tfrecord.protobuf import Bytes, Flags, Index
+from pybackend.core.errors import InputError
+from pybackend.core.words import show
 
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Checksums = npt.NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78
@@ -29,23 +35,31 @@ _MASK_DELTA = np.uint32(0xA282EAD8)
 _BLOCK = 256
 # Blocks that go through the table together: their bytes fit into the processor's cache.
 _TOGETHER = 8192
+HEAD, FOOT = 12, 4
+_LENGTH = 8
+# After this many records of one length, the next ones are expected to have the same length.
+_STREAK = 32
+Compression = Literal["gzip", "zlib"] | None
+SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
+_WINDOW = {"gzip": 31, "zlib": 15}
+# The fastest level: records are read more often than written, but by cores that would be idle.
+_LEVEL = 1
+_READ_BYTES = 1 << 20
 
 
 def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
     """Return the masked CRC-32C of ``data[start:start + length]`` for every start and length."""
-    value = _load_library()
-    crcs = (
-        compute_crcs_by_numpy
-        if value is None
-        else functools.partial(compute_crcs_by_library, value)
-    )
-    return _mask(crcs(data, starts, lengths))
+    if (library := _load_library()) is None:
+        crcs = compute_crcs_by_numpy(data, starts, lengths)
+    else:
+        crcs = compute_crcs_by_library(library, data, starts, lengths)
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 
 def compute_crcs_by_library(
     value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
 ) -> Checksums:
-    """Return the CRC-32C of every piece, using the library's function for one piece."""
+    """``value`` is the library's function for one piece."""
     # The library does not accept views; content that was read from a file is bytes already.
     base: Any = data.base
     is_whole = isinstance(base, bytes) and len(base) == len(data)
@@ -56,7 +70,6 @@ def compute_crcs_by_library(
 
 
 def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
-    """Return the CRC-32C of every piece, without the library."""
     blocks = -(-lengths // _BLOCK)
     padding = blocks * _BLOCK - lengths
     firsts = np.cumsum(blocks) - blocks
@@ -115,8 +128,8 @@ def _skip_zeros(register: Checksums) -> Checksums:
     """Return the registers after a block of zeros: the sum over the bytes of a register."""
     table = _build_block_table()
     found: Checksums = table[0][register & np.uint32(0xFF)]
-    for place in range(1, 4):
-        found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    for byte in range(1, 4):
+        found = found ^ table[byte][(register >> np.uint32(8 * byte)) & np.uint32(0xFF)]
     return found
 
 
@@ -124,7 +137,7 @@ def _skip_zeros(register: Checksums) -> Checksums:
 def _build_block_table() -> Checksums:
     """Return how a block of zeros changes a register with one byte set, by position and byte."""
     low = np.arange(256, dtype=np.uint32)
-    registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
+    registers = np.concatenate([low << np.uint32(8 * byte) for byte in range(4)])
     zeros = np.zeros((len(registers), _BLOCK), np.uint8)
     table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
     return table
@@ -153,10 +166,6 @@ def _build_tables() -> tuple[Checksums, Checksums]:
     return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
 
 
-def _mask(crcs: Checksums) -> Checksums:
-    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
-
-
 @functools.cache
 def _load_library() -> Callable[[bytes], int] | None:
     try:
@@ -167,17 +176,11 @@ def _load_library() -> Callable[[bytes], int] | None:
     return library.value if library.implementation == "c" else None
 
 
-HEAD, FOOT = 12, 4
-_LENGTH = 8
-# After this many records of one length, the next ones are expected to have the same length.
-_STREAK = 32
-
-
 def build_heads(lengths: Index) -> list[bytes]:
     """Build the headers (length and checksum) of records with data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
-    places = np.arange(len(lengths)) * _LENGTH
-    crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
+    starts = np.arange(len(lengths)) * _LENGTH
+    crcs = compute_masked_crcs(words, starts, np.full(len(lengths), _LENGTH))
     table = np.empty((len(lengths), HEAD), np.uint8)
     table[:, :_LENGTH] = words.reshape(-1, _LENGTH)
     table[:, _LENGTH:] = crcs.astype("<u4").view(np.uint8).reshape(-1, HEAD - _LENGTH)
@@ -189,14 +192,14 @@ def find_records(content: bytes) -> tuple[Index, Index, int]:
 
     The lengths are not verified; use `find_wrong_head`.
     """
-    starts, lengths, place, is_streak = _hop(content, 0)
+    starts, lengths, at, is_streak = _hop(content, 0)
     parts = [(starts, lengths)]
     while is_streak:
-        starts, lengths, place = _stride(content, place, int(lengths[-1]))
+        starts, lengths, at = _stride(content, at, int(lengths[-1]))
         parts.append((starts, lengths))
-        starts, lengths, place, is_streak = _hop(content, place)
+        starts, lengths, at, is_streak = _hop(content, at)
         parts.append((starts, lengths))
-    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), place
+    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), at
 
 
 def read_first_length(content: bytes) -> int | None:
@@ -208,18 +211,16 @@ def read_first_length(content: bytes) -> int | None:
 
 def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
     """Return the first record whose length does not match its checksum, or None."""
-    distinct, places = np.unique(lengths, return_inverse=True)
+    distinct, which = np.unique(lengths, return_inverse=True)
     expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
     found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
-    return _find_first((found != expected[places]).any(axis=1))
+    return _find_first((found != expected[which]).any(axis=1))
 
 
 def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
     """Return the first record whose data does not match its checksum, or None."""
-    data = np.frombuffer(content, np.uint8)
-    return _find_first(
-        read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
-    )
+    computed = compute_masked_crcs(np.frombuffer(content, np.uint8), starts, lengths)
+    return _find_first(read_checksums(content, starts, lengths) != computed)
 
 
 def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
@@ -240,32 +241,142 @@ def _find_first(wrong: Flags) -> int | None:
     return int(np.argmax(wrong)) if wrong.any() else None
 
 
-def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
+def _hop(content: bytes, at: int) -> tuple[Index, Index, int, bool]:
     """Find records one by one, up to the end or the first run of records of equal length."""
     starts: list[int] = []
     lengths: list[int] = []
     length_at, limit, streak = struct.Struct("<Q").unpack_from, len(content), 0
-    while place + HEAD + FOOT <= limit and streak < _STREAK:
-        (length,) = length_at(content, place)
-        if place + HEAD + length + FOOT > limit:
+    while at + HEAD + FOOT <= limit and streak < _STREAK:
+        (length,) = length_at(content, at)
+        if at + HEAD + length + FOOT > limit:
             break
         streak = streak + 1 if lengths and length == lengths[-1] else 0
-        starts.append(place + HEAD)
+        starts.append(at + HEAD)
         lengths.append(length)
-        place += HEAD + length + FOOT
-    return np.array(starts, np.int64), np.array(lengths, np.int64), place, streak == _STREAK
+        at += HEAD + length + FOOT
+    return np.array(starts, np.int64), np.array(lengths, np.int64), at, streak == _STREAK
 
 
-def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
+def _stride(content: bytes, at: int, length: int) -> tuple[Index, Index, int]:
     """Find the records that follow, for as long as they have the same length."""
     words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
     stride = HEAD + length + FOOT
     # Double the run each time: a short run costs little, and a long one few steps.
-    begin, run = place, _STREAK
-    while count := min(run, (len(content) - place) // stride):
-        same = words[place : place + count * stride : stride].view("<u8")[:, 0] == length
+    begin, run = at, _STREAK
+    while count := min(run, (len(content) - at) // stride):
+        same = words[at : at + count * stride : stride].view("<u8")[:, 0] == length
         matched = count if same.all() else int(np.argmin(same))
-        place += matched * stride
+        at += matched * stride
         run = 2 * run if matched == count else 0
-    starts = np.arange(begin + HEAD, place + HEAD, stride)
-    return starts, np.full(len(starts), length), place
+    starts = np.arange(begin + HEAD, at + HEAD, stride)
+    return starts, np.full(len(starts), length), at
+
+
+def check_compression(compression: Any) -> Compression:
+    if compression is None or compression in _WINDOW:
+        return compression  # type: ignore[no-any-return]
+    raise InputError(
+        f"`compression` must be {show(None)}, {show('gzip')} or {show('zlib')}, not "
+        f"{show(compression)}"
+    )
+
+
+def recognize_compression(first_bytes: bytes) -> Compression:
+    """Raise `ValueError` if a file with these first bytes is not a TFRecord file."""
+    if not first_bytes or read_first_length(first_bytes) is not None:
+        return None
+    if first_bytes[:2] == b"\x1f\x8b":
+        return "gzip"
+    # A zlib stream begins with its method, 8, and its first two bytes are a multiple of 31.
+    if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
+        return "zlib"
+    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
+
+
+def make_compressor(compression: Compression) -> Any:
+    """None for a file that is not compressed."""
+    if compression is None:
+        return None
+    return zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
+
+
+class DecompressingReader:
+    """Reader of a compressed file that has one or several consecutive streams."""
+
+    def __init__(self, file: Any, compression: str) -> None:
+        self._file = file
+        self._window = _WINDOW[compression]
+        self._stream = zlib.decompressobj(self._window)
+        self._left = b""
+
+    def read(self, size: int) -> bytes:
+        """Return the next ``size`` bytes of the content; fewer only at its end.
+
+        Raises `ValueError` if the stream is damaged or truncated.
+        """
+        parts: list[bytes] = []
+        while size > 0 and (part := self._read_some(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _read_some(self, size: int) -> bytes:
+        while True:
+            if self._stream.eof:
+                self._left = self._stream.unused_data or self._left
+            self._left = self._left or self._file.read(_READ_BYTES)
+            if self._stream.eof:
+                if not self._left:
+                    return b""
+                self._stream = zlib.decompressobj(self._window)
+            if not self._left:
+                raise ValueError("its compressed stream ends too early: the file is truncated")
+            try:
+                part = self._stream.decompress(self._left, size)
+            except zlib.error as error:
+                raise ValueError(f"its compressed stream is damaged: {error}") from error
+            self._left = self._stream.unconsumed_tail
+            if part:
+                return part
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records of a file: record i is ``content[starts[i]:starts[i] + lengths[i]]``."""
+
+    file: str  # path, for messages
+    first: int  # number of the first record within the file
+    begin: int  # offset of `content` in the (decompressed) file
+    content: bytes
+    starts: Index
+    lengths: Index
+
+    def between(self, first: int, last: int) -> Chunk:
+        """Return the records numbered ``first`` to ``last`` - 1."""
+        rows = slice(max(0, first - self.first), max(0, last - self.first))
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
+
+    def name_record(self, row: int = 0) -> str:
+        """Return the file, number and position of a record, for messages."""
+        # A record that is longer than its chunk is not yet in `starts`.
+        offset = int(self.starts[row]) - HEAD if len(self.starts) else 0
+        return f"record {self.first + row} of {self.file} (at byte {self.begin + offset})"
+
+    def report_damage(self, what: str, row: int = 0) -> InputError:
+        return InputError(
+            f"{self.name_record(row)} is damaged: the checksum of its {what} is wrong. Write or "
+            "copy the file again"
+        )
+
+    def check_lengths(self) -> None:
+        row = find_wrong_head(self.content, self.starts, self.lengths)
+        if row is not None:
+            raise self.report_damage("length", row)
+
+    def check(self) -> Checksums:
+        """Verify and return the data checksums; an `InputError` names the first mismatch."""
+        row = find_wrong_data(self.content, self.starts, self.lengths)
+        if row is not None:
+            raise self.report_damage("data", row)
+        return read_checksums(self.content, self.starts, self.lengths)

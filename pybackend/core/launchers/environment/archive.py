@@ -20,26 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pybackend.core.data.disk import naming_full_disk
+from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import Job
-from pybackend.core.job.packages import BUILDS, TITLES
-from pybackend.core.job.resources import THIS
-from pybackend.core.launchers.environment.contents import (
-    OF_ORIGIN,
-    Entry,
-    EnvironmentFacts,
-    describe_environment,
-    find_python,
-    list_entries,
-    read_code,
-)
+from pybackend.core.job.worker_options import THIS
+from pybackend.core.launchers.environment import contents
+from pybackend.core.launchers.environment.contents import Entry, EnvironmentFacts
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.machine.janitor import end_sweep, sweep, swept_folder
-from pybackend.core.words import either, setting, show
+from pybackend.core.machine.packages import BUILDS, TITLES
+from pybackend.core.words import either, setting, show, show_bytes
 
 # The first file in a packed environment.
 MANIFEST = "tfdist.json"
@@ -140,17 +132,9 @@ class PackedEnvironment:
 
 
 def pack_environment_of(environment: str, path: Path) -> PackedEnvironment:
-    """Pack an environment, ``"this"`` or a folder, into a file.
-
-    Raises
-    ------
-    InputError
-        The environment cannot be packed.
-    ClusterError
-        The disk is full.
-    """
-    facts = describe_environment(find_python(environment))
-    return pack_entries(facts, list_entries(facts), path)
+    """Pack an environment, ``"this"`` or a folder, into a file."""
+    facts = contents.describe_environment(contents.find_python(environment))
+    return pack_entries(facts, contents.list_entries(facts), path)
 
 
 def pack_entries(
@@ -180,13 +164,7 @@ def pack_entries(
 
 
 def read_packed(path: str) -> PackedEnvironment:
-    """Read the manifest of a packed environment; one without a manifest is digested.
-
-    Raises
-    ------
-    InputError
-        The file is not a `.tar.gz`.
-    """
+    """Read the manifest of a packed environment; one without a manifest is digested."""
     size = os.path.getsize(path)
     try:
         with tarfile.open(path, "r|gz") as archive:
@@ -210,7 +188,9 @@ def read_packed(path: str) -> PackedEnvironment:
 
 def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
     """Read all files, and return their digest, and what the environment contains and needs."""
-    counted = [e for e in entries if not e.is_code and os.path.basename(e.name) not in OF_ORIGIN]
+    counted = [
+        e for e in entries if not e.is_code and os.path.basename(e.name) not in contents.OF_ORIGIN
+    ]
     digest, newest = hashlib.sha256(f"{facts.version} {facts.machine}\n".encode()), 0
     with ThreadPoolExecutor(count_cores()) as threads:
         for entry, (content, release) in zip(counted, threads.map(_read, counted), strict=True):
@@ -263,7 +243,7 @@ def _write_tar(file: _ParallelGzip, entries: Iterable[Entry]) -> None:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.link
                 archive.addfile(info)
             elif entry.source is None or entry.is_code:
-                content = read_code(entry.source) if entry.source else entry.content
+                content = contents.read_code(entry.source) if entry.source else entry.content
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
             else:
@@ -294,7 +274,6 @@ class _ParallelGzip(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
-        """Write all blocks."""
         if self.closed:
             return
         try:
@@ -335,13 +314,12 @@ class _Session:
 
     def pack(self, facts: EnvironmentFacts, say: Callable[[str], object]) -> PackedEnvironment:
         """Pack an environment, if it has changed since the last time."""
-        entries = list_entries(facts)
+        entries = contents.list_entries(facts)
 
         def pack() -> PackedEnvironment:
             say(f"packing the Python environment {facts.prefix}")
-            packed = pack_entries(
-                facts, entries, self._make_folder() / f"{len(self._known)}.tar.gz"
-            )
+            path = self._make_folder() / f"{len(self._known)}.tar.gz"
+            packed = pack_entries(facts, entries, path)
             say(f"packed it in {packed.seconds:.0f} s: {show_bytes(packed.size)}")
             return packed
 
@@ -378,15 +356,8 @@ def _identify(entries: Sequence[Entry]) -> str:
 def pack_for(job: Job, say: Callable[[str], object]) -> PackedEnvironment | None:
     """Return the packed environment of a job's workers; None: they use what their hosts have.
 
-    Parameters
-    ----------
-    say
-        Receives texts about the progress.
-
-    Raises
-    ------
-    InputError
-        The environment cannot run this job's workers.
+    ``say`` receives texts about the progress. Raises `InputError` if the environment cannot run
+    this job's workers.
     """
     environment = job.resources.environment
     if environment is None:
@@ -397,13 +368,13 @@ def pack_for(job: Job, say: Callable[[str], object]) -> PackedEnvironment | None
         if packed.manifest is not None:
             _check(job, packed.manifest.python, packed.manifest.packages)
         return packed
-    facts = describe_environment(find_python(path))
+    facts = contents.describe_environment(contents.find_python(path))
     _check(job, facts.version, facts.packages)
     return _SESSION.pack(facts, say)
 
 
 def _check(job: Job, version: str, packages: Mapping[str, str]) -> None:
-    """Check the Python of an environment, and the packages that every model needs."""
+    """Check the release of Python, and the packages that every model needs."""
     named = f"`environment`, {show(job.resources.environment)},"
     own = ".".join(map(str, sys.version_info[:2]))
     if version.split(".")[:2] != own.split("."):

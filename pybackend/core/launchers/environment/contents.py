@@ -70,24 +70,14 @@ _EDITABLE = re.compile(r"(__editable__|_editable_impl_).*|.*\.egg-link")
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the packed environment: a file, a link, or content that is made here.
+    """One entry of the packed environment: a file, a link, or content that is made here."""
 
-    Attributes
-    ----------
-    name
-        Relative path in the packed environment.
-    source
-        File on this machine; None: ``content`` or ``link``.
-    is_code
-        True for compiled code: Python can make it from another entry.
-    """
-
-    name: str
-    source: str | None = None
+    name: str  # relative path in the packed environment
+    source: str | None = None  # file on this machine; None: `content` or `link`
     content: bytes = b""
     link: str | None = None
     is_executable: bool = False
-    is_code: bool = False
+    is_code: bool = False  # compiled code: Python can make it from another entry
 
 
 @dataclass(frozen=True)
@@ -118,10 +108,8 @@ class EnvironmentFacts:
 def describe_environment(python: str) -> EnvironmentFacts:
     """Ask an environment's Python about its packages and folders.
 
-    Raises
-    ------
-    InputError
-        It does not start, or belongs to an environment that cannot be packed here.
+    Raises `InputError` if it does not start, or belongs to an environment that cannot be packed
+    here.
     """
     try:
         facts = json.loads(_run(python, _DESCRIBE))
@@ -196,7 +184,7 @@ def _list_interpreter(facts: EnvironmentFacts) -> Iterator[Entry]:
 
 
 def _find_libraries(files: Iterable[str]) -> dict[str, str]:
-    """Return the paths of the libraries that files are linked with, as far as `ldd` finds them."""
+    """As far as `ldd` finds them, by name."""
     program = shutil.which("ldd")
     if program is None:
         return {}
@@ -248,7 +236,7 @@ def _find_link(root: str, path: str) -> str | None:
 
 
 def _is_above(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a link to a folder that contains it."""
+    """True for a link to a folder that contains it."""
     # Packing followed it without end
     # (test_links_to_folders_above_are_left_out_and_unreadable_files_are_named).
     own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
@@ -279,7 +267,7 @@ def _list_file(entry: os.DirEntry[str], name: str, tag: str) -> Iterator[Entry]:
 
 
 def _is_current(code: str, source: os.stat_result) -> bool:
-    """Return whether compiled code belongs to a source file, as Python decides it."""
+    """True if compiled code belongs to a source file, as Python decides it."""
     try:
         with open(code, "rb") as file:
             header = file.read(16)
@@ -299,13 +287,7 @@ def read_code(path: str) -> bytes:
 
 
 def find_python(environment: str) -> str:
-    """Return the Python of an environment: ``"this"`` or its folder.
-
-    Raises
-    ------
-    InputError
-        The folder has no Python.
-    """
+    """Return the Python of an environment: ``"this"`` or its folder."""
     if environment == "this":
         return sys.executable
     python = Path(environment, "bin", "python")

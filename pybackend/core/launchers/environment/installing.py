@@ -1,4 +1,4 @@
-"""Unpack an environment on a host, once, and find its Python.
+"""Unpack an environment on a host, once, and find its Python; serve the archive from the driver.
 
 This file is imported on the workers' hosts.
 """
@@ -10,15 +10,20 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.contents import LIBRARIES
 from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.net.authentication import RejectedError, new_token
+from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen
+from pybackend.core.net.stream import Stream
 from pybackend.core.words import either
 
 _BLOCK = 1 << 20
@@ -86,6 +91,12 @@ _RUN = (
     "LD_LIBRARY_PATH=$0${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; PYTHONNOUSERSITE=1; "
     'export LD_LIBRARY_PATH PYTHONNOUSERSITE; exec "$@"'
 )
+_PURPOSE = "environment"
+_CONNECT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.5
+# For a block: a host may be slow to unpack, or the driver may be stopped for a while.
+_BLOCK_SECONDS = 120.0
+_SENT_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -95,12 +106,11 @@ class Answer:
     is_there: bool
     machine: str
     libc: str
-    place: str
+    folder: str
 
     @property
     def interpreter(self) -> Interpreter:
-        """The Python of the environment."""
-        return Interpreter(os.path.join(self.place, "bin", "python"))
+        return Interpreter(os.path.join(self.folder, "bin", "python"))
 
 
 def install_command(name: str, root: str = "-") -> list[str]:
@@ -113,7 +123,6 @@ def install_command(name: str, root: str = "-") -> list[str]:
 
 
 def read_blocks(archive: str) -> Iterator[bytes]:
-    """Yield the content of a file in blocks."""
     with open(archive, "rb") as content:
         while block := content.read(_BLOCK):
             yield block
@@ -124,25 +133,16 @@ def read_answer(lines: Iterable[bytes]) -> Answer | None:
     line = next((line for line in lines if line.startswith(MARK)), None)
     if line is None:
         return None
-    state, machine, libc, place = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
-    return Answer(state == "have", machine, libc, place)
+    state, machine, libc, folder = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
+    return Answer(state == "have", machine, libc, folder)
 
 
 class Installation:
     """A shell on this machine or on a host that unpacks an environment, if it is not there.
 
     Use it as a context manager: on exit, the shell ends, and removes an incomplete environment.
-
-    Parameters
-    ----------
-    packed
-        The environment.
-    command
-        Runs `install_command` on the host.
-    host
-        Name of the host, for messages.
-    variables
-        Environment variables of the command; None: those of this process.
+    ``command`` runs `install_command` on the host, whose name ``host`` is for messages.
+    ``variables`` are those of the command; None: those of this process.
     """
 
     def __init__(
@@ -164,49 +164,36 @@ class Installation:
             env=variables,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Installation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         # In this order: a thread may be writing to a process that does not read, and `close` would
         # wait for it forever, even after Ctrl-C (test_a_shell_that_reads_nothing_is_ended).
         self._process.terminate()
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
         self._process.wait()
-        self._process.stdout.close()
+        self._stdout.close()
         self._errors.close()
 
     def ask(self) -> bool:
-        """Return whether the environment is there.
-
-        Raises
-        ------
-        ClusterError
-            The host cannot run it, or did not answer.
-        """
-        assert self._process.stdout is not None
-        self._answer = read_answer(self._process.stdout)
+        """True: the environment is there. Raises `ClusterError` if the host cannot run it."""
+        self._answer = read_answer(self._stdout)
         if self._answer is None:
             raise self.explain()
         check_host(self._packed, self._answer.machine, self._answer.libc, self.host)
         return self._answer.is_there
 
     def finish(self, archive: Iterable[bytes]) -> Interpreter:
-        """Send the archive's blocks if they are needed, and wait until they are unpacked.
-
-        Raises
-        ------
-        ClusterError
-            It cannot be unpacked.
-        """
+        """Send the archive's blocks if they are needed, and wait until they are unpacked."""
         assert self._answer is not None
-        assert self._process.stdin is not None
         if not self._answer.is_there:
-            with suppress(BrokenPipeError), self._process.stdin as pipe:
+            with suppress(BrokenPipeError), self._stdin as pipe:
                 for block in archive:
                     pipe.write(block)
         if self._process.wait():
@@ -215,11 +202,10 @@ class Installation:
 
     def explain(self) -> ClusterError:
         """Return the error for a shell that failed; it waits for its end."""
-        place = self._answer.place if self._answer else None
-        return explain_unpacking(self.host, place, *self.wait())
+        folder = self._answer.folder if self._answer else None
+        return explain_unpacking(self.host, folder, *self.wait())
 
     def wait(self) -> tuple[int, list[str]]:
-        """Return the exit status and the lines of the error output."""
         status = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
@@ -227,12 +213,11 @@ class Installation:
 
 
 def explain_unpacking(
-    host: str, place: str | None, status: int, lines: Sequence[str]
+    host: str, folder: str | None, status: int, lines: Sequence[str]
 ) -> ClusterError:
-    """Return the error for a shell that failed with an exit status, and printed some lines."""
     printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
     reason = printed[-1].strip() if printed else f"status {status}"
-    where = f", in {place}" if place else ""
+    where = f", in {folder}" if folder else ""
     return ClusterError(
         f"the environment in `environment` cannot be unpacked on {host}{where}: {reason}"
     )
@@ -241,12 +226,8 @@ def explain_unpacking(
 def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str) -> Interpreter:
     """Unpack an environment on this machine, below a folder, if it is not there.
 
-    The blocks of the archive are only read if they are needed.
-
-    Raises
-    ------
-    ClusterError
-        It cannot run here, or the disk is full.
+    The blocks of the archive are only read if they are needed. Raises `ClusterError` if it cannot
+    run here, or the disk is full.
     """
     command = install_command(packed.name, root)
     with Installation(packed, command, os.uname().nodename) as installation:
@@ -257,10 +238,7 @@ def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str)
 def check_host(packed: PackedEnvironment, machine: str, libc: str, host: str) -> None:
     """Raise `ClusterError` if a host cannot run the environment's programs.
 
-    Parameters
-    ----------
-    machine, libc
-        The host's machine and C library, such as ``x86_64`` and ``glibc 2.36``.
+    ``machine`` and ``libc`` are the host's, such as ``x86_64`` and ``glibc 2.36``.
     """
     manifest = packed.manifest
     if manifest is None:  # its Python is started there before the workers are
@@ -292,11 +270,9 @@ class Interpreter:
 
     @property
     def folder(self) -> Path:
-        """Folder of the environment."""
         return Path(self.python).parents[1]
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables for its processes, made of this process's."""
         # They belong to another Python.
         unwanted = ("PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV", "CONDA_PREFIX", "PYSPARK_PYTHON")
         variables = {name: text for name, text in given.items() if name not in unwanted}
@@ -316,6 +292,97 @@ class Interpreter:
         return ["/bin/sh", "-c", _RUN, str(self.folder / LIBRARIES)]
 
     def sites(self) -> list[str]:
-        """Return the folders of its packages."""
         patterns = ("lib*/python*/site-packages", "local/lib/python*/dist-packages")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
+
+
+class UnreachedError(ClusterError):
+    """A host cannot connect to the driver."""
+
+
+@dataclass(frozen=True)
+class ServedArchive:
+    """A packed environment, of ``size`` bytes, that the driver sends from ``address``."""
+
+    address: str
+    token: str = field(repr=False)
+    size: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield blocks; raise `ClusterError` if the driver cannot be reached, or was lost."""
+        stream = self._connect()
+        rest = self.size
+        try:
+            while rest:
+                block = stream.read_exactly(min(_SENT_BYTES, rest), _BLOCK_SECONDS)
+                rest -= len(block)
+                yield block
+        except OSError as error:
+            raise ClusterError(
+                f"{os.uname().nodename} lost the driver at {self.address}, which was sending the "
+                f"Python environment: {error}. If the driver is still running, start again"
+            ) from error
+        finally:
+            stream.close()
+
+    def _connect(self) -> Stream:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                return connect(self.address, self.token, 0, _PURPOSE, _CONNECT_SECONDS)
+            except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
+                # The driver closes connections while too many others greet it: of many hosts, some
+                # cannot reach it at once.
+                is_closed = isinstance(error, ConnectionError)
+                is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
+                if not is_closed or is_answer or time.monotonic() > deadline:
+                    raise UnreachedError(
+                        f"{os.uname().nodename} cannot connect to the driver at {self.address}: "
+                        f"{error}"
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
+
+
+class ArchiveServer:
+    """Server of a packed environment, for those who know its token; a context manager.
+
+    ``host`` and ``announced`` are as in `MeetingServer`. Hosts receive ``archive``. Raises
+    `ClusterError` if ``host`` is not an address of this machine.
+    """
+
+    def __init__(self, packed: PackedEnvironment, host: str, announced: str | None) -> None:
+        server, token = listen(host), new_token()
+        self.archive = ServedArchive(address_of(server, announced), token, packed.size)
+        self._path = packed.path
+        self._lock = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._is_closed = False
+        self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
+
+    def __enter__(self) -> ArchiveServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._acceptor.close()
+        with self._lock:
+            self._is_closed = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def _welcome(self, stream: Stream, _: int) -> None:
+        with self._lock:
+            is_closed = self._is_closed
+            self._streams.add(stream)
+        if is_closed:
+            stream.close()
+        # Not on the thread of the greeting: their number is limited.
+        threading.Thread(target=self._send, args=(stream,), daemon=True).start()
+
+    def _send(self, stream: Stream) -> None:
+        with suppress(OSError):
+            for block in read_blocks(self._path):
+                stream.send_all(block, _BLOCK_SECONDS)
+        stream.close()
+        with self._lock:
+            self._streams.discard(stream)

@@ -17,39 +17,34 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.core.errors import ClusterError, Failure, InputError
-from pybackend.core.figures import show_bytes
 from pybackend.core.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.installing import (
-    Installation,
-    Interpreter,
-    install_command,
-    read_blocks,
-)
-from pybackend.core.launchers.hosts.host_list import (
+from pybackend.core.launchers.hosts.ssh import (
+    CONNECTION_LOST,
+    HostPython,
     HostSlots,
+    Ssh,
     divide_slots,
+    environment,
     parse_hosts,
     ranks_by_host,
     read_hostfile,
 )
-from pybackend.core.launchers.hosts.keeper import find_keepers
-from pybackend.core.launchers.hosts.ssh import CONNECTION_LOST, HostPython, Ssh, environment
-from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
+from pybackend.core.launchers.hosts.ssh_host import SshHost, find_keepers, reached
 from pybackend.core.launchers.hosts.ssh_task import RANKS
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
-from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
-from pybackend.core.launchers.remote.task import RemoteTask
+from pybackend.core.launchers.remote.task import RemoteTask, files_of_ranks, pack_task
 from pybackend.core.launchers.shares import Machine, find_shortage
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import call_of, show
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import call_of, show, show_bytes
 
 
 def _choose_python() -> str:
@@ -84,7 +79,6 @@ class Hosts:
         return Submission(tuple(host.name for host, ranks in placed for _ in ranks), later=(later,))
 
     def count_workers(self, wanted: Any) -> Any:
-        """Return the number of workers of a call; all slots by default."""
         if wanted is None:
             return sum(host.slots for host in self.hosts)
         if isinstance(wanted, int):  # other types are checked later
@@ -93,7 +87,6 @@ class Hosts:
 
     @contextmanager
     def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Hosts]]:
-        """Divide the slots of the hosts, in order."""
         slots, workers = sum(host.slots for host in self.hosts), job.most_workers
         ranks_by_host(self.hosts, workers)
         jobs = min(most, parallelism or slots // workers)
@@ -110,11 +103,9 @@ class Hosts:
         slots = [host for host in used for _ in range(host.slots)]
         interpreters = install_on_hosts(self.ssh, used, job, on_event)
         asked = {host: self.ssh.address(host) for host in used}
-        addresses = [asked[host] for host in slots]
-        loopback, remedy = len(used) == 1, _choose_python()
-        member = Member(job, files, None, new_token(), None, loopback, remedy=remedy)
-        hosts = tuple(addresses if job.is_elastic else addresses[: job.workers])
-        task = RemoteTask(member, hosts, self.environment)
+        remedy, hosts = _choose_python(), slots if job.is_elastic else slots[: job.workers]
+        member = Member(job, files, None, new_token(), None, len(used) == 1, remedy=remedy)
+        task = RemoteTask(member, tuple(asked[host] for host in hosts), self.environment)
         with swept_folder() as folder:
             way = _Slots(self, slots, task, datasets, folder, interpreters)
             return run_on_hosts(way, job, datasets, on_event, len(slots), remedy)
@@ -122,7 +113,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class _Slots(Way):
-    """A `Way` with an ssh process per host, or per elastic worker: so each can end by itself.
+    """A `Way` with an ssh process per host, or per elastic worker, so that each can end by itself.
 
     The slots are those of all hosts, in order.
     """
@@ -132,7 +123,7 @@ class _Slots(Way):
     task: RemoteTask
     datasets: DataSets
     folder: Path
-    interpreters: Mapping[str, Interpreter]  # of the environment of the job, by host
+    interpreters: Mapping[str, installing.Interpreter]  # of the environment of the job, by host
     _contents: dict[str, bytes] = field(default_factory=dict)
     _packing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,15 +132,16 @@ class _Slots(Way):
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
-        job, placed = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
-        names = [host.name for host, ranks in placed for _ in ranks]
-        with reached(self._start(placed, start)) as there:
+        job, hosts = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
+        names = [host.name for host, ranks in hosts for _ in ranks]
+        with reached(self._start(hosts, start)) as there:
             contents = self._pack()
             keepers = find_keepers(job, [host.python for host in there], contents)
-            for (host, ranks), process, keeper in zip(placed, there, keepers, strict=True):
-                place = {RANKS: _describe_ranks(host, ranks), **start.post(start.place)}
-                own = {**contents, **place, **keeper}
-                process.send(Bundle(own, files_of_ranks(self.folder, ranks)))
+            for (host, ranks), process, keeper in zip(hosts, there, keepers, strict=True):
+                neighbours = _count_neighbours(host, ranks)
+                placed = {"ranks": [*ranks], "first": host.first, "neighbours": neighbours}
+                own = {RANKS: json.dumps(placed).encode(), **start.post(start.place), **keeper}
+                process.send(Bundle({**contents, **own}, files_of_ranks(self.folder, ranks)))
 
             def look() -> list[Failure]:
                 return [failure for host in there for failure in host.look()]
@@ -158,7 +150,6 @@ class _Slots(Way):
             yield partial(run_group, start.meeting, job, names, look=look, meet_seconds=math.inf)
 
     def _start(self, placed: Sequence[tuple[HostSlots, range]], start: Start) -> Iterator[SshHost]:
-        """Start Python on all hosts by ssh."""
         settings, resources = self.launcher, start.job.resources
         # A function may not need TensorFlow.
         wanted = "numpy" if start.job.kind == "run" else "tensorflow numpy"
@@ -167,8 +158,8 @@ class _Slots(Way):
             interpreter = self.interpreters.get(host.name)
             python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
             check = partial(_check_workers, host.name, resources, _count_neighbours(host, ranks))
-            given = (python, ranks, start.meeting, "hosts.ssh_task", _option(), wanted, check)
-            yield SshHost(*given)
+            task, option = "hosts.ssh_task.run_workers", _option()
+            yield SshHost(python, ranks, start.meeting, task, option, wanted, check)
 
     def _slots_of(self, start: Start) -> Sequence[HostSlots]:
         """Return the hosts of a group, or the slot of an elastic worker."""
@@ -179,18 +170,10 @@ class _Slots(Way):
         return [replace(host, slots=1, first=first, neighbours=host.neighbours or host.slots)]
 
     def _pack(self) -> Mapping[str, bytes]:
-        """Pack the bundle once, while ssh connects to the hosts."""
-        with self._packing:
+        with self._packing:  # once, while ssh connects to the hosts
             if not self._contents:
                 self._contents.update(pack_task(self.task, self.folder, self.datasets))
         return self._contents
-
-
-def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
-    """Return the file with the ranks of a host's workers, and the part of the host they use."""
-    neighbours = _count_neighbours(host, ranks)
-    place = {"ranks": list(ranks), "first": host.first, "neighbours": neighbours}
-    return json.dumps(place).encode()
 
 
 def _count_neighbours(host: HostSlots, ranks: range) -> int:
@@ -199,13 +182,7 @@ def _count_neighbours(host: HostSlots, ranks: range) -> int:
 
 
 def _check_workers(host: str, resources: Resources, workers: int, greeting: HostGreeting) -> None:
-    """Check that a host's Python can run this number of workers.
-
-    Raises
-    ------
-    ClusterError
-        It is another release, a package is missing, or the machine does not have enough.
-    """
+    """Raise `ClusterError` if a host has another Python, or lacks a package, cores or memory."""
     other = f"Specify a Python {{own}} that all hosts have: {_option()}"
     install = "Install it there with `{python} -m pip install {package}`, or " + _choose_python()
     if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
@@ -217,13 +194,10 @@ def _check_workers(host: str, resources: Resources, workers: int, greeting: Host
 
 def install_on_hosts(
     ssh: Ssh, hosts: Sequence[HostSlots], job: Job, on_event: Emit
-) -> dict[str, Interpreter]:
+) -> dict[str, installing.Interpreter]:
     """Return the Python of a job's environment by host; empty if the job has none.
 
-    Raises
-    ------
-    ClusterError
-        A host cannot be reached, or cannot run the environment.
+    Raises `ClusterError` if a host cannot be reached, or cannot run the environment.
     """
     packed = pack_for(job, lambda text: on_event(Note(text)))
     if packed is None:
@@ -231,21 +205,18 @@ def install_on_hosts(
     # On an error, the shells end first: threads may wait for a host that does not respond.
     with ThreadPoolExecutor(len(hosts)) as threads, ExitStack() as stack:
         started = [stack.enter_context(_Installation(ssh, host, packed)) for host in hosts]
-        answers = list(threads.map(Installation.ask, started))
+        answers = list(threads.map(installing.Installation.ask, started))
         missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
         if missing:
-            size = show_bytes(packed.size)
-            names = ", ".join(missing)
-            on_event(Note(f"sending the Python environment ({size}) to {names}"))
-        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
+            text = f"sending the Python environment ({show_bytes(packed.size)}) to "
+            on_event(Note(text + ", ".join(missing)))
+        found = threads.map(lambda one: one.finish(installing.read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
 
-class _Installation(Installation):
-    """An installation over ssh."""
-
+class _Installation(installing.Installation):
     def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
-        command = ssh.command(host, install_command(packed.name))
+        command = ssh.command(host, installing.install_command(packed.name))
         super().__init__(packed, command, host.name, environment())
         self._ssh = ssh
         self._slots = host
@@ -314,22 +285,18 @@ def hosts(
     for name, value in (("python", python), ("hostfile", hostfile)):
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise InputError(f"`{name}` must be a path, not {show(value)}")
-    return Hosts(
-        listed,
-        python or sys.executable,
-        Ssh(_check_words(ssh_options)),
-        _check_variables(environment),
-    )
+    ssh = Ssh(_check_words(ssh_options))
+    return Hosts(listed, python or sys.executable, ssh, _check_variables(environment))
 
 
 def _check_words(options: Any) -> tuple[str, ...]:
-    """Check the options for ssh, which would read "-p 22" as the port " 22"."""
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
         raise InputError(
             f"`ssh_options` must be a list of words, e.g. {show(['-p', '2222'])}, not "
             f"{show(options)}"
         )
+    # ssh would read "-p 22" as the port " 22".
     if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
         words = joined.split(None, 1)
         raise InputError(

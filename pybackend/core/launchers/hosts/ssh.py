@@ -1,25 +1,174 @@
-"""Commands over ssh, explanations of its errors, and the Python of a host."""
+"""Hosts that ssh reaches: lists of them with slots, ssh's commands and errors, and their Python."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import IO
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
 
-from pybackend.core.errors import ClusterError
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.arguments import counted
 from pybackend.core.launchers.environment.installing import Interpreter
-from pybackend.core.launchers.hosts.host_list import HostSlots
 from pybackend.core.launchers.package_files import package_root
 from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.remote.bundle import bootstrap_command
-from pybackend.core.words import setting
+from pybackend.core.words import setting, show
+
+# A name never begins with "-", because it is used on command lines.
+_ENTRY = re.compile(
+    r"(?:(?P<user>[^-@:\s\[\]][^@:\s\[\]]*)@)?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
+    r"(?::(?P<slots>\d+))?"
+)
+_MOST_SLOTS = 1024
+_FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slots"'
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """A host and its number of slots. ``user`` is the user to log in as; None: ssh's default.
+
+    If several jobs run there at once, ``neighbours`` is the number of workers of all of them, and
+    ``first`` the number of the first of these slots.
+    """
+
+    name: str
+    slots: int = 1
+    user: str | None = None
+    first: int = 0
+    neighbours: int | None = None
+
+    @property
+    def login(self) -> str:
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
+    """Read a list of hosts, in order: ``"a:2,b:2"``, or a sequence of such texts.
+
+    An entry is ``name``, ``name:slots`` or ``user@name:slots``, with one slot by default; an IPv6
+    address must be in brackets. A host that is listed twice has the slots of both. Raises
+    `InputError`.
+    """
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"`hosts` must be a string like {show('a:2,b:2')}, or a list of them, not {show(given)}"
+        )
+    entries = [entry.strip() for text in texts for entry in text.split(",")]
+    if not any(entries):
+        raise InputError(f'`hosts` contains no host: {_FORM}, e.g. "a:2,b:2"')
+    return _merge(_parse_entry(entry, "`hosts`") for entry in entries)
+
+
+def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
+    """Read a hostfile in the format of Horovod and Open MPI.
+
+    A line is ``host slots=2`` or ``host:2``; other settings and text after ``#`` are ignored.
+    Raises `InputError`.
+    """
+    try:
+        lines = Path(path).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the hostfile {show(str(path))}: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            found.append(_parse_line(words, f"line {number} of {show(str(path))}"))
+    if not found:
+        raise InputError(
+            f'the hostfile {show(str(path))} lists no hosts: expected lines "host slots=2"'
+        )
+    return _merge(found)
+
+
+def divide_slots(hosts: Sequence[HostSlots], workers: int, jobs: int) -> list[list[HostSlots]]:
+    """Divide the slots of hosts among jobs with this number of workers each, in order."""
+    slots = [replace(host, first=one) for host in hosts for one in range(host.slots)]
+    parts = [slots[job * workers : (job + 1) * workers] for job in range(jobs)]
+    used = Counter((slot.user, slot.name) for part in parts for slot in part)
+    divided = []
+    for part in parts:
+        by_host: dict[Any, list[HostSlots]] = {}
+        for slot in part:
+            by_host.setdefault((slot.user, slot.name), []).append(slot)
+        divided.append(
+            [replace(own[0], slots=len(own), neighbours=used[key]) for key, own in by_host.items()]
+        )
+    return divided
+
+
+def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSlots, range]]:
+    """Assign ranks to the slots of hosts, in order. Hosts without ranks are left out.
+
+    Raises `InputError` if there are fewer slots than workers.
+    """
+    slots = sum(host.slots for host in hosts)
+    if workers > slots:
+        listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
+        raise InputError(
+            f"`workers` is {workers}, but {listed} has {counted(slots, 'slot')}: "
+            f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few "
+            "cores)"
+        )
+    placed, first = [], 0
+    for host in hosts:
+        ranks = range(first, min(first + host.slots, workers))
+        if ranks:
+            placed.append((host, ranks))
+        first = ranks.stop
+    return placed
+
+
+def _parse_line(words: Sequence[str], where: str) -> HostSlots:
+    host = _parse_entry(words[0], where)
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "slots":
+            host = replace(host, slots=_count(value, word, where))
+    return host
+
+
+def _parse_entry(entry: str, where: str) -> HostSlots:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        hint = "" if entry.count(":") < 2 else "; an IPv6 address must be in brackets"
+        raise InputError(f"{where}: {show(entry)} is not a host: {_FORM}{hint}")
+    slots = _count(found["slots"] or "1", entry, where)
+    return HostSlots(found["address"] or found["name"], slots, found["user"])
+
+
+def _count(text: str, entry: str, where: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"{where}: {show(entry)} must have a whole number of slots, 1 or more")
+    if int(text) > _MOST_SLOTS:
+        raise InputError(
+            f"{where}: {show(entry)} asks for {text} workers on one host. If this is a port: ssh's "
+            "port goes into ssh_options, and all other ports are chosen automatically"
+        )
+    return int(text)
+
+
+def _merge(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
+    merged: dict[str, HostSlots] = {}
+    for host in hosts:
+        known = merged.get(host.login)
+        merged[host.login] = (
+            host if known is None else replace(known, slots=known.slots + host.slots)
+        )
+    return tuple(merged.values())
+
 
 # Options that your settings cannot change: ssh uses the first of two values.
 _FIXED = (
@@ -41,54 +190,39 @@ _NAME_SECONDS = 10.0
 # message only in the first case.
 CONNECTION_LOST = 255
 # Messages of ssh, with advice.
-_ADVICE = (
-    (
-        r"Could not resolve hostname",
+_ADVICE = {
+    r"Could not resolve hostname": (
         "Check the spelling of the name, and that this machine can resolve it (/etc/hosts, or a "
-        "`HostName` in ~/.ssh/config)",
+        "`HostName` in ~/.ssh/config)"
     ),
-    (
-        r"Connection refused",
-        "Start its ssh server, or specify its port: {port}",
+    r"Connection refused": "Start its ssh server, or specify its port: {port}",
+    r"timed out|No route to host|Network is unreachable": (
+        "Check that the host is running, and that no firewall blocks it"
     ),
-    (
-        r"timed out|No route to host|Network is unreachable",
-        "Check that the host is running, and that no firewall blocks it",
-    ),
-    (
-        r"IDENTIFICATION HAS CHANGED",
+    r"IDENTIFICATION HAS CHANGED": (
         "The host's key differs from that in ~/.ssh/known_hosts: if you know why, remove that "
-        "line with `ssh-keygen -R`, and log in once manually",
+        "line with `ssh-keygen -R`, and log in once manually"
     ),
-    (
-        r"Host key verification failed",
+    r"Host key verification failed": (
         "This machine does not know the host's key: log in once manually and accept it, or add it "
-        "to ~/.ssh/known_hosts",
+        "to ~/.ssh/known_hosts"
     ),
-    (
-        r"Too many authentication failures",
-        "Specify the key: {key}",
-    ),
-    (
-        r"Permission denied",
+    r"Too many authentication failures": "Specify the key: {key}",
+    r"Permission denied": (
         "A password cannot be entered here: copy a key there with `ssh-copy-id`, or start "
-        "ssh-agent if the key has a passphrase",
+        "ssh-agent if the key has a passphrase"
     ),
-    (
-        r"Connection (closed|reset) by",
-        "See the log of its ssh server: it may allow other users or addresses only",
+    r"Connection (closed|reset) by": (
+        "See the log of its ssh server: it may allow other users or addresses only"
     ),
-)
+}
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """ssh with the options that the user passed for its command line."""
-
     options: tuple[str, ...] = ()
 
     def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command on a host, without a terminal."""
         fixed = [word for option in _FIXED for word in ("-o", option)]
         defaults = [word for option in _DEFAULTS for word in ("-o", option)]
         options = ["-T", "-x", *fixed, *self.options, *defaults]
@@ -110,41 +244,34 @@ class Ssh:
         return found[1]
 
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
-        """Return the error for ssh exit status 255, based on the last lines that ssh printed."""
+        """Return the error for ssh's exit status 255, based on the last lines that ssh printed."""
         text = "\n".join(printed)
-        advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
-        advice = advice.format(
+        found = (advice for pattern, advice in _ADVICE.items() if re.search(pattern, text))
+        advice = next(found, "").format(
             port=setting(ssh_options=["-p", "2222"]),
             key=setting(ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]),
         )
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
         return ClusterError(
-            f"cannot reach {host.name} over ssh, which "
-            f"reports: {said}. {advice + '. ' if advice else ''}Once `{by_hand}` works without a "
-            "prompt, this will work too"
+            f"cannot reach {host.name} over ssh, which reports: {said}. "
+            f"{advice + '. ' if advice else ''}Once `{by_hand}` works without a prompt, this will "
+            "work too"
         )
 
 
 def environment() -> dict[str, str]:
-    """Return the variables for ssh, without programs that would ask for a password."""
+    # ssh would ask for a password with a window.
     variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
     return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
 
 
 @dataclass(frozen=True)
 class HostPython:
-    """The Python of a host.
+    """The Python of a host. Without ``ssh``, the host is this machine.
 
-    Attributes
-    ----------
-    ssh, host, python
-        The `Ssh` object, the host, and the path of the host's Python. Without `Ssh`, the host is
-        this machine.
-    temporary
-        Folder for temporary files on the host; None: the host's default.
-    interpreter
-        The Python of an environment that was unpacked there, instead of ``python``.
+    ``temporary`` is the folder for temporary files there (None: the host's default).
+    ``interpreter`` is the Python of an environment that was unpacked there; it replaces ``python``.
     """
 
     ssh: Ssh | None
@@ -155,25 +282,20 @@ class HostPython:
 
     @property
     def path(self) -> str:
-        """Path of the Python that is used."""
         return self.python if self.interpreter is None else self.interpreter.python
 
     def command(self, wanted: str, task: str) -> list[str]:
-        """Return the command that receives a bundle there; arguments as in `bootstrap_command`."""
         start = [] if self.interpreter is None else self.interpreter.start()
-        place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
+        prefix = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
         if self.ssh is None:  # the bundle need not contain this package
-            return [*place, *start, *bootstrap_command(self.path, wanted, task, package_root())]
+            return [*prefix, *start, *bootstrap_command(self.path, wanted, task, package_root())]
         program = bootstrap_command(self.path, wanted, task)
-        return self.ssh.command(self.host, [*place, *start, *program])
+        return self.ssh.command(self.host, [*prefix, *start, *program])
 
     def start(
         self, wanted: str, task: str, errors: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        """Start the process that receives a bundle there; its input and output are pipes.
-
-        ``wanted`` and ``task`` are as in `bootstrap_command`; ``errors`` receives its error output.
-        """
+        """Start the process that receives a bundle there; arguments as in `bootstrap_command`."""
         return subprocess.Popen(
             self.command(wanted, task),
             stdin=subprocess.PIPE,
@@ -191,15 +313,21 @@ class HostProcess:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        assert process.stdin is not None
+        self._input = process.stdin
 
     def let_go(self) -> None:
-        """Close its input."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._input.close()
+
+    @contextlib.contextmanager
+    def _reading(self, pipe: Any) -> Iterator[IO[bytes]]:
+        """Read a pipe in this block. If the process ends, so does the block, without an error."""
+        with contextlib.suppress(OSError, ValueError), io.BufferedReader(pipe) as reading:
+            yield reading
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or its host does not respond."""
+        """Wait for its end, and kill it if its host does not respond."""
         try:
             self._process.wait(max(0.1, seconds))
         except subprocess.TimeoutExpired:
@@ -208,7 +336,7 @@ class HostProcess:
 
 
 def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
-    """End processes on hosts, and wait up to some seconds for all of them."""
+    """End processes on hosts. ``seconds`` is the limit for all of them together."""
     for one in processes:
         one.let_go()
     deadline = time.monotonic() + seconds
@@ -216,8 +344,12 @@ def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
         one.wait(deadline - time.monotonic())
 
 
+# A file of a call's bundle, with the `Keeper` whose fork server its workers use.
+KEEPER = "keeper.json"
+
+
 def find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
+    """Return `bootstrap`'s line, after a login shell's output; None if missing."""
     return next((line for line in reading if line.startswith(MARK)), None)
 
 

@@ -1,9 +1,10 @@
-"""The driver's side of a host: the process there, and the connections to its workers."""
+"""The driver's side of a host: the process there, the connections to its workers, its keeper."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import io
+import os
 import queue
 import re
 import signal
@@ -11,20 +12,24 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, cast
+from dataclasses import replace
+from typing import IO
 
 from pybackend.core.errors import ClusterError, Failure
-from pybackend.core.launchers.hosts.keeper_task import KEEPER
+from pybackend.core.job.job import LOGGER, Job
+from pybackend.core.launchers.base import check_stop
+from pybackend.core.launchers.fork_server import is_off
 from pybackend.core.launchers.hosts.ssh import (
     CONNECTION_LOST,
+    KEEPER,
     HostProcess,
     HostPython,
     end_all,
     find_greeting,
 )
-from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
+from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, read_greeting
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.shared_lines import SharedLines
 
@@ -37,28 +42,16 @@ _FINISH_SECONDS = 5.0
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
+_LOST_ADVICE = "check whether that host is still running, and whether it ran out of memory or disk"
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
 class SshHost(HostProcess):
     """A process on a host, over ssh or on this machine, and the workers that it starts.
 
-    Parameters
-    ----------
-    python
-        The Python of the host.
-    ranks
-        Ranks of its workers.
-    meeting
-        Server for the connections from its workers.
-    task
-        Module that starts the workers there, as in `bootstrap_command`.
-    option
-        Argument with which users specify another Python, for messages.
-    wanted
-        Packages that this Python must have, separated by spaces.
-    check
-        Raises `ClusterError` if this Python cannot run the workers.
+    ``task`` and ``wanted`` are as in `bootstrap_command`. ``option`` is the argument with which
+    users specify another Python, for messages. ``check`` raises `ClusterError` if the Python that
+    greets cannot run the workers.
     """
 
     def __init__(
@@ -94,19 +87,12 @@ class SshHost(HostProcess):
         self._follower.start()
 
     def send(self, bundle: Bundle) -> None:
-        """Send the bundle as soon as Python has started on the host."""
         self._moved = self._looked = time.monotonic()
         self._has_keeper = KEEPER in bundle.contents
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
-        """Return the known failures on this host.
-
-        Raises
-        ------
-        ClusterError
-            No worker can run here.
-        """
+        """Return the known failures here. Raises `ClusterError` if no worker can run here."""
         if self._trouble is not None:
             raise self._trouble
         if self._status is None:
@@ -117,7 +103,6 @@ class SshHost(HostProcess):
         return [self._describe_loss(rank) for rank in self.ranks]
 
     def _check_progress(self) -> None:
-        """Raise `ClusterError` if the host is silent for too long."""
         now = time.monotonic()
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
         self._looked = now
@@ -142,23 +127,17 @@ class SshHost(HostProcess):
                 self._process.wait(max(0.1, seconds))
 
     def let_go(self) -> None:
-        """Close the lifeline, so that the processes on the host end and remove their files."""
         self._bundles.put(None)
         if not self._is_reading:  # ssh may not notice in time that its input has closed
             self._process.terminate()
         super().let_go()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all processes there have ended, or the host does not respond."""
         super().wait(seconds)
         self._follower.join(timeout=5)
 
     def _follow(self) -> None:
-        """Serve the connection until it ends."""
-        with (
-            contextlib.suppress(OSError, ValueError),
-            io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
-        ):
+        with self._reading(self._process.stdout) as reading:
             self._talk(reading)
         status = self._process.wait()
         self._printer.join(timeout=1)
@@ -180,8 +159,7 @@ class SshHost(HostProcess):
         if bundle is None:
             self.let_go()
             return
-        assert self._process.stdin is not None
-        lines = self._lines = SharedLines(reading, self._process.stdin)
+        lines = self._lines = SharedLines(reading, self._input)
         for rank in self.ranks:
             self._meeting.adopt(lines.connect(rank), rank)
 
@@ -196,15 +174,11 @@ class SshHost(HostProcess):
             lines.read()
 
     def _keep_log(self) -> None:
-        with (
-            contextlib.suppress(OSError, ValueError),
-            io.BufferedReader(cast(io.RawIOBase, self._process.stderr)) as printed,
-        ):
+        with self._reading(self._process.stderr) as printed:
             for line in printed:
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
     def _explain_start(self, status: int) -> ClusterError:
-        """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
         if status == CONNECTION_LOST and self.python.ssh is not None:
             return self.python.ssh.explain(self._host, printed)
@@ -222,15 +196,13 @@ class SshHost(HostProcess):
     def _describe_loss(self, rank: int) -> Failure:
         printed = [line for line in self._log if line]
         last = printed[-1] if printed else ""
+        message = "the process that runs the workers on its host "
         if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
             message = f"the ssh connection to its host ended: {last}"
         elif self._status in (CONNECTION_LOST, -signal.SIGKILL):
-            message = "the process that runs the workers on its host was killed"
+            message += "was killed"
         else:
-            message = (
-                "the process that runs the workers on its host exited with "
-                f"status {self._status}: {last}"
-            )
+            message += f"exited with status {self._status}: {last}"
         return Failure(
             rank,
             self._host.name,
@@ -238,8 +210,7 @@ class SshHost(HostProcess):
             message=message,
             log=tuple(printed),
             time=time.time(),
-            advice="check whether that host is still running, and whether it ran out of memory or "
-            "disk",
+            advice=_LOST_ADVICE,
         )
 
 
@@ -256,3 +227,122 @@ def reached(hosts: Iterable[SshHost]) -> Iterator[list[SshHost]]:
             one.let_finish(deadline - time.monotonic())
     finally:
         end_all(started, _END_SECONDS)
+
+
+# A call does not wait longer for a keeper, and starts its workers as usual.
+_KEEPER_SECONDS = 20.0
+_KEEPER_END_SECONDS = 5.0
+
+
+def find_keepers(
+    job: Job, pythons: Sequence[HostPython], contents: Mapping[str, bytes]
+) -> list[dict[str, bytes]]:
+    """Return the file of each host's bundle that names its keeper; empty if it has none.
+
+    The keepers get this package from ``contents``, the bundle's files.
+    """
+    found: list[_Keeper] = []
+    if is_off():
+        _KEEPERS.close()
+    elif job.resources.fork_server and job.kind != "run":  # functions are not forked: see `Child`
+        library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
+        try:
+            # All start before the first one is waited for.
+            found = [_KEEPERS.find(python, library) for python in pythons]
+        except OSError as error:  # no more processes, for example
+            LOGGER.debug("no fork servers: %s", error)
+    names = [keeper.name() for keeper in found] or [b""] * len(pythons)
+    return [{KEEPER: name} if name else {} for name in names]
+
+
+class _Keeper(HostProcess):
+    """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
+
+    def __init__(self, python: HostPython, library: Mapping[str, bytes]) -> None:
+        self._python = python
+        self._library = library
+        self._name = b""
+        self._has_answered = threading.Event()
+        self._deadline = time.monotonic() + _KEEPER_SECONDS
+        super().__init__(python.start("", "hosts.ssh_task.run_keeper", subprocess.DEVNULL))
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def has(self, python: HostPython, library: Mapping[str, bytes]) -> bool:
+        # Compiled code of equal sources may differ.
+        ours, theirs = (
+            {name: text for name, text in files.items() if not name.endswith(".pyc")}
+            for files in (self._library, library)
+        )
+        return self.is_running() and self._python == python and ours == theirs
+
+    def name(self) -> bytes:
+        """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""
+        while not self._has_answered.wait(0.1) and time.monotonic() < self._deadline:
+            check_stop()
+        is_whole = self._name.endswith(b"\n")
+        return self._name if is_whole and self.is_running() else b""
+
+    def leave(self) -> None:
+        """Leave it to the process that this one was forked from."""
+        self.let_go()
+        self._process.returncode = 0  # not a child of this process
+
+    def _follow(self) -> None:
+        with self._reading(self._process.stdout) as reading:
+            lines = SharedLines(reading, self._input)
+            if find_greeting(reading) is not None:
+                Bundle(self._library).send(lines.write)
+                self._name = reading.readline()
+                self._has_answered.set()
+                lines.read()  # only signs of life
+        self._has_answered.set()
+        self.let_go()
+        self._process.wait()
+
+
+class _Keepers:
+    """The keepers of this session, by login.
+
+    They end with it, because ssh's pipe closes even if the session is killed, or ten minutes after
+    a call.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, _Keeper] = {}
+
+    def find(self, python: HostPython, library: Mapping[str, bytes]) -> _Keeper:
+        host = python.host
+        # Jobs that share the host have different parts of it.
+        python = replace(python, host=replace(host, slots=1, first=0, neighbours=None))
+        with self._lock:
+            known = self._running.get(host.login)
+            if known is not None:
+                if known.has(python, library):
+                    return known
+                known.let_go()
+            found = self._running[host.login] = _Keeper(python, library)
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        end_all(running, _KEEPER_END_SECONDS)
+
+    def leave(self) -> None:
+        for keeper in self._running.values():
+            keeper.leave()
+        self._reset()
+
+
+_KEEPERS = _Keepers()
+atexit.register(_KEEPERS.close)
+if hasattr(os, "register_at_fork"):
+    # The keepers are children of the session, not of a process that it forks.
+    os.register_at_fork(after_in_child=_KEEPERS.leave)

@@ -1,34 +1,64 @@
-"""Connect processes that users start themselves, and compare their calls before starting."""
+"""Connect processes that users start themselves, and compare their calls, which must agree."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
+import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from io import BytesIO
 from typing import Any, NoReturn
 
+import cloudpickle
+import numpy as np
+
+import pybackend
+from pybackend.core.data.arrays import Ragged, count_rows
+from pybackend.core.data.checkpoint_checks import digest_text
+from pybackend.core.data.sources import FileRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.job.resources import Resources
-from pybackend.core.launchers.joined.claims import find_disagreement
+from pybackend.core.job.worker_options import Resources
+from pybackend.core.launchers.joined.place import Place, split_host
 from pybackend.core.launchers.member import Member, read_arrival
-from pybackend.core.launchers.place import Place, split_host
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
-from pybackend.core.launchers.slurm.nodes import count_cores
+from pybackend.core.launchers.slurm.commands import count_cores
+from pybackend.core.machine import is_loopback, own_address, resolve
 from pybackend.core.machine.capacity import list_gpus
-from pybackend.core.machine.identity import is_loopback, own_address, resolve
+from pybackend.core.model.compile_settings import describe_config
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import listen, split_address
+from pybackend.core.words import show
 
 _LOOK_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 2.0
 # The first process has the same time limit, and reports which processes are missing.
 _SLACK_SECONDS = 5.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+# These may differ: only the first process writes files, and the rest concerns one process only.
+_OWN = {
+    "seed",
+    "is_seeded",
+    "model_uri",
+    "tensorboard",
+    "verbose",
+    "timeout",
+    "reports_steps",
+    "is_observed",
+    "language",
+}
+# Fields that are not arguments, and the argument from which they are derived.
+_ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
+_ROWS = "rows of "
+_FILES = "files of "
 
 
 @dataclass(frozen=True)
@@ -60,7 +90,6 @@ class JoinedCall:
     emit: Emit
 
     def note(self, text: str) -> None:
-        """Show a note to the user of this process."""
         self.emit(Note(text))
 
 
@@ -119,7 +148,6 @@ class Reminder:
         self._pause = _FIRST_NOTE_SECONDS
 
     def look(self, what: str) -> None:
-        """Show a note if the interval has passed."""
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
@@ -158,7 +186,6 @@ def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequen
 
 
 def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequence[str]:
-    """Meet the others at the first process."""
     place, reminder = call.place, Reminder(call)
     while not client.wait_until_settled(_LOOK_SECONDS):
         reminder.look(place.name(0))
@@ -240,19 +267,13 @@ def _reachable(host: str, place: Place) -> str:
     return next((route for route in routes if route and not is_loopback(route)), known[0])
 
 
-# Share of the machine for a process, which its launcher may have divided.
-
-
 @dataclass(frozen=True)
 class JoinedShare:
-    """Cores and GPUs for a process's worker, and a message if its machine has too few.
-
-    ``gpus`` is None if they were not divided.
-    """
+    """Cores and GPUs for a process's worker; its launcher may have divided the machine."""
 
     cores: int
-    gpus: Sequence[str] | None
-    shortage: str | None
+    gpus: Sequence[str] | None  # None: they were not divided
+    shortage: str | None  # a message if the machine has too few
 
 
 def find_share(
@@ -261,15 +282,7 @@ def find_share(
     environment: Mapping[str, str] = os.environ,
     machine: Machine | None = None,
 ) -> JoinedShare:
-    """Return the share of a process.
-
-    Parameters
-    ----------
-    environment
-        Variables of the process.
-    machine
-        The machine of the process; None: this one.
-    """
+    """``environment`` are the variables of the process; ``machine`` None: this one."""
     machine = machine or this_machine()
     own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
     cores, devices = int(own["TF_NUM_INTRAOP_THREADS"]), own.get(_DEVICES)
@@ -287,5 +300,187 @@ def find_share(
 
 
 def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
-    """Return whether Slurm or a script launcher has divided the GPUs."""
+    """True if Slurm or a script launcher has divided the GPUs."""
     return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)
+
+
+def describe_call(
+    number: int, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the part of a call that must be equal in all processes, as plain data.
+
+    ``number`` is the number of such calls in this process so far, including this one.
+    """
+    python = ".".join(map(str, sys.version_info[:2]))
+    claims: dict[str, Any] = {
+        "release": f"tfdist {pybackend.__version__}, Python {python}",
+        "call": number,
+        "kind": job.kind,
+    }
+    for field in fields(job):
+        if field.name not in _OWN:
+            claims[field.name] = json.loads(encode(getattr(job, field.name)))
+    if isinstance(job, TrainingJob):
+        claims["seed"] = job.seed if job.is_seeded else None
+        claims["model_uri"] = None if job.model_uri is None else "a path"
+    if MODEL_FILE in files:
+        claims["structure"] = _digest_file(files[MODEL_FILE])
+    # Functions are not compared: their code contains file names and more.
+    claims["files"] = sorted(files)
+    if EXTRAS in files:
+        claims["callbacks"] = _describe_callbacks(files[EXTRAS])
+    for name, columns in datasets.items():
+        claims[_ROWS + argument_of(name)] = [count_rows(columns), describe_columns(columns)]
+    for name in (name for name in files if name.endswith(SOURCE)):
+        # Written by this process.
+        source = cloudpickle.loads(files[name])
+        if isinstance(source, FileRows):
+            argument = argument_of(name.removesuffix(SOURCE))
+            claims[_FILES + argument] = _describe_files(source)
+    return claims
+
+
+def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a message about the first process that differs from process 0; None if all agree.
+
+    ``peers`` are the names of the processes; ``claims`` are the results of `describe_call` in each,
+    by rank.
+    """
+    wanted = claims[0]
+    for rank, found in enumerate(claims):
+        for name in {**wanted, **found}:
+            if found.get(name) != wanted.get(name):
+                return _explain(name, wanted.get(name), found.get(name), peers[0], peers[rank])
+    return None
+
+
+def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
+    found = {}
+    for name, column in columns.items():
+        digest = hashlib.blake2b(digest_size=16)
+        arrays = [column.values, column.lengths] if isinstance(column, Ragged) else [column]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        shape = "rows of different lengths" if isinstance(column, Ragged) else str(column.shape)
+        found[name] = [f"{arrays[0].dtype} {shape}", digest.hexdigest()]
+    return found
+
+
+def _digest_file(content: bytes) -> str:
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        return digest_text(describe_config(json.loads(archive.read("config.json"))))
+
+
+def _describe_callbacks(content: bytes) -> list[Any]:
+    """Return the classes of the callbacks, and the numeric settings of Keras's own.
+
+    Paths, and the state of custom callbacks, may differ.
+    """
+    found = []
+    # Written by this process.
+    for callback in cloudpickle.loads(content)["callbacks"]:
+        kind = type(callback)
+        settings = {
+            name: value
+            for name, value in vars(callback).items()
+            if isinstance(value, (bool, int, float)) and not name.startswith("_")
+        }
+        is_of_keras = kind.__module__.partition(".")[0] == "keras"
+        found.append([kind.__name__, json.dumps(settings, sort_keys=True) if is_of_keras else ""])
+    return found
+
+
+def _describe_files(source: FileRows) -> dict[str, Any]:
+    """Return the names, numbers of rows and sizes of files, without reading their content."""
+    files = source.files
+    return {
+        "columns": repr((source.column_groups, source.spec)),
+        "schema": str(files.schema),
+        "rows": [
+            [os.path.basename(path), int(rows), _size(path)]
+            for path, rows in zip(files.files, files.counts, strict=True)
+        ],
+    }
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
+    if name == "call":
+        what = f"{other} is at call number {found}, but {first} is at call number {wanted}"
+        advice = "restart all processes: they must make the same calls in the same order"
+    elif name == "release":
+        what = f"{other} has {found}, {first} has {wanted}"
+        advice = "install the same release on all machines"
+    elif name == "structure":
+        what = (
+            f"the model of {other} differs from that of {first} in its structure, or in the "
+            "arguments of compile()"
+        )
+        advice = "build the same model in all processes"
+    elif name == "callbacks":
+        what = f"`callbacks` of {other} and of {first} differ in their classes or settings"
+        advice = "pass the same callbacks in all processes"
+    elif name.startswith(_ROWS):
+        what, advice = _explain_rows(name.removeprefix(_ROWS), wanted, found, first, other)
+    elif name.startswith(_FILES):
+        what, advice = _explain_files(name.removeprefix(_FILES), wanted, found, first, other)
+    elif name == "files":
+        what = f"{other} passes {_list(found)}, {first} passes {_list(wanted)}"
+        advice = "pass the same kind of model, data and callbacks in all processes"
+    else:
+        argument = _ARGUMENTS.get(name, name)
+        what = f"`{argument}` is {show(found)} in {other}, but {show(wanted)} in {first}"
+        advice = "all processes must make the same call"
+    return f"{what}: {advice}"
+
+
+def _explain_rows(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    advice = (
+        "pass all rows in every process, which trains on its share; if each machine has its own "
+        "rows, pass a function that returns a tf.data.Dataset"
+    )
+    if wanted is None or found is None:
+        return _explain_absence(f"`{argument}` as arrays", wanted, first, other), advice
+    if wanted[0] != found[0]:
+        what = f"`{argument}` has {found[0]} rows in {other}, but {wanted[0]} in {first}"
+        return what, advice
+    return _explain_columns(argument, wanted[1], found[1], first, other)
+
+
+def _explain_absence(what: str, wanted: Any, first: str, other: str) -> str:
+    who, whom = (other, first) if wanted is None else (first, other)
+    return f"{who} passes {what}, {whom} does not"
+
+
+def _explain_columns(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
+    kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
+    where = f"`{name}` of `{argument}`"
+    if kinds[0] != kinds[1]:
+        what = f"{where} is {kinds[0]} in {other}, but {kinds[1]} in {first}"
+        return what, "give it the same type and shape in all processes"
+    advice = "pass the same rows in the same order in every process, which trains on its share"
+    return f"{where} has different values in {other} than in {first}", advice
+
+
+def _explain_files(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    advice = "pass the same files in all processes; each trains on its share of the rows"
+    if wanted is None or found is None:
+        return _explain_absence(f"`{argument}` as files", wanted, first, other), advice
+    if wanted["rows"] != found["rows"]:
+        return f"the files `{argument}` of {other} and of {first} are not the same", advice
+    advice = "pass the same `features`, `label`, `weight` and `data_options` in all processes"
+    return f"{other} reads different columns of the files `{argument}` than {first}", advice
+
+
+def _list(names: Sequence[str] | None) -> str:
+    return ", ".join(names or ()) or "none"

@@ -19,13 +19,7 @@ from typing import Any, cast
 
 from pybackend.core.data.arrays import Columns, shard
 from pybackend.core.data.row_store import write_columns
-from pybackend.core.errors import (
-    ClusterError,
-    Failure,
-    Moment,
-    WorkerFailedError,
-    root_cause_first,
-)
+from pybackend.core.errors import ClusterError, Failure, Moment, WorkerFailedError, root_cause_first
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.job import TRAINED, AnyJob, Job
 from pybackend.core.job.messages import Emit, Event, FromLauncher, Reported, answer_of
@@ -34,23 +28,15 @@ from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.fork_server import keeping_fork_server
-from pybackend.core.launchers.joined.claims import describe_call
-from pybackend.core.launchers.joined.gathering import (
-    CallGroup,
-    JoinedCall,
-    Reminder,
-    find_meeting,
-    meet_first,
-    meet_others,
-    open_server,
-)
+from pybackend.core.launchers.joined import gathering
+from pybackend.core.launchers.joined.gathering import CallGroup, JoinedCall
+from pybackend.core.launchers.joined.place import Place, find_place, split_host
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.place import Place, find_place, split_host
 from pybackend.core.launchers.remote.task import MODEL, REPORT, send_results
-from pybackend.core.net.heartbeat import SHORTEST_SILENCE, find_silence
+from pybackend.core.net.authentication import derive_token, find_secret
+from pybackend.core.net.liveness import SHORTEST_SILENCE, find_silence
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.secret import derive_token, find_secret
 
 _RESULTS = "results"
 # The callbacks of the first process may take long after training.
@@ -59,8 +45,6 @@ _LEAVE_SECONDS = 60.0
 
 
 class JoinedLauncher:
-    """One worker in each of several processes, including this one."""
-
     where = "processes that you start yourself, including this one"
     is_here = True
     session = None
@@ -78,7 +62,6 @@ class JoinedLauncher:
         self.workers = place.size
 
     def check(self, job: Job) -> None:
-        """Reject an environment, which each process already has."""
         reject_environment(job, "start each process with the Python that it should have")
 
     @property
@@ -88,19 +71,18 @@ class JoinedLauncher:
 
     def describe(self, job: Job) -> Submission:
         place = self.place
-        known = [f"host {split_host(peer)}" for peer in place.peers]
-        places = known or ["its own process"] * job.workers
-        places[place.rank] = "this process"
-        return Submission(
-            tuple(places), later=("the calls of all processes are compared when they connect",)
-        )
+        hosts = [f"host {split_host(peer)}" for peer in place.peers]
+        workers = hosts or ["its own process"] * job.workers
+        workers[place.rank] = "this process"
+        later = ("the calls of all processes are compared when they connect",)
+        return Submission(tuple(workers), later=later)
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job; all processes have to call this."""
         self.check(job)
         place = self.place
         token = derive_token(self._secret, "processes that join")
-        claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
+        claims = gathering.describe_call(JoinedLauncher.calls + 1, job, files, datasets)
         rows = _OwnRows(datasets, job.workers, job.shuffles_globally)
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
@@ -122,14 +104,11 @@ def launcher_of(target: Any) -> JoinedLauncher | None:
 
 @dataclass(frozen=True)
 class _OwnRows:
-    """All rows that were passed to the call in this process."""
-
-    datasets: Mapping[str, Columns]
+    datasets: Mapping[str, Columns]  # all rows that were passed to the call in this process
     workers: int
     has_all: bool
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's share of the rows."""
         for name, rows in self.datasets.items():
             if name != "train" or not self.has_all:
                 rows = shard(rows, self.workers, rank)
@@ -148,7 +127,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
     """Run the first process: its worker, and the collection of all reports."""
     place, member = call.place, call.member
     with ExitStack() as stack:
-        server = stack.enter_context(open_server(place))
+        server = stack.enter_context(gathering.open_server(place))
         meeting = stack.enter_context(
             MeetingServer(
                 "",
@@ -159,7 +138,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
-        group = CallGroup(call, partial(meet_others, call, meeting))
+        group = CallGroup(call, partial(gathering.meet_others, call, meeting))
         others = _Others(call, meeting)
         report, model = _work(call, group, server, others.give_up, notice)
         reports = others.wait(report)
@@ -177,10 +156,10 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
     place, member = call.place, call.member
     timeout = member.job.timeout
     with ExitStack() as stack:
-        server = stack.enter_context(open_server(place))
+        server = stack.enter_context(gathering.open_server(place))
         client = stack.enter_context(
             MeetingClient(
-                find_meeting(place),
+                gathering.find_meeting(place),
                 member.token,
                 place.rank,
                 timeout,
@@ -189,7 +168,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         client.start_beating(SHORTEST_SILENCE)
-        group = CallGroup(call, partial(meet_first, call, client))
+        group = CallGroup(call, partial(gathering.meet_first, call, client))
 
         def give_up() -> str | None:
             return f"{place.name(0)} ended the call" if client.has_ended else None
@@ -208,9 +187,8 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[MODEL + k]) for k in TRAINED if MODEL + k in received]
-        return _conclude(
-            _read_results(received.get(_RESULTS), place), models[0] if models else None
-        )
+        results = _read_results(received.get(_RESULTS), place)
+        return _conclude(results, models[0] if models else None)
 
 
 def _work(
@@ -220,7 +198,6 @@ def _work(
     give_up: Callable[[], str | None],
     notice: Notice,
 ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
-    """Run this process's worker; return its report and model."""
     inbox = Inbox(call.emit)
 
     def look() -> str | None:
@@ -241,14 +218,13 @@ def _receive(
     call: JoinedCall, client: MeetingClient, report: WorkerReport
 ) -> Mapping[str, bytes] | None:
     """Send the report, and wait for the results; None if the first process is lost."""
-    reminder = Reminder(call)
+    reminder = gathering.Reminder(call)
     with suppress(ClusterError):  # it may have ended the call already, and sent the reason
         send_results(client, report, None)
         client(Reported())
+    awaited = f"the result of {call.place.name(0)}"
     with suppress(TimeoutError):
-        return client.receive(
-            _RESULT_SECONDS, lambda: reminder.look(f"the result of {call.place.name(0)}")
-        )
+        return client.receive(_RESULT_SECONDS, lambda: reminder.look(awaited))
     return None
 
 
@@ -277,7 +253,7 @@ class _Others:
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
         """Return all reports by rank; for a process that ended without a report, a failure."""
-        place, reminder, crew = self._call.place, Reminder(self._call), self._crew
+        place, reminder, crew = self._call.place, gathering.Reminder(self._call), self._crew
 
         def listen(seconds: float) -> None:
             if crew.missing:
@@ -314,10 +290,8 @@ class _Others:
 
 
 def _lost(place: Place, rank: int, reason: str) -> Failure:
-    text, advice = (
-        f"the process {reason}",
-        "see the output of that process, and restart all of them",
-    )
+    text = f"the process {reason}"
+    advice = "see the output of that process, and restart all of them"
     return Failure(rank, _host(place, rank), "ProcessLost", text, time=time.time(), advice=advice)
 
 

@@ -29,12 +29,7 @@ FAILED = b"tfdist failed "
 def wait_for_driver(folder: str, seconds: float) -> None:
     """Use the driver's connection as standard input and output, and exec another program.
 
-    Parameters
-    ----------
-    folder
-        Folder of the socket.
-    seconds
-        Time limit for the driver to connect.
+    The socket is in ``folder``; the driver has ``seconds`` to connect.
     """
     path = os.path.join(folder, SOCKET)
     # The kernel ignores signals to a pod's first process if it has no handler for them.
@@ -59,11 +54,8 @@ def wait_for_driver(folder: str, seconds: float) -> None:
 def unpack(command: list[str]) -> None:
     """Unpack an archive from standard input, and exec another program.
 
-    Parameters
-    ----------
-    command
-        Prints a line for the driver, and unpacks its input. The driver sends the size in bytes on a
-        line, then the archive.
+    ``command`` prints a line for the driver, and unpacks its input. The driver sends the size in
+    bytes on a line, then the archive.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     errors: deque[bytes] = deque(maxlen=20)

@@ -1,18 +1,44 @@
-"""Requests to Kubernetes through its official client, and explanations of their errors."""
+"""Requests to Kubernetes, explanations of their errors, and the manifests of what they create."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.launchers.kubernetes.manifests import CONTAINER, RUN_LABEL
+from pybackend.core.launchers.environment.installing import Interpreter, install_command
+from pybackend.core.launchers.remote.bundle import as_argument, bootstrap_command
 from pybackend.core.words import install, show
+
+_WEEK = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class KubernetesSettings:
+    image: str
+    namespace: str | None = None
+    context: str | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    gpus: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    time_limit: int = _WEEK
+    ttl: int = 300
+    python: str = "python3"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 600.0
+
 
 # Timeouts: to connect, and between two parts of a response.
 _SECONDS = (10.0, 30.0)
@@ -20,13 +46,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def check_client() -> None:
-    """Check that the client is installed, without loading it.
-
-    Raises
-    ------
-    InputError
-        The client is not installed.
-    """
+    """Raise `InputError` if the client is not installed; do not load it."""
     if find_spec("kubernetes") is None:
         raise InputError(
             "kubernetes() needs the package kubernetes, which is not installed: `pip install "
@@ -37,25 +57,19 @@ def check_client() -> None:
 class Cluster:
     """One namespace of a cluster; a context manager. All objects are mappings, as in manifests.
 
-    Parameters
-    ----------
-    context
-        Context in the kubeconfig file; None: the current one, or, in a pod, the pod's account.
-    namespace
-        Namespace; None: the context's.
-
-    Raises
-    ------
-    InputError
-        The context does not exist.
-    ClusterError
-        No cluster is configured.
+    Without ``context``, it is the current one of the kubeconfig file or, in a pod, the pod's
+    account; without ``namespace``, that of the context. Raises `InputError` if the context does not
+    exist, and `ClusterError` if no cluster is configured or a request fails.
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
+        from kubernetes.client import BatchV1Api, CoreV1Api
+
         self._configuration, own = _load_configuration(context)
         self.namespace = namespace or own
         self._client = self._connect()
+        self._core = CoreV1Api(self._client)
+        self._batch = BatchV1Api(self._client)
 
     def __enter__(self) -> Cluster:
         return self
@@ -64,20 +78,18 @@ class Cluster:
         self._client.rest_client.pool_manager.clear()
 
     def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a Job."""
         with _explained("create the Job"):
-            made = self._batch().create_namespaced_job(self.namespace, manifest, **_LIMIT)
+            made = self._batch.create_namespaced_job(self.namespace, manifest, **_LIMIT)
         return self._plain(made)
 
     def create_service(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Service."""
         with _explained("create the Service"):
-            self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
+            self._core.create_namespaced_service(self.namespace, manifest, **_LIMIT)
 
     def read_job(self, name: str) -> dict[str, Any] | None:
         """Return a Job; None if it does not exist."""
         with _explained("read the Job"):
-            found = _unless(404, self._batch().read_namespaced_job, name, self.namespace)
+            found = _unless(404, self._batch.read_namespaced_job, name, self.namespace)
         return found and self._plain(found)
 
     def delete_job(self, name: str) -> None:
@@ -86,13 +98,12 @@ class Cluster:
 
         options = V1DeleteOptions(propagation_policy="Foreground")
         with _explained("delete the Job"):
-            delete = self._batch().delete_namespaced_job
+            delete = self._batch.delete_namespaced_job
             _unless(404, delete, name, self.namespace, body=options)
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
-        """Return the pods of a Job."""
         with _explained("list the Job's pods"):
-            found = self._core().list_namespaced_pod(
+            found = self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
             )
         return [self._plain(pod) for pod in found.items]
@@ -101,7 +112,7 @@ class Cluster:
         """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
         selector = f"involvedObject.name={name},type=Warning"
         with _explained("list events"):
-            listing = self._core().list_namespaced_event
+            listing = self._core.list_namespaced_event
             found = _unless(403, listing, self.namespace, field_selector=selector)
         return [f"{one.reason}: {one.message}" for one in found.items] if found else []
 
@@ -111,7 +122,7 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         with contextlib.suppress(ApiException, HTTPError):
-            response = self._core().read_namespaced_pod_log(
+            response = self._core.read_namespaced_pod_log(
                 pod,
                 self.namespace,
                 container=CONTAINER,
@@ -123,7 +134,7 @@ class Cluster:
         return ()
 
     def execute(self, pod: str, command: Sequence[str]) -> Any:
-        """Execute a command in a pod, and return the client's `WSClient` for binary data."""
+        """Return the client's `WSClient`, for binary data, of a command in a pod."""
         from kubernetes.client import CoreV1Api
         from kubernetes.stream import stream
 
@@ -149,16 +160,6 @@ class Cluster:
 
         return ApiClient(self._configuration)
 
-    def _core(self) -> Any:
-        from kubernetes.client import CoreV1Api
-
-        return CoreV1Api(self._client)
-
-    def _batch(self) -> Any:
-        from kubernetes.client import BatchV1Api
-
-        return BatchV1Api(self._client)
-
     def _plain(self, found: Any) -> dict[str, Any]:
         plain: dict[str, Any] = self._client.sanitize_for_serialization(found)
         return plain
@@ -168,7 +169,6 @@ _LIMIT = {"_request_timeout": _SECONDS}
 
 
 def _load_configuration(context: str | None) -> tuple[Any, str]:
-    """Return the client's configuration and its namespace."""
     from kubernetes.client import Configuration
 
     # Not all releases have types.
@@ -205,7 +205,6 @@ def _unless(status: int, request: Callable[..., Any], *arguments: Any, **options
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Convert errors from a request to `ClusterError`, with the message from Kubernetes."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -228,3 +227,144 @@ def _message(error: Any) -> str:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
         return str(error.reason or error)
+
+
+RUN_LABEL = "tfdist.io/run"
+CONTAINER = "worker"
+INDEX = "batch.kubernetes.io/job-completion-index"
+# The pods' only writable folder, with any image.
+FOLDER = "/tmp/tfdist"  # noqa: S108 (private to the pod)
+# The Python of an environment that the driver sends.
+_ROOT, _NAME = f"{FOLDER}/environments", "environment"
+_SENT = Interpreter(f"{_ROOT}/{_NAME}/bin/python")
+# Not all clusters allow a Service without a port; nothing listens on this one.
+_DISCARD_PORT = 9
+_DRIVER_SECONDS = 300.0
+_RELAY_SECONDS = 30.0
+# For a last checkpoint; workers without checkpoints end at once.
+_GRACE_SECONDS = 120
+
+
+def describe_job(
+    settings: KubernetesSettings, name: str, workers: int, wanted: str, has_environment: bool
+) -> dict[str, Any]:
+    """Return the manifest of the Job.
+
+    ``wanted`` are the packages that the image must have, separated by spaces. ``has_environment``
+    is True if the driver sends a Python environment.
+    """
+    labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    pod = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "enableServiceLinks": False,
+        "containers": [_describe_container(settings, wanted, has_environment)],
+        "volumes": [{"name": "work", "emptyDir": {}}],
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": [dict(one) for one in settings.tolerations],
+        "serviceAccountName": settings.service_account,
+        # Without a service account, a worker gets no token for Kubernetes.
+        "automountServiceAccountToken": None if settings.service_account else False,
+        "imagePullSecrets": [{"name": one} for one in settings.image_pull_secrets],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": workers,
+            "parallelism": workers,
+            # No pod is restarted: the first failure ends the Job, and Kubernetes stops the others.
+            "backoffLimit": 0,
+            # The same if a node is drained or lost, which `backoffLimit` might not count.
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
+            "activeDeadlineSeconds": settings.time_limit,
+            "ttlSecondsAfterFinished": settings.ttl,
+            "template": {"metadata": {"labels": labels}, "spec": _without_empty(pod)},
+        },
+    }
+
+
+def describe_service(
+    settings: KubernetesSettings, name: str, job_uid: str | None
+) -> dict[str, Any]:
+    """Return the manifest of the headless Service, which makes ``NAME-INDEX.NAME`` pod addresses.
+
+    Workers need these names before they are ready. The Job owns the Service, which is deleted with
+    it.
+    """
+    labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
+    metadata: dict[str, Any] = {"name": name, "labels": labels}
+    if job_uid is not None:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
+        metadata["ownerReferences"] = [owner]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: name},
+            "ports": [{"name": "discard", "port": _DISCARD_PORT}],
+        },
+    }
+
+
+def host_names(name: str, workers: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{rank}.{name}" for rank in range(workers))
+
+
+def relay_command(settings: KubernetesSettings) -> list[str]:
+    return [settings.python, "-u", "-c", _program(f"relay({FOLDER!r}, {_RELAY_SECONDS})")]
+
+
+def _describe_container(
+    settings: KubernetesSettings, wanted: str, has_environment: bool
+) -> dict[str, Any]:
+    waiting = _program(f"wait_for_driver({FOLDER!r}, {_DRIVER_SECONDS})")
+    python = _SENT.python if has_environment else settings.python
+    bootstrap = bootstrap_command(python, wanted, "kubernetes.pod.run")
+    if has_environment:
+        unpacking = _program(f"unpack({install_command(_NAME, _ROOT)!r})")
+        bootstrap = [settings.python, "-u", "-c", unpacking, *_SENT.start(), *bootstrap]
+    resources = {"cpu": settings.cpus, "memory": settings.memory}
+    if settings.gpus:
+        resources["nvidia.com/gpu"] = str(settings.gpus)
+    amounts = {name: amount for name, amount in resources.items() if amount is not None}
+    variables = [
+        _variable("TFDIST_RANK", "fieldRef", fieldPath=f"metadata.annotations['{INDEX}']"),
+        _variable("TFDIST_ADDRESS", "fieldRef", fieldPath="status.podIP"),
+        {"name": "TMPDIR", "value": FOLDER},
+    ]
+    if settings.cpus:
+        limit = {"containerName": CONTAINER, "resource": "limits.cpu"}
+        variables.append(_variable("TFDIST_CORES", "resourceFieldRef", **limit))
+    container = {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": [settings.python, "-u", "-c", waiting, *bootstrap],
+        "env": variables,
+        "envFrom": [{"secretRef": {"name": one}} for one in settings.secrets],
+        # Exactly as requested: a worker group is as fast as its slowest worker.
+        "resources": {"requests": amounts, "limits": amounts} if amounts else None,
+        "volumeMounts": [{"name": "work", "mountPath": FOLDER}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return _without_empty(container)
+
+
+def _variable(name: str, kind: str, **source: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {kind: source}}
+
+
+def _without_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if value not in (None, [], {})}
+
+
+def _program(call: str) -> str:
+    text = files("pybackend.core.launchers.kubernetes").joinpath("boot.py").read_text()
+    return as_argument(f"{text}\n{call}\n")

@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets as random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.errors import ClusterError
-from pybackend.core.figures import show_bytes
-from pybackend.core.job.arguments import check_whole_number, name_arguments
+from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job import arguments
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.launchers.base import (
-    DataSets,
-    Files,
-    Outcome,
-    QueuedLauncher,
-    Submission,
-    reject_fork_server,
-)
+from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.kubernetes.cluster import Cluster, check_client
-from pybackend.core.launchers.kubernetes.manifests import (
+from pybackend.core.launchers.kubernetes.cluster import (
+    Cluster,
+    KubernetesSettings,
+    check_client,
     describe_job,
     describe_service,
     host_names,
     relay_command,
 )
 from pybackend.core.launchers.kubernetes.pod import PodChannel
-from pybackend.core.launchers.kubernetes.settings import KubernetesSettings, check_settings
 from pybackend.core.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_root
 from pybackend.core.launchers.remote.bundle import Bundle
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
-from pybackend.core.launchers.remote.packing import files_of_ranks, pack_task
-from pybackend.core.launchers.remote.task import RemoteTask
+from pybackend.core.launchers.remote.task import RemoteTask, files_of_ranks, pack_task
 from pybackend.core.machine.janitor import guarded, swept_folder
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import setting, show, show_bytes
 
 # Time limit for all workers to connect, from the first connection.
 _MEET_SECONDS = 600.0
@@ -61,7 +55,7 @@ if not sys.stdin.readline():
 """
 
 
-@name_arguments
+@arguments.name_arguments
 def kubernetes(
     image: str,
     *,
@@ -135,28 +129,11 @@ def kubernetes(
     >>> cluster = pybackend.kubernetes(image="registry/tf:1", cpus=4, memory="8Gi", gpus=1)
     >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
     """
-    settings = check_settings(
-        image=image,
-        namespace=namespace,
-        context=context,
-        cpus=cpus,
-        memory=memory,
-        gpus=gpus,
-        node_selector=node_selector,
-        tolerations=tolerations,
-        secrets=secrets,
-        service_account=service_account,
-        image_pull_secrets=image_pull_secrets,
-        time_limit=time_limit,
-        ttl=ttl,
-        python=python,
-        labels=labels,
-        patience=patience,
-    )
-    return KubernetesLauncher(settings)
+    # All arguments by name: no other variable exists here yet.
+    return KubernetesLauncher(check_settings(**locals()))
 
 
-class KubernetesLauncher(QueuedLauncher):
+class KubernetesLauncher(base.QueuedLauncher):
     """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
@@ -170,19 +147,15 @@ class KubernetesLauncher(QueuedLauncher):
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
-        reject_fork_server(job)
+        base.reject_fork_server(job)
         check_client()
 
-    def describe(self, job: Job) -> Submission:
-        """Describe the Job and the Service; elastic training has both for each worker."""
+    def describe(self, job: Job) -> base.Submission:
         workers = 1 if job.is_elastic else job.workers
         made, service = self._plan(workers, job.resources.environment is not None)
         documents = {"job.json": made, "service.json": service}
-        later = (
-            "the last letters of the names, which are random",
-            "the nodes that run the pods",
-        )
-        return Submission(
+        later = ("the last letters of the names, which are random", "the nodes that run the pods")
+        return base.Submission(
             ("its own pod",) * job.workers,
             {name: json.dumps(document, indent=2) for name, document in documents.items()},
             later,
@@ -194,7 +167,7 @@ class KubernetesLauncher(QueuedLauncher):
         The Service's owner reference is left out, because the Job's UID is not known yet. The
         manifests do not contain the model or the rows.
         """
-        check_whole_number("workers", workers, least=1)
+        arguments.check_whole_number("workers", workers, least=1)
         return self._plan(workers, has_environment=False)
 
     def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
@@ -204,7 +177,9 @@ class KubernetesLauncher(QueuedLauncher):
             describe_service(self.settings, name, None),
         ]
 
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
+    def launch(
+        self, job: Job, files: base.Files, datasets: base.DataSets, on_event: Emit
+    ) -> base.Outcome:
         self.check(job)
         packed = pack_for(job, lambda text: on_event(Note(text)))
         name, places = _new_name(), job.most_workers
@@ -266,7 +241,6 @@ class _Pods(Way):
 
     @contextmanager
     def _created(self, name: str, job: Job, on_event: Emit) -> Iterator[None]:
-        """Create the Job and its Service; on exit, delete both."""
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
         has_environment, cluster = job.resources.environment is not None, self.cluster
@@ -302,8 +276,118 @@ def _close(channels: Sequence[PodChannel]) -> None:
 
 
 def _delete(cluster: Cluster, name: str) -> None:
-    """Delete a Job, and wait until its resources are free for the next call."""
     cluster.delete_job(name)
     deadline = time.monotonic() + _DELETED_SECONDS
     while cluster.read_job(name) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
+
+_EXAMPLE = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def check_settings(**given: Any) -> KubernetesSettings:
+    """Check the arguments of `kubernetes`; None becomes the default. Raises `InputError`."""
+    checked: dict[str, Any] = {
+        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
+    }
+    if "image" not in checked:
+        raise InputError(
+            f"`image` must name a container image, e.g. {show('registry/tf:1')}, not {show(None)}"
+        )
+    return KubernetesSettings(**checked)
+
+
+def _text_check(is_valid: Callable[[str], Any], wanted: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not is_valid(value):
+            raise InputError(f"`{name}` must be {wanted}, not {show(value)}")
+        return value
+
+    return check
+
+
+_check_text = _text_check(
+    lambda text: text.strip() and text.isprintable() and " " not in text, "text without spaces"
+)
+_check_name = _text_check(_NAME.fullmatch, "a name that Kubernetes allows (a-z, 0-9, '-' and '.')")
+
+
+def _check_names(name: str, value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, Sequence):
+        raise InputError(f"`{name}` must be a list of names, not {show(value)}")
+    return tuple(_check_name(name, one) for one in listed)
+
+
+def _check_quantity(name: str, value: Any) -> str:
+    number = arguments.as_number(value)
+    text = f"{number:g}" if number is not None else value
+    if not isinstance(text, str) or not _QUANTITY.fullmatch(text) or not re.search("[1-9]", text):
+        example = {
+            "cpus": f"4, 0.5 or {show('500m')}",
+            "memory": f"{show('8Gi')} or {show('500M')}",
+        }[name]
+        raise InputError(f"`{name}` must be a quantity such as {example}, not {show(value)}")
+    if name == "memory" and re.fullmatch(r"[\d.]+[mun]?", text):
+        raise InputError(
+            f"`memory` must have a unit, as in {show('8Gi')} or {show('500M')}, not {show(value)}"
+        )
+    return text
+
+
+def _check_labels(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"`{name}` must be like {show({'team': 'physics'})}, not {show(value)}")
+    for key, text in value.items():
+        if not (isinstance(key, str) and _LABEL_KEY.fullmatch(key)):
+            raise InputError(
+                f"`{name}` has the key {show(key)}, which is not a valid Kubernetes label"
+            )
+        if not (isinstance(text, str) and _LABEL_VALUE.fullmatch(text)):
+            raise InputError(
+                f"`{name}` has {setting(**{key: text})}: expected text of at most 63 letters, "
+                "digits, '-', '_' and '.'"
+            )
+        if name == "labels" and key.partition("/")[0] in ("tfdist.io", "batch.kubernetes.io"):
+            raise InputError(
+                f"`labels` cannot have {show(key)}: tfdist finds its pods by this label"
+            )
+    return dict(value)
+
+
+def _check_tolerations(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    listed = [value] if isinstance(value, Mapping) else value
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise InputError(f"`{name}` must be a list of mappings, not {show(value)}")
+    for one in listed:
+        if not isinstance(one, Mapping) or not one or not set(one) <= _TOLERATION:
+            raise InputError(f"`{name}` must be like {show([_EXAMPLE])}, not {show(one)}")
+    return tuple(dict(one) for one in listed)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "image": _check_text,
+    "namespace": _text_check(_NAMESPACE.fullmatch, "the name of a namespace (a-z, 0-9 and '-')"),
+    "context": _check_text,
+    "cpus": _check_quantity,
+    "memory": _check_quantity,
+    "gpus": partial(arguments.check_whole_number, least=0),
+    "node_selector": _check_labels,
+    "tolerations": _check_tolerations,
+    "secrets": _check_names,
+    "service_account": _check_name,
+    "image_pull_secrets": _check_names,
+    "time_limit": partial(arguments.check_whole_number, least=1),
+    "ttl": partial(arguments.check_whole_number, least=0),
+    "python": _check_text,
+    "labels": _check_labels,
+    "patience": arguments.check_positive,
+}

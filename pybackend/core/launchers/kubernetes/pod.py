@@ -1,25 +1,31 @@
-"""The driver's side of one pod: the channel to its worker."""
+"""Both ends of the channel between the driver and a pod.
+
+`run` is the main process of a pod after the driver has sent the bundle: it runs one worker to
+completion. So this file is imported in the pods, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
+import signal
 import socket
 import ssl
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
 
 from pybackend.core.errors import ClusterError
+from pybackend.core.job.messages import Event, PrintedLine
+from pybackend.core.job.notice import Notice
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
-from pybackend.core.launchers.environment.installing import (
-    check_host,
-    explain_unpacking,
-    read_answer,
-    read_blocks,
-)
 from pybackend.core.launchers.kubernetes.boot import FAILED
 from pybackend.core.launchers.kubernetes.cluster import Cluster
 from pybackend.core.launchers.remote.bootstrap import MARK
@@ -29,8 +35,11 @@ from pybackend.core.launchers.remote.bundle import (
     find_obstacle,
     read_greeting,
 )
+from pybackend.core.launchers.remote.task import read_post, read_task, take_part
+from pybackend.core.machine.capacity import count_cores, list_gpus
 from pybackend.core.net.meeting import MeetingServer
-from pybackend.core.net.shared_lines import SharedLines
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.shared_lines import SharedLines, follow_driver
 from pybackend.core.words import call_of
 
 _GREETING_SECONDS = 120.0
@@ -47,27 +56,12 @@ _BLOCK = 1 << 15
 
 
 class PodChannel:
-    """A running pod and its worker.
+    """The driver's side of a running pod and its worker.
 
-    Parameters
-    ----------
-    cluster, pod, command
-        The cluster, the pod, and the command to execute in the pod.
-    rank
-        Rank of the worker.
-    meeting
-        Server for the connection from the worker.
-    bundle
-        Returns the bundle for a rank.
-    packed
-        The Python environment of the worker; None: what the image has.
-
-    Attributes
-    ----------
-    obstacle
-        Error if the pod's Python cannot run workers.
-    trouble
-        Error on the channel, possibly caused by the end of the pod.
+    ``command`` is executed in the pod, and ``bundle`` returns the bundle for a rank. ``packed`` is
+    the Python environment of the worker; None: what the image has. ``obstacle`` is the error if the
+    pod's Python cannot run workers. ``trouble`` is an error on the channel, possibly caused by the
+    end of the pod.
     """
 
     def __init__(
@@ -96,13 +90,7 @@ class PodChannel:
         threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
 
     def check(self) -> None:
-        """Close the channel of a silent pod, and check that it can run workers.
-
-        Raises
-        ------
-        ClusterError
-            The pod cannot run workers.
-        """
+        """Close the channel of a silent pod. Raises `ClusterError` if it cannot run workers."""
         now = time.monotonic()
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
         self._looked = now
@@ -125,17 +113,14 @@ class PodChannel:
             self.close()
 
     def close(self) -> None:
-        """Close the lifeline, which stops the processes in the pod."""
         self._closed.set()
         if self._channel is not None:
             self._channel.close()
 
     def wait(self) -> None:
-        """Wait for the connection to end."""
         self.has_ended.wait(2 * _END_SECONDS)
 
     def _follow(self, cluster: Cluster, command: list[str]) -> None:
-        """Serve the channel until it ends."""
         try:
             self._channel = channel = self._open(cluster, command)
             if self._closed.is_set():  # meanwhile
@@ -152,13 +137,12 @@ class PodChannel:
             self.has_ended.set()
 
     def _open(self, cluster: Cluster, command: list[str]) -> Channel:
-        for attempt in range(_ATTEMPTS):
-            try:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(ClusterError):
                 return Channel(cluster.execute(self._pod, command))
-            except ClusterError:
-                if attempt == _ATTEMPTS - 1 or self._closed.wait(1.0):
-                    raise
-        raise AssertionError
+            if self._closed.wait(1.0):
+                break
+        return Channel(cluster.execute(self._pod, command))
 
     def _talk(self, channel: Channel) -> None:
         lines = SharedLines(channel.reading, channel.writing)
@@ -195,20 +179,14 @@ class PodChannel:
     ) -> bytes:
         """Send the environment, and return the greeting of its Python.
 
-        ``line`` is the answer of the shell that unpacks it.
-
-        Raises
-        ------
-        ClusterError
-            The pod cannot run it, or has too little disk.
-        OSError
-            The connection ended.
+        ``line`` is the answer of the shell that unpacks it. Raises `ClusterError` if the pod cannot
+        run it, or has too little disk.
         """
-        answer, host = read_answer([line]), f"pod {self._pod}"
+        answer, host = installing.read_answer([line]), f"pod {self._pod}"
         assert answer is not None
-        check_host(packed, answer.machine, answer.libc, host)
+        installing.check_host(packed, answer.machine, answer.libc, host)
         lines.write(b"%d\n" % packed.size)
-        for block in read_blocks(packed.path):
+        for block in installing.read_blocks(packed.path):
             lines.write(block)
             self._moved = time.monotonic()
         greeting = self._read_line(channel)
@@ -217,11 +195,10 @@ class PodChannel:
             raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):
             status, printed = json.loads(greeting[len(FAILED) :])
-            raise explain_unpacking(host, answer.place, status, printed)
+            raise installing.explain_unpacking(host, answer.folder, status, printed)
         return greeting
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
-        """Send the bundle, then heartbeats."""
         with contextlib.suppress(OSError, ValueError):
             self._bundle(self._rank).send(lines.write)
             channel.heard = time.monotonic()
@@ -231,7 +208,6 @@ class PodChannel:
 
 
 def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
-    """Return the error if the Python in the image cannot run workers."""
     specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
     other, install = "Use an image with Python {own}", "Install it in the image"
     given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
@@ -244,17 +220,8 @@ def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
 class Channel:
     """Two files that replace the client's `WSClient`, which only one thread at a time may use.
 
-    Parameters
-    ----------
-    client
-        Client for a command that is being executed.
-
-    Attributes
-    ----------
-    reading, writing
-        The command's output and input.
-    heard
-        Time of the last received data, on the monotonic clock.
+    ``reading`` and ``writing`` are the command's output and input. ``heard`` is the time of the
+    last received data, on the monotonic clock.
     """
 
     def __init__(self, client: Any) -> None:
@@ -267,12 +234,10 @@ class Channel:
         self._pump.start()
 
     def close(self) -> None:
-        """Close the command's input, so that it exits."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
 
     def release(self, seconds: float) -> None:
-        """Wait for the connection to end, and close both files."""
         self._pump.join(seconds)
         for one in (self.reading, self.writing, self._near):
             one.close()
@@ -314,3 +279,58 @@ class Channel:
         if content := self._client.read_all():
             self.heard = time.monotonic()
             self._far.sendall(content)
+
+
+# Servers between the driver and this pod keep their connection open if the driver's machine
+# crashes. A driver that was only stopped may continue within this time.
+_DRIVER_SILENT_SECONDS = 600.0
+
+
+def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
+    """Run this pod's worker, report, and wait until the driver has read everything.
+
+    If the pod ended earlier, so would the process that forwards its messages. The worker writes
+    only below ``folder``, that of the bundle. If ``pipe`` from the driver closes, the pod ends.
+    """
+    # The kernel ignores signals to a pod's first process if it has no handler for them.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
+    status = 1
+
+    def end() -> NoReturn:
+        if status:
+            print("tfdist: the driver has ended, or cannot be reached", file=sys.stderr, flush=True)
+        os._exit(status)  # and with its first process, all others of the pod
+
+    rank = int(os.environ["TFDIST_RANK"])
+    # No token: Kubernetes has authenticated both ends of the channel.
+    meeting = _LoggedMeeting(None, "", rank, 0.0, end, stream=lines.connect(rank))
+    reader = follow_driver(lines, end, _DRIVER_SILENT_SECONDS)
+    status = 0 if _work(rank, Path(folder), meeting) else 1
+    reader.join()
+    end()
+
+
+def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
+    """Run the worker, and return whether it succeeded; failures are reported to the driver."""
+    task = read_task(folder, {rank: meeting})
+    if task is None:
+        return False
+    notice, job = Notice(), task.member.job
+    if job.can_go_on:
+        signal.signal(signal.SIGTERM, notice.take)
+    cores = int(os.environ.get("TFDIST_CORES") or count_cores())
+    # A pod sees only its own GPUs, so they need not be divided.
+    gpus = None if job.resources.gpus is None else list_gpus()
+    reached = os.environ.get("TFDIST_ADDRESS")
+    return take_part(task, rank, [folder], meeting, cores, gpus, reached, notice, read_post(folder))
+
+
+class _LoggedMeeting(MeetingClient):
+    """Connection to the driver that also writes the worker's output to the pod's log."""
+
+    def __call__(self, event: Event) -> bool:
+        if isinstance(event, PrintedLine):
+            print(event.text, file=sys.stderr, flush=True)
+        return super().__call__(event)

@@ -14,8 +14,7 @@ from typing import Any
 from pybackend.core.errors import ClusterError, Failure, Kind
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers.child import LOG_LINES
-from pybackend.core.launchers.kubernetes.cluster import Cluster
-from pybackend.core.launchers.kubernetes.manifests import INDEX
+from pybackend.core.launchers.kubernetes.cluster import INDEX, Cluster
 from pybackend.core.launchers.kubernetes.pod import PodChannel
 from pybackend.core.launchers.remote.task import REPORT
 from pybackend.core.net.meeting import MeetingServer
@@ -62,32 +61,25 @@ _ENDS: dict[str, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True)
 class PodState:
-    """A pod, as the API server describes it.
-
-    ``is_gone`` is True if the pod no longer exists: this is its last known state.
-    """
+    """A pod, as the API server describes it; or, if ``is_gone``, as it last did."""
 
     pod: Mapping[str, Any]
     is_gone: bool = False
 
     @property
     def name(self) -> str:
-        """Name of the pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def rank(self) -> int:
-        """Rank of its worker."""
         return int(self.pod["metadata"]["annotations"][INDEX])
 
     @property
     def node(self) -> str:
-        """Name of its node; "no node" if it has none yet."""
         return self.pod["spec"].get("nodeName") or "no node"
 
     @property
     def runs(self) -> bool:
-        """True if its worker's container is running."""
         return not self.is_gone and "running" in self._container.get("state", {})
 
     @property
@@ -109,7 +101,7 @@ class PodState:
 
     @property
     def waits_for(self) -> str:
-        """Reason why the pod is not running yet; empty if it is running or has ended."""
+        """Reason why it is not running yet; empty if it is running or has ended."""
         if self.runs or self.is_over:
             return ""
         waiting = self._container.get("state", {}).get("waiting", {})
@@ -135,11 +127,8 @@ class PodState:
             return kind, _say(f"{where} {said}", found[1]), advice
         ended = self._terminated
         if self.was_made_to_end:
-            return (
-                "Deleted",
-                f"{where} was deleted",
-                "find out who deleted the pod (`kubectl get events`)",
-            )
+            advice = "find out who deleted the pod (`kubectl get events`)"
+            return "Deleted", f"{where} was deleted", advice
         if not ended:
             message = f"{where} is {self._status.get('phase', 'Unknown')}, but does not respond"
             return "NodeLost", message, "check whether that node is still running"
@@ -156,24 +145,22 @@ class PodState:
         return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
 
     @property
-    def _status(self) -> Mapping[str, Any]:
-        status: Mapping[str, Any] = self.pod.get("status") or {}
-        return status
+    def _status(self) -> Any:
+        return self.pod.get("status") or {}
 
     @property
-    def _container(self) -> Mapping[str, Any]:
+    def _container(self) -> Any:
         return next(iter(self._status.get("containerStatuses") or ()), {})
 
     @property
-    def _terminated(self) -> Mapping[str, Any]:
-        ended: Mapping[str, Any] = self._container.get("state", {}).get("terminated") or {}
-        return ended
+    def _terminated(self) -> Any:
+        return self._container.get("state", {}).get("terminated") or {}
 
     @property
     def _is_deleted(self) -> bool:
         return self.is_gone or bool(self.pod["metadata"].get("deletionTimestamp"))
 
-    def _condition(self, kind: str) -> Mapping[str, Any]:
+    def _condition(self, kind: str) -> Any:
         conditions = self._status.get("conditions") or ()
         return next((one for one in conditions if one["type"] == kind), {})
 
@@ -211,7 +198,6 @@ class KubernetesJob:
         return "", ""
 
     def explain(self, pod: PodState) -> tuple[Kind, str, str]:
-        """Return the same as `PodState.describe_end`, for a pod that was deleted."""
         reason, message = self.failure
         if reason == "DeadlineExceeded":
             return "TimeLimit", "the Job reached its time limit", "increase `time_limit`"
@@ -226,20 +212,9 @@ class KubernetesJob:
 class KubernetesWatch:
     """Information from Kubernetes about a Job; `look` is for `run_group`.
 
-    Parameters
-    ----------
-    cluster, name
-        The cluster, and the name of the Job.
-    workers
-        Number of pods of the Job.
-    meeting
-        Server to which the workers connect and report.
-    join
-        Opens the channel to a running pod, given its name and rank.
-    on_event
-        Receives notes about pending pods.
-    patience
-        Seconds within which all pods must be running.
+    ``join`` opens the channel to a running pod, given its name and rank. ``on_event`` receives
+    notes about pending pods. ``patience`` is the time in seconds within which all pods must be
+    running.
     """
 
     cluster: Cluster
@@ -263,10 +238,7 @@ class KubernetesWatch:
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
 
-        Raises
-        ------
-        ClusterError
-            The pods do not start, or cannot run workers.
+        Raises `ClusterError` if the pods do not start, or cannot run workers.
         """
         pause = _RUNNING_SECONDS if self._has_started else _WAITING_SECONDS
         if time.monotonic() > self._asked + pause:
@@ -310,7 +282,6 @@ class KubernetesWatch:
         return found
 
     def _ask(self) -> None:
-        """Query Kubernetes, connect to newly running pods, and show changes."""
         self._asked = now = time.monotonic()
         try:
             listed = [PodState(pod) for pod in self.cluster.list_pods(self.name)]
@@ -325,24 +296,19 @@ class KubernetesWatch:
             if pod.runs and pod.rank not in self.channels:
                 self.channels[pod.rank] = self.join(pod.name, pod.rank)
         if len(listed) < self.workers and not self._has_started:
-            self._ask_for_warnings()
+            with suppress(ClusterError):  # pods may be missing because they exceed a quota
+                self._warnings = self.cluster.list_warnings(self.name)
         self._show()
 
     def _ask_for_all(self) -> None:
-        """Query the Job before its pods, so that the pods are at least as recent."""
-        # The other way round, a pod was judged by what was known before its Job failed
+        # The Job first, so that its pods are at least as recent. The other way round, a pod was
+        # judged by what was known before its Job failed
         # (test_a_job_that_fails_between_two_questions).
         with suppress(ClusterError):
             self._job = KubernetesJob(self.cluster.read_job(self.name))
         self._ask()
 
-    def _ask_for_warnings(self) -> None:
-        """Find out why pods are missing: they may exceed a quota."""
-        with suppress(ClusterError):
-            self._warnings = self.cluster.list_warnings(self.name)
-
     def _show(self) -> None:
-        """Report changes until all workers have started."""
         if self._has_started:
             return
         self._has_started = len(self.channels) == self.workers
@@ -352,7 +318,6 @@ class KubernetesWatch:
             self._shown = shown
 
     def _say(self) -> str:
-        """Return how many pods are running, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
         text = f"Kubernetes job {self.name}: {len(self.channels)} of {self.workers} pods running"
         if running:
@@ -392,7 +357,6 @@ class KubernetesWatch:
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def _check_channels(self, lost: Sequence[int]) -> None:
-        """Raise the error on a channel whose pod is still running."""
         for rank in lost:
             channel, pod = self.channels.get(rank), self._pods[rank]
             if channel is not None and channel.trouble is not None and pod.runs:

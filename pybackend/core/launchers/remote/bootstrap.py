@@ -20,16 +20,9 @@ MARK = b"tfdist "
 def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     """Describe this Python, unpack the bundle from standard input, and run its task.
 
-    Parameters
-    ----------
-    sweep
-        Shell text of `pybackend.core.machine.janitor`.
-    wanted
-        Names of required packages, separated by spaces.
-    task
-        Module of `pybackend.core.launchers` that contains the task.
-    machine
-        Result of `read_machine` in `pybackend.core.machine.capacity`.
+    ``sweep`` is the shell text of `machine.janitor`, ``wanted`` the names of required packages,
+    separated by spaces. ``task`` is a function of a module of `launchers`, such as
+    "kubernetes.pod.run". ``machine`` is the result of `read_machine` in `machine.capacity`.
     """
     channel = os.dup(1)
     os.dup2(2, 1)  # other output must not appear between messages
@@ -54,7 +47,8 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     )
     _unpack(json.loads(manifest.decode()), pipe, folder)
     sys.path.insert(0, os.path.join(folder, "lib"))
-    import_module("pybackend.core.launchers." + task).run(folder, pipe, channel)
+    module, _, function = task.rpartition(".")
+    getattr(import_module("pybackend.core.launchers." + module), function)(folder, pipe, channel)
     if janitor.stdin is not None:
         janitor.stdin.close()
     os._exit(0)  # reading threads may still wait

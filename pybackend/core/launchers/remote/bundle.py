@@ -1,4 +1,4 @@
-"""Bundle for a host: this package, a task and rows; the command that receives it; its greeting."""
+"""Bundle of files for a host, the command that receives it, and the greeting of its Python."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import read_fields
-from pybackend.core.job.packages import TITLES
 from pybackend.core.launchers.package_files import library_files
 from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.shares import Machine
 from pybackend.core.machine.janitor import SWEEP
+from pybackend.core.machine.packages import TITLES
 
 LIBRARY = "lib"
 _BLOCK = 1 << 20
@@ -36,10 +36,7 @@ class Bundle:
     def send(self, write: Callable[[bytes], object]) -> None:
         """Write everything as `bootstrap` reads it: a line of names and sizes, then contents.
 
-        Raises
-        ------
-        OSError
-            The reader has closed the connection.
+        Raises `OSError` if the reader has closed the connection.
         """
         sizes = [(name, len(content)) for name, content in self.contents.items()]
         sizes += [(name, path.stat().st_size) for name, path in self.files.items()]
@@ -64,17 +61,17 @@ class Bundle:
 
 
 def library() -> dict[str, bytes]:
-    """Return the files of every bundle that make ``import pybackend`` work."""
+    """Return the files that make ``import pybackend`` work; each bundle has them."""
     return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
 
 
 def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> list[str]:
     """Return the command that reads a bundle from standard input.
 
-    ``wanted`` is as in `bootstrap`; ``task`` is the module of `launchers` whose ``run`` it then
-    calls. ``root`` contains this package if the bundle does not.
+    ``wanted`` and ``task`` are as in `bootstrap`. ``root`` contains this package if the bundle does
+    not.
     """
-    folder = files("pybackend")
+    folder = files("pybackend.core")
     names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
     texts = [folder.joinpath(name).read_text() for name in names]
     path = f"sys.path.insert(0, {root!r})" if root else ""
@@ -92,10 +89,7 @@ def as_argument(program: str) -> str:
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """Version, path, missing packages and machine of a Python installation.
-
-    ``machine`` holds the fields of a `Machine`.
-    """
+    """Version, path and missing packages of a Python; ``machine`` has the fields of a `Machine`."""
 
     version: tuple[int, ...]
     python: str
@@ -103,42 +97,30 @@ class HostGreeting:
     machine: dict[str, Any]
 
 
-def read_greeting(line: bytes, place: str) -> HostGreeting:
-    """Parse a line that begins with `MARK`.
+def read_greeting(line: bytes, host: str) -> HostGreeting:
+    """Parse a line that begins with `MARK`. ``host`` is its host's name, for messages.
 
-    Parameters
-    ----------
-    place
-        Name of the sender's host, for messages.
-
-    Raises
-    ------
-    ClusterError
-        The line is not a greeting.
+    Raises `ClusterError`.
     """
     try:
         said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
         read_fields(Machine, said.machine)
     except (ValueError, RecursionError) as error:
         raise ClusterError(
-            f"{place} sent an invalid greeting ({error}): check whether a login shell there prints "
+            f"{host} sent an invalid greeting ({error}): check whether a login shell there prints "
             "a line that begins with the word tfdist"
         ) from error
     return said
 
 
 def find_obstacle(
-    greeting: HostGreeting, place: str, where: str, other: str, install: str
+    greeting: HostGreeting, subject: str, where: str, other: str, install: str
 ) -> ClusterError | None:
     """Return the error if a Python cannot run workers.
 
-    Parameters
-    ----------
-    place, where
-        Subject of a sentence, and the same with a preposition: "the image", "in the image".
-    other, install
-        Advice, as templates: for another release, of which ``{own}`` is needed; for a missing
-        ``{package}`` of ``{python}``.
+    ``subject`` and ``where`` are the subject of a sentence, and the same with a preposition: "the
+    image", "in the image". ``other`` and ``install`` are templates of advice: for another release,
+    of which ``{own}`` is needed; for a missing ``{package}`` of ``{python}``.
     """
     python, version = greeting.python, ".".join(map(str, greeting.version))
     own = ".".join(map(str, sys.version_info[:2]))
@@ -151,6 +133,6 @@ def find_obstacle(
         return None
     package = greeting.missing[0]
     return ClusterError(
-        f"{place} has no {TITLES.get(package, package)} for {python}. "
+        f"{subject} has no {TITLES.get(package, package)} for {python}. "
         f"{install.format(python=python, package=package)}"
     )

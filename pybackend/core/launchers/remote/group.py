@@ -15,14 +15,13 @@ from pybackend.core.errors import ClusterError, Failure, InputError, WorkerFaile
 from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Announced, Emit, Event, FromLauncher, Note, Reported
-from pybackend.core.job.options import Elastic
-from pybackend.core.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.core.job.report import WorkerReport, read_report
-from pybackend.core.launchers.base import DataSets, Outcome
+from pybackend.core.job.worker_options import Elastic
+from pybackend.core.launchers.base import DataSets, Outcome, StopRequestedError, stopped_by
 from pybackend.core.launchers.crew import CAUSE_SECONDS, Crew, take_all
-from pybackend.core.launchers.elastic import Obstacle, Remark, Said, train_elastically
+from pybackend.core.launchers.elastic_workers import Obstacle, Remark, Said, train_elastically
 from pybackend.core.launchers.remote.task import PACKAGES, POST, REPORT, ROWS, Post, receive_model
-from pybackend.core.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.core.machine.packages import TITLES, UNKNOWN, find_difference
 from pybackend.core.net.meeting import MeetingServer
 
 _MEET_SECONDS = 600.0
@@ -37,16 +36,8 @@ Follow = Callable[[Emit], Outcome]
 class Start:
     """Workers that are started together: those of a group, or one of elastic training.
 
-    Attributes
-    ----------
-    job
-        Their job; in elastic training, one with a single worker.
-    meeting
-        Server to which they connect.
-    note
-        Receives a `Note` when the state of pending workers changes.
-    number, place
-        As in `Site.start`; ``number`` is None for a group.
+    A worker of elastic training has a ``number``, a ``place`` as in `Site.start`, and a job with a
+    single worker. ``note`` receives a `Note` when the state of pending workers changes.
     """
 
     job: Job
@@ -56,17 +47,13 @@ class Start:
     place: int = 0
 
     def name(self, common: str) -> str:
-        """Return a name that begins with that of the whole call."""
         return common if self.number is None else f"{common}-{self.number}"
 
-    def post(self, place: int = 0) -> dict[str, bytes]:
-        """Return the file of the bundle that only this worker gets; a group has none.
-
-        ``place`` is the index of its host in the task's ``hosts``, as in `Post`.
-        """
+    def post(self, host_index: int = 0) -> dict[str, bytes]:
+        """Return the file of the bundle that only this worker gets; a group has none."""
         if self.number is None:
             return {}
-        return {POST: encode(Post(self.number, place)).encode()}
+        return {POST: encode(Post(self.number, host_index)).encode()}
 
 
 class Way(ABC):
@@ -90,17 +77,8 @@ def run_on_hosts(
 ) -> Outcome:
     """Run a job to completion: all workers as a group, or one by one if it is elastic.
 
-    Parameters
-    ----------
-    places
-        Number of slots for elastic workers.
-    remedy
-        As in `Member`.
-
-    Raises
-    ------
-    ClusterError, InputError, WorkerFailedError
-        As in `Launcher.launch`.
+    ``places`` is the number of slots for elastic workers. ``remedy`` is as in `Member`, and errors
+    as in `Launcher.launch`.
     """
     if isinstance(job, TrainingJob) and job.is_elastic:
         with RemoteSite(job, places, way, remedy) as site:
@@ -118,27 +96,13 @@ def run_group(
     meet_seconds: float = _MEET_SECONDS,
     explain: Callable[[Failure], Failure] = lambda failure: failure,
 ) -> Outcome:
-    """Wait for workers that run `pybackend.core.launchers.remote.task.take_part`.
+    """Wait for workers that run `take_part`; errors as in `Launcher.launch`.
 
-    Parameters
-    ----------
-    meeting
-        Server to which they connect.
-    hosts
-        Host of each rank, for messages.
-    look
-        Called a few times a second: returns the failures that the platform knows about. Failures of
-        workers that have reported are ignored. It raises `ClusterError` if the workers cannot start
-        or continue; a worker's report of the cause takes precedence.
-    meet_seconds
-        Maximum seconds between the first worker's connection and the last one's.
-    explain
-        Adds the platform's reason for SIGTERM to the failure of a preempted worker.
-
-    Raises
-    ------
-    ClusterError, WorkerFailedError
-        As in `Launcher.launch`.
+    ``look`` is called a few times a second. It returns the failures that the platform knows about,
+    of which those of workers that have reported are ignored. It raises `ClusterError` if the
+    workers cannot start or continue; a worker's report of the cause takes precedence.
+    ``meet_seconds`` is the limit between the first worker's connection and the last one's.
+    ``explain`` adds the platform's reason for SIGTERM to the failure of a preempted worker.
     """
     crew, left = Crew(job, on_event, meeting.order, hosts), dict[int, float]()
 
@@ -197,17 +161,7 @@ def _check_meeting(meeting: MeetingServer, hosts: Sequence[str], most: float) ->
 
 
 class RemoteSite:
-    """A `Site` whose workers a cluster system starts; a context manager that stops them.
-
-    Parameters
-    ----------
-    job
-        Job of the training.
-    places
-        As in `Site`.
-    remedy
-        As in `Member`.
-    """
+    """A `Site` whose workers a cluster system starts; a context manager that stops them."""
 
     def __init__(self, job: TrainingJob, places: int, way: Way, remedy: str) -> None:
         # Each worker is a group of its own, in which its rank is 0.
@@ -237,7 +191,6 @@ class RemoteSite:
         return worker
 
     def compare_packages(self, number: int, host: str, versions: Mapping[str, str]) -> None:
-        """Raise `ClusterError` if the packages of a new worker differ from those of the others."""
         with self._lock:
             known = {**self._packages, number: (host, versions)}
             unknown = ("", dict.fromkeys(TITLES, UNKNOWN))
@@ -248,7 +201,6 @@ class RemoteSite:
             self._packages = known
 
     def compare_rows(self, number: int, host: str, digests: Mapping[str, str]) -> None:
-        """Raise `ClusterError` if the rows of a worker differ from those of the first one."""
         with self._lock:
             first, known = self._rows = self._rows or (number, digests)
         for name, digest in digests.items():
@@ -262,7 +214,7 @@ class RemoteSite:
 
 
 class _RemoteWorker:
-    """A `Worker` that runs `pybackend.core.launchers.remote.task.take_part`."""
+    """A `Worker` that runs `take_part`, and a thread that starts it, follows it and cleans up."""
 
     def __init__(
         self, site: RemoteSite, number: int, place: int, say: Callable[[Said], None]
@@ -280,7 +232,6 @@ class _RemoteWorker:
         return self._site.way.name_host(self._number, self._place)
 
     def follow(self) -> None:
-        """Start the worker and wait for it to end, in a thread."""
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or processes
@@ -298,11 +249,9 @@ class _RemoteWorker:
         """Do nothing: its thread cleans up."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until the worker has ended and been cleaned up."""
         self._thread.join(max(0.1, seconds))
 
     def _to_its_end(self) -> None:
-        """Start it, follow it, and clean up; any error is reported: else the driver would wait."""
         site, report = self._site, None
         try:
             with self._meeting as meeting:
@@ -312,7 +261,7 @@ class _RemoteWorker:
                     self._say(report)
         except StopRequestedError:  # the training has ended, so this worker is no longer needed
             pass
-        except Exception as error:
+        except Exception as error:  # any error: else the driver would wait for this worker
             if report is None:
                 self._say(self._describe_obstacle(error))
 

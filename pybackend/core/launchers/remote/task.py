@@ -1,32 +1,38 @@
-"""One worker on another host: a member of a group, or one of elastic training.
+"""One worker on another host: what it is sent, and how it takes part.
 
-It is the same however its process is started, e.g. by ssh or Slurm. This file is imported on the
-workers' hosts.
+It is a member of a group, or one of elastic training. It is the same however its process is
+started, e.g. by ssh or Slurm. This file is imported on the workers' hosts.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.data.layout import check_layouts, read_layouts
-from pybackend.core.data.row_store import digest_rows
+import cloudpickle
+
+from pybackend.core.data.arrays import Columns, count_rows, shard
+from pybackend.core.data.row_store import check_layouts, digest_rows, read_layouts, write_columns
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode, encode
-from pybackend.core.job.job import TRAINED
+from pybackend.core.job.job import TRAINED, Job
 from pybackend.core.job.messages import Announced, Failed, FromLauncher, Order, Reported
 from pybackend.core.job.notice import Notice
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.child import Child
 from pybackend.core.launchers.crew import find_fatal
 from pybackend.core.launchers.member import Member, check_allotted, choose_variables
-from pybackend.core.machine.identity import is_own_address, own_address, resolve
+from pybackend.core.launchers.remote.bundle import library
+from pybackend.core.machine import is_own_address, own_address, resolve
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
 
@@ -67,19 +73,30 @@ class Post:
     ----------
     number
         Number of the worker.
-    place
+    host_index
         Index of its host in the task's ``hosts``.
     compares_rows
         True if workers compute their rows separately, and might get different ones.
     """
 
     number: int
-    place: int = 0
+    host_index: int = 0
     compares_rows: bool = False
 
 
+def read_task(folder: Path, meetings: Mapping[int, MeetingClient]) -> RemoteTask | None:
+    """Load the task of a bundle's folder; None if it fails, which each rank then reports."""
+    try:
+        # Pickled by the driver, and sent over a connection with which only it reaches this host.
+        task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
+    except Exception as error:  # such as a missing package
+        for rank, meeting in meetings.items():
+            meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
+        return None
+    return task
+
+
 def read_post(folder: Path) -> Post | None:
-    """Read the `Post` in a folder; None if the worker belongs to a group."""
     path = folder / POST
     return decode(path.read_bytes(), Post) if path.exists() else None
 
@@ -119,31 +136,17 @@ def take_part(
 ) -> bool:
     """Run one worker to completion, and send the driver its report and, from rank 0, the model.
 
-    Parameters
-    ----------
-    rank
-        Rank of the worker; 0 in elastic training, where each worker has its own meeting.
-    batches
-        Rows, in a form that the member's source reads, such as the folder of the bundle.
-    cores, gpus
-        As in `Group`.
-    reached
-        An address at which others can reach this host, if one is known.
-    notice, give_up
-        As in `Child`.
-    post
-        Settings of a worker of elastic training; None: it belongs to a group.
-
-    Returns
-    -------
-    bool
-        True if the others can continue; if not, the reason was sent to the driver.
+    ``rank`` is 0 in elastic training, where each worker has its own meeting and a ``post``.
+    ``batches`` are rows in a form that the member's source reads, such as the folder of the bundle.
+    ``cores`` and ``gpus`` are as in `Group`, ``notice`` and ``give_up`` as in `Child`. ``reached``
+    is an address at which others can reach this host, if one is known. Returns True if the others
+    can continue; if not, the reason was sent to the driver.
     """
-    hosts, place = list(task.hosts), rank if post is None else post.place
+    hosts, index = list(task.hosts), rank if post is None else post.host_index
     member = task.member
     try:
         if not member.loopback:
-            hosts[place] = find_own_address(task.hosts, place, reached)
+            hosts[index] = find_own_address(task.hosts, index, reached)
         if post is None:
             group = RemoteGroup(rank, hosts, cores, gpus, meeting)
             report, model = member.work(
@@ -155,7 +158,7 @@ def take_part(
         send_results(meeting, report, model)
         meeting(Reported())
     except Exception as error:
-        meeting(Failed(describe_failure(rank, hosts[place], error)))
+        meeting(Failed(describe_failure(rank, hosts[index], error)))
         return False
     return not find_fatal(member.job, [report])
 
@@ -183,7 +186,7 @@ def _follow_orders(
     with Child(
         member.job,
         post.number,
-        "127.0.0.1" if member.loopback else group.hosts[post.place],
+        "127.0.0.1" if member.loopback else group.hosts[post.host_index],
         meeting,
         variables,
         give_up=give_up,
@@ -214,29 +217,23 @@ def _store_rows(member: Member, batches: Iterable[Any], folder: Path) -> dict[st
 def send_results(
     meeting: MeetingClient, report: WorkerReport, model: tuple[str, bytes] | None
 ) -> None:
-    """Send the driver a worker's report and, from rank 0, the model and its format."""
     if model is not None:
         meeting.send(MODEL + model[0], model[1])
     meeting.send(REPORT, encode(report).encode())
 
 
 def receive_model(meeting: MeetingServer) -> tuple[str, bytes] | None:
-    """Return the model that rank 0 has sent, and its format."""
+    """Return the format and the content of the model that rank 0 has sent."""
     found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
     return next(((kind, content) for kind, content in found if content is not None), None)
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:
-    """Return the address at which the others can reach this host.
+    """Return the address at which the others can reach this host; else raise `ClusterError`.
 
     This is the address that its name resolves to, unless that is a loopback address: Debian maps a
     machine's own name to 127.0.1.1. In that case it is ``reached``, or else the address on the
     route to the others.
-
-    Raises
-    ------
-    ClusterError
-        There is no such address.
     """
     routes = (own_address(host) for host in hosts if host != hosts[rank])
     for address in [*resolve(hosts[rank]), reached, *routes]:
@@ -260,3 +257,64 @@ def describe_failure(rank: int, host: str, error: Exception) -> Failure:
         traceback="" if is_ours else "".join(traceback.format_exception(error)),
         time=time.time(),
     )
+
+
+_FOLDER = "rows"
+# In place of a rank: rows that all workers have.
+_ALL = "all"
+
+
+def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the contents of every worker's `Bundle`, without its rows, which ``folder`` gets."""
+    if datasets:
+        counts = write_rows(folder, task.member.job, datasets)
+        task = replace(task, member=replace(task.member, source=RowFolder(), counts=counts))
+    return {**library(), TASK: cloudpickle.dumps(task)}
+
+
+def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[str, list[int]]:
+    """Write each rank's rows into a folder, and return their numbers by data set."""
+    counts = {}
+    for name, columns in datasets.items():
+        parts = [shard(columns, job.workers, rank) for rank in range(job.workers)]
+        counts[name] = [count_rows(part) for part in parts]
+        (folder / _FOLDER / name).mkdir(parents=True)
+        if job.is_elastic or (name == "train" and job.shuffles_globally):
+            write_columns(folder / _FOLDER / name / _ALL, columns)
+            continue
+        for rank, part in enumerate(parts):
+            write_columns(folder / _FOLDER / name / str(rank), part)
+    return counts
+
+
+def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
+    """Return the files written by `write_rows` for some ranks, by their names in the folder."""
+    wanted = {_ALL, *map(str, ranks)}
+    return {
+        str(path.relative_to(folder)): path
+        for path in sorted((folder / _FOLDER).glob("*/*/*"))
+        if path.parent.name in wanted
+    }
+
+
+@dataclass(frozen=True)
+class RowFolder:
+    """A `Source` for members whose input is a folder written by `write_rows`."""
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        for given in batches:
+            for data_set in sorted(Path(given, _FOLDER).iterdir()):
+                own = data_set / str(rank)
+                _link(own if own.is_dir() else data_set / _ALL, folder / data_set.name)
+
+
+def _link(source: Path, folder: Path) -> None:
+    """Create a folder with the same rows, without copying them if possible."""
+    folder.mkdir()
+    for file in source.iterdir():
+        target = folder / file.name
+        if file.suffix == ".npy":  # the description is written again
+            with suppress(OSError):  # on another disk
+                os.link(file, target)
+                continue
+        shutil.copyfile(file, target)

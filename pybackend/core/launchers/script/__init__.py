@@ -1,6 +1,6 @@
 """``tfdist run``: one script, started once per rank.
 
 The driver starts an agent (`agent.py`) on each host, as `hosts` does, and follows the ranks
-(`group.py`). An agent starts the ranks of the host, forwards their output, and kills all their
+(`driver.py`). An agent starts the ranks of the host, forwards their output, and kills all their
 descendants when the driver closes the connection.
 """

@@ -22,16 +22,10 @@ from typing import IO, Literal, NoReturn
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.codec import decode
 from pybackend.core.job.messages import Announced, Deliver, Failed
-from pybackend.core.launchers.processes import (
-    adopt_orphans,
-    end_descendants,
-    reap,
-    signal_group,
-    when_orphaned,
-)
+from pybackend.core.launchers import forking as processes
 from pybackend.core.launchers.remote.bundle import LIBRARY
-from pybackend.core.launchers.script.plan import TASK, ScriptTask, check_script, check_temporary
-from pybackend.core.machine.identity import is_loopback, reached_address
+from pybackend.core.launchers.script.ranks import TASK, ScriptTask, check_script, check_temporary
+from pybackend.core.machine import is_loopback, reached_address
 from pybackend.core.machine.processes import list_children, read_main_thread
 from pybackend.core.net.meeting_client import MeetingClient
 from pybackend.core.net.rendezvous import address_of, reserve
@@ -51,14 +45,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Agent:
     """Process that starts the ranks of a host; their output is forwarded on one thread.
 
-    Parameters
-    ----------
-    task
-        The ranks.
-    meetings
-        Connection to the driver of each rank.
-    variables
-        Environment variables for the ranks, in addition to this process's own.
+    ``meetings`` are the connections to the driver, one for each rank. ``variables`` are for the
+    ranks, in addition to this process's own.
     """
 
     def __init__(
@@ -81,7 +69,6 @@ class Agent:
         self._selector.register(self._wake, selectors.EVENT_READ, self._look_at_processes)
 
     def serve(self) -> NoReturn:
-        """Start the ranks as soon as all hosts are ready, and follow them."""
         task = self.task
         try:
             check_script(task.script, task.folder)
@@ -137,7 +124,7 @@ class Agent:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=when_orphaned(orphaned),
+                preexec_fn=processes.when_orphaned(orphaned),
             )
         except OSError as error:
             text = f"cannot start {self.task.script.name}: {error}\n"
@@ -151,8 +138,6 @@ class Agent:
         self._follow(rank, "err", process.stderr)
 
     def listen(self, rank: int) -> None:
-        """Send a rank the signals that the driver passes on to it, in a thread."""
-
         def obey() -> None:
             while True:
                 order = self.meetings[rank].take_order()
@@ -162,11 +147,10 @@ class Agent:
         threading.Thread(target=obey, daemon=True).start()
 
     def deliver(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a rank."""
         process = self.processes.get(rank)
         # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
         if process is not None and number == signal.SIGINT:
-            signal_group(process.pid, number)
+            processes.signal_group(process.pid, number)
         elif process is not None:
             process.send_signal(number)
 
@@ -194,8 +178,7 @@ class Agent:
         return bool(block)
 
     def forward(self, rank: int, stream: Stream, block: bytes) -> None:
-        """Forward a block of output; an empty block marks the end."""
-        if block:
+        if block:  # an empty one is the end of the stream
             self.meetings[rank](Announced(stream, block.decode("latin-1")))
 
     def _look_at_processes(self) -> None:
@@ -209,7 +192,7 @@ class Agent:
             else:
                 self._look_whether_stopped(rank, process.pid)
         ranks = {process.pid for process in self.processes.values()}
-        reap([pid for pid in list_children() if pid not in ranks])
+        processes.reap([pid for pid in list_children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
         """Report a rank stopped by a signal, because the others might wait for it forever."""
@@ -229,14 +212,12 @@ class Agent:
                     break
 
     def end(self, rank: int, status: int) -> None:
-        """Report that a rank has ended."""
         self.meetings[rank](Announced(STATUS, str(status)))
 
     def kill(self) -> None:
-        """Kill the ranks, and all that they have started."""
         for process in list(self.processes.values()):
-            signal_group(process.pid, signal.SIGKILL)
-        end_descendants(_END_SECONDS)
+            processes.signal_group(process.pid, signal.SIGKILL)
+        processes.end_descendants(_END_SECONDS)
 
     def leave(self, *_: object) -> NoReturn:
         """Kill the ranks, and end this process; callable on any thread."""
@@ -245,28 +226,23 @@ class Agent:
 
 
 def run(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent] = Agent) -> None:
-    """Start the ranks of this host, and stop them when the driver disconnects.
+    """Start the ranks of this host, and stop them when the driver closes ``pipe``.
 
-    Parameters
-    ----------
-    folder
-        Folder of the bundle.
-    pipe, channel
-        Pipe from the driver, and descriptor of the pipe to the driver.
-    kind
-        Class of the agent.
+    ``folder`` is that of the bundle, ``channel`` the descriptor of the pipe to the driver.
     """
     spared = list_children()  # the process that removes the folder
-    when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed
-    guard = when_orphaned(signal.SIGTERM)
+    processes.when_orphaned(
+        signal.SIGCONT
+    )()  # a stopped process would not notice that its input has closed
+    guard = processes.when_orphaned(signal.SIGTERM)
     agent = os.fork()
     if agent == 0:
         guard()
         _serve(folder, pipe, channel, kind)
     # Two processes: if one of them is killed, the other ends the descendants of the ranks.
-    adopt_orphans()
+    processes.adopt_orphans()
     _, status = os.waitpid(agent, 0)
-    end_descendants(_END_SECONDS, spared)
+    processes.end_descendants(_END_SECONDS, spared)
     if os.WIFSIGNALED(status):
         os.write(2, b"the process that starts the ranks there was killed\n")
     os._exit(1)
@@ -290,6 +266,6 @@ def _serve(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent]) -> NoR
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks
             signal.signal(number, agent.leave)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    adopt_orphans()
+    processes.adopt_orphans()
     follow_driver(lines, agent.leave)
     agent.serve()

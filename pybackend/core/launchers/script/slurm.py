@@ -17,7 +17,7 @@ from pybackend.core.job.messages import Note
 from pybackend.core.launchers.package_files import run_here
 from pybackend.core.launchers.script.agent import Agent, Stream
 from pybackend.core.launchers.script.agent import run as run_agent
-from pybackend.core.launchers.script.plan import (
+from pybackend.core.launchers.script.ranks import (
     HostRanks,
     ScriptCommand,
     ScriptRun,
@@ -25,16 +25,8 @@ from pybackend.core.launchers.script.plan import (
     split_variable,
 )
 from pybackend.core.launchers.shares import limit_threads
-from pybackend.core.launchers.slurm.nodes import (
-    count_cores,
-    count_local,
-    expand_nodes,
-    hosts_by_rank,
-    step_port,
-)
-from pybackend.core.launchers.slurm.queue import ask, batch_script, read_job, signal_option, srun
-from pybackend.core.launchers.slurm.settings import PER_NODE, as_count, check_tasks
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.launchers.slurm import commands
+from pybackend.core.net.authentication import new_token
 from pybackend.core.tf_config import make_tf_config
 from pybackend.core.words import show
 
@@ -44,15 +36,8 @@ from pybackend.core.words import show
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostRanks | None:
     """Return the ranks as a step; None outside an allocation, or if it is for a single task.
 
-    Parameters
-    ----------
-    workers
-        Number of ranks; None: the number of tasks in the allocation.
-
-    Raises
-    ------
-    InputError
-        srun started several copies of this process.
+    ``workers`` is the number of ranks (None: that of the allocation's tasks). Raises `InputError`
+    if srun started several copies of this process.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
         raise InputError(
@@ -72,12 +57,8 @@ def step_command(
 ) -> list[str]:
     """Return the command that starts all ranks.
 
-    Parameters
-    ----------
-    name
-        Name of the step.
-    environment
-        Environment variables of this process, which may be part of a step.
+    ``name`` is that of the step, and ``environment`` that of this process, which may be part of a
+    step.
     """
     options = {
         "ntasks": ranks,
@@ -89,13 +70,12 @@ def step_command(
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
     words = script.command(sys.executable)
-    return srun(options, [*flags, *run_here("launchers.script.slurm", *words)])
+    return commands.srun(options, [*flags, *run_here("launchers.script.slurm", *words)])
 
 
 def describe_step(
     plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield lines of text that describe what would be started."""
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
         yield f"  export {name}={shlex.quote(value)}"
@@ -150,7 +130,7 @@ class StepAgent(Agent):
         ended = _TASKS_ENDED.match(line)
         if ended:
             status = _status_of(ended[2].decode(errors="replace"))
-            for task in expand_nodes(f"[{ended[1].decode()}]"):
+            for task in commands.expand_nodes(f"[{ended[1].decode()}]"):
                 self.end(int(task), status)
 
     def end(self, rank: int, status: int) -> None:
@@ -161,8 +141,8 @@ class StepAgent(Agent):
                 super().end(each, status)
 
     def kill(self) -> None:
-        """Kill the step; srun may end before its tasks do."""
         super().kill()
+        # srun may end before its tasks do.
         if len(self._ended) < len(self.task.site.ranks):
             self.deliver(_STEP, signal.SIGKILL)
 
@@ -172,7 +152,7 @@ class StepAgent(Agent):
             steps = self._find_steps()
             for step in steps:
                 with contextlib.suppress(ClusterError):  # it is just ending
-                    ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
+                    commands.ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         except ClusterError as error:
             self._note(f"tfdist: {number.name} was not forwarded: {error}")
             steps = []
@@ -182,7 +162,7 @@ class StepAgent(Agent):
 
     def _find_steps(self) -> list[str]:
         job = os.environ["SLURM_JOB_ID"]
-        shown = ask("squeue", "--steps", "--noheader", f"--job={job}", "--format=%i %j")
+        shown = commands.ask("squeue", "--steps", "--noheader", f"--job={job}", "--format=%i %j")
         steps = [line.split() for line in shown.splitlines()]
         return [number for number, name in steps if name == self._name]
 
@@ -221,11 +201,11 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
     GPUs are not included, because Slurm restricts each task to its own GPUs.
     """
     rank = int(environment["SLURM_PROCID"])
-    hosts = hosts_by_rank(environment)
-    port = step_port(environment)
+    hosts = commands.hosts_by_rank(environment)
+    port = commands.step_port(environment)
     # Ranks of one host are consecutive, and have different ports.
     addresses = [f"{host}:{port + r - hosts.index(host)}" for r, host in enumerate(hosts)]
-    limits = limit_threads(count_cores(environment))
+    limits = limit_threads(commands.count_cores(environment))
     # A job that Slurm requeued counts as a restart, too.
     restarts = (environment.get(name) or 0 for name in ("TFDIST_RESTART", "SLURM_RESTART_COUNT"))
     return {
@@ -233,7 +213,7 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "RANK": str(rank),
         "WORLD_SIZE": str(len(hosts)),
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(count_local(environment)),
+        "LOCAL_WORLD_SIZE": str(commands.count_local(environment)),
         "TFDIST_RESTART": str(sum(map(int, restarts))),
         **{name: environment.get(name, cores) for name, cores in limits.items()},
     }
@@ -257,10 +237,7 @@ _OURS = {
 def describe_batch(options: argparse.Namespace) -> str:
     """Return the script for sbatch; ``options`` are those of `tfdist run`, including ``sbatch``.
 
-    Raises
-    ------
-    InputError
-        The number of ranks is missing, or conflicts with an sbatch option.
+    Raises `InputError` if the number of ranks is missing, or conflicts with an sbatch option.
     """
     script = read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
@@ -272,9 +249,13 @@ def describe_batch(options: argparse.Namespace) -> str:
         "job-name": "tfdist",
         "ntasks": options.workers,
         # The signal reaches all ranks, which end within the grace period; then the job ends.
-        "signal": signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
+        "signal": commands.signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
     }
-    check_tasks(options.workers, as_count(given.get("nodes")), as_count(given.get(PER_NODE)))
+    commands.check_tasks(
+        options.workers,
+        commands.as_count(given.get("nodes")),
+        commands.as_count(given.get(commands.PER_NODE)),
+    )
     words = ["--workers", str(options.workers), "--cwd", os.path.abspath(options.cwd or os.curdir)]
     for name in _PASSED_ON:
         value = getattr(options, name)
@@ -286,7 +267,7 @@ def describe_batch(options: argparse.Namespace) -> str:
     command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
     # With `exec`, signals to the batch script reach `tfdist run`.
     wanted = [f"export {_WANTED}=1"] if given.get("requeue") else []
-    return batch_script({**head, **given}, [*wanted, f"exec {command}"])
+    return commands.batch_script({**head, **given}, [*wanted, f"exec {command}"])
 
 
 def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
@@ -294,19 +275,9 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
 
     Slurm requeues a job on its own only if the job runs until Slurm ends it. In both cases Slurm is
     about to end this process, which must not exit earlier: Slurm could mistake that for the end of
-    the next run.
-
-    Parameters
-    ----------
-    environment
-        Environment variables of this process; outside a job, nothing is done.
-    seconds
-        Maximum time that can be left when a job receives SIGTERM because of its time limit.
-
-    Raises
-    ------
-    ClusterError
-        Slurm does not respond, or rejects the request.
+    the next run. Nothing is done outside a job. ``seconds`` is the most time that can be left when
+    a job receives SIGTERM because of its time limit. Raises `ClusterError` if Slurm does not
+    respond, or rejects the request.
     """
     if "SLURM_JOB_ID" not in environment:
         return False
@@ -319,14 +290,14 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
     number = environment["SLURM_JOB_ID"]
-    shown = ask("scontrol", "show", "job", "--oneliner", number)
-    state = read_job(shown)
+    shown = commands.ask("scontrol", "show", "job", "--oneliner", number)
+    state = commands.read_job(shown)
     if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
         return True
     is_late = state.seconds_left < seconds and _WANTED in environment
     if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
         return False
-    ask("scontrol", "requeue", number)
+    commands.ask("scontrol", "requeue", number)
     return True
 
 

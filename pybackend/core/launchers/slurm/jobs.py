@@ -1,41 +1,84 @@
 """Workers as tasks of Slurm jobs, from sbatch to scancel: of one job, or of one for each worker.
 
-In elastic training, each worker is a job of its own, or a step of a common job.
+In elastic training, each worker is a job of its own, or a step of a common job. `main` is what srun
+starts for each worker, so this file is imported on the nodes, too.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import cloudpickle
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit
+from pybackend.core.job.notice import Notice
 from pybackend.core.launchers.base import Outcome
+from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.remote.bundle import LIBRARY
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group
-from pybackend.core.launchers.remote.task import REPORT
-from pybackend.core.launchers.slurm.queue import (
-    batch_script,
-    notice_seconds,
-    own_variables,
-    signal_option,
-    srun,
-    submit,
-)
-from pybackend.core.launchers.slurm.settings import SlurmSettings
-from pybackend.core.launchers.slurm.task import DRIVER
+from pybackend.core.launchers.remote.task import REPORT, TASK, RemoteTask, read_post, take_part
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.launchers.slurm.watch import JobFiles, SlurmWatch
+from pybackend.core.machine import own_address
 from pybackend.core.machine.janitor import guarded
 from pybackend.core.net.meeting import MeetingServer
+from pybackend.core.net.meeting_client import MeetingClient
+from pybackend.core.net.rendezvous import split_address
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Arguments of `slurm`, checked and with defaults filled in.
+
+    ``interpreter`` is the Python of a call's environment, in a folder that the nodes share.
+    """
+
+    partition: str | None = None
+    time: str | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    setup: str = ""
+    folder: Path = Path()
+    python: str = sys.executable
+    address: str | None = None
+    patience: float = float("inf")
+    interpreter: Interpreter | None = None
+
+    @property
+    def per_node(self) -> int | None:
+        return commands.as_count(self.options.get(commands.PER_NODE))
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the workers of elastic training are steps of one job, not jobs of their own."""
+        return self.nodes is not None or self.per_node is not None
+
+    def count_places(self, workers: int) -> int:
+        """Return the number of tasks in a job for at most ``workers`` elastic workers.
+
+        Raises `InputError` if there are more workers than tasks.
+        """
+        tasks = commands.count_tasks(self.nodes, self.per_node)
+        if tasks is not None and self.per_node is not None and tasks < workers:
+            commands.check_tasks(workers, self.nodes, self.per_node)
+        return max(workers, tasks or 0)
+
 
 SCRIPT = "job.sh"
 # For a last checkpoint before the job's time limit.
@@ -44,7 +87,7 @@ _NOTICE_SECONDS = 60
 _START = (
     "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
-    "from pybackend.core.launchers.slurm.task import main; "
+    "from pybackend.core.launchers.slurm.jobs import main; "
     "sys.exit(main(folder, Path(sys.argv[2])))"
 )
 # A shell that waits for the end of its input; a line of text means that the job has ended already.
@@ -89,7 +132,7 @@ class JobWay(Way):
         path = own.folder / SCRIPT
         path.write_text(describe_script(self.settings, self.folder, own, options))
         with cancelled_at_end(name) as let_go:
-            number, seconds = submit(path), notice_seconds(options["signal"])
+            number, seconds = commands.submit(path), commands.notice_seconds(options["signal"])
             watch = SlurmWatch(
                 number, own, start.meeting, start.note, self.settings.patience, seconds
             )
@@ -103,7 +146,6 @@ class JobWay(Way):
             yield follow
 
     def prepare(self, start: Start) -> JobFiles:
-        """Create the folder of the workers, with the files that they need."""
         own = self._files(start.number, start.job.workers)
         own.folder.mkdir(exist_ok=True)
         for name, content in {DRIVER: start.meeting.address.encode(), **start.post()}.items():
@@ -117,18 +159,11 @@ class JobWay(Way):
 
 @dataclass(frozen=True)
 class StepWay(JobWay):
-    """A `Way` that starts a step of one task for each elastic worker, in a job with room for all.
+    """A `Way` that starts a step for each elastic worker, in a job with room for all.
 
-    srun runs on this machine, so that any node of the job may fail.
-
-    Attributes
-    ----------
-    number
-        Job ID.
-    options
-        sbatch options of the job.
-    workers
-        Number of workers that must get a node before training can begin.
+    It runs srun on this machine, so that any node of the job may fail. ``options`` are the sbatch
+    options of the job. ``workers`` is the number of workers that must get a node before training
+    can begin.
     """
 
     number: str
@@ -146,7 +181,7 @@ class StepWay(JobWay):
             meeting,
             start.note,
             self.settings.patience,
-            notice_seconds(self.options["signal"]),
+            commands.notice_seconds(self.options["signal"]),
             step.start,
             step.has_ended,
             _BUSY_SECONDS if start.number < self.workers else math.inf,
@@ -165,19 +200,11 @@ class StepWay(JobWay):
         command = shlex.join(worker_command(self.settings, self.folder, own))
         script = "\n".join([*setup_lines(self.settings), f"exec {command}"])
         options = {**one, **step_options(self.settings, own), **memory}
-        return srun(options, ["--exact", "/bin/bash", "-c", script])
+        return commands.srun(options, ["--exact", "/bin/bash", "-c", script])
 
 
 class Step:
-    """A step that srun starts from this machine.
-
-    Parameters
-    ----------
-    command
-        The command line of srun.
-    log
-        File for what srun itself prints.
-    """
+    """A step that srun starts from this machine. ``log`` is for what srun itself prints."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._command = command
@@ -185,7 +212,6 @@ class Step:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; a second call does nothing."""
         if self._process is None:
             try:
                 with self._log.open("ab") as log:
@@ -194,14 +220,13 @@ class Step:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        env=own_variables(),
+                        env=commands.own_variables(),
                         start_new_session=True,  # Ctrl-C is for this process
                     )
             except OSError as error:
                 raise ClusterError(f"srun cannot be started on this machine: {error}") from error
 
     def has_ended(self) -> bool:
-        """Return whether it was started, and has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def end(self, seconds: float) -> None:
@@ -226,7 +251,7 @@ def with_steps(way: JobWay, job: TrainingJob) -> Iterator[StepWay]:
     path.write_text(script)
     common = (way.settings, way.address, way.token, way.name, way.folder)
     with cancelled_at_end(way.name), _kept_alive(way.folder / _ALIVE):
-        yield StepWay(*common, submit(path), options, job.workers)
+        yield StepWay(*common, commands.submit(path), options, job.workers)
 
 
 def describe_shared(
@@ -241,7 +266,7 @@ def describe_shared(
     alive = shlex.quote(str(folder / _ALIVE))
     is_alive = f'[ -n "$(find {alive} -mmin -{_SILENT_MINUTES} 2>/dev/null)" ]'
     waiting = f"while {is_alive}; do sleep 20; done"
-    return options, batch_script(options, [waiting])
+    return options, commands.batch_script(options, [waiting])
 
 
 @contextmanager
@@ -273,7 +298,6 @@ def cancelled_at_end(name: str) -> AbstractContextManager[Callable[[], None]]:
 def describe_job(
     settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
 ) -> dict[str, Any]:
-    """Return the sbatch options."""
     return {
         "job-name": name,
         "ntasks": len(files),
@@ -285,7 +309,7 @@ def describe_job(
         "output": files.batch_log,
         # The driver reports the failure, and may start again.
         "no-requeue": True,
-        "signal": signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
+        "signal": commands.signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
         **settings.options,
     }
 
@@ -293,13 +317,12 @@ def describe_job(
 def describe_script(
     settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
-    """Return the batch script that starts all workers."""
-    command = srun(step_options(settings, files), worker_command(settings, folder, files))
-    return batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
+    command = commands.srun(step_options(settings, files), worker_command(settings, folder, files))
+    return commands.batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
 
 
 def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
-    """Return options of srun, which no longer reads them from sbatch's variables."""
+    # srun no longer reads the first two from sbatch's variables.
     return {
         "cpus-per-task": settings.cpus,
         "gpus-per-task": settings.gpus or None,
@@ -308,12 +331,65 @@ def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
 
 
 def setup_lines(settings: SlurmSettings) -> list[str]:
-    """Return shell commands to run first. A failure of `module load` must end the script."""
+    # A failure of `module load` must end the script.
     return ["set -e", settings.setup, "set +e"] if settings.setup else []
 
 
 def worker_command(settings: SlurmSettings, folder: Path, files: JobFiles) -> list[str]:
-    """Return the command of one task."""
     found = settings.interpreter
     start = [settings.python] if found is None else [*found.start(), found.python]
     return [*start, "-u", "-c", _START, str(folder), str(files.folder)]
+
+
+# File with the address of the driver.
+DRIVER = "driver"
+_DRIVER_SECONDS = 30.0
+# Sent to this process by itself, to end even if it waits after a SIGTERM.
+_LOST_DRIVER = signal.SIGHUP
+
+
+def main(folder: Path, own: Path) -> int:
+    """Run one worker on a node, where srun started it, and return the exit status of its task.
+
+    ``folder`` has the files for all workers, ``own`` those for this job; the nodes and the driver
+    share both. Raises `ClusterError` if the driver cannot be reached.
+    """
+    for number in (signal.SIGTERM, _LOST_DRIVER):
+        signal.signal(number, _end)
+    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch forwards the login node's
+        del os.environ["TMPDIR"]
+    # Pickled by the driver, in a folder that only its user can access.
+    task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
+    task = replace(task, hosts=commands.hosts_by_rank(os.environ))
+    notice = Notice()
+    if task.member.job.can_go_on:  # the worker saves its state, and ends by itself
+        signal.signal(signal.SIGTERM, notice.take)
+    rank, token = int(os.environ["SLURM_PROCID"]), task.member.token
+    post, driver = read_post(own), (own / DRIVER).read_text()
+    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, _end_at_once) as meeting:
+        meeting.wait_until_settled(_DRIVER_SECONDS + 5)
+        if meeting.error is not None:
+            raise ClusterError(
+                f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Pass slurm() "
+                "an `address` of the driver's machine that the nodes can reach"
+            )
+        cores, gpus = commands.count_cores(os.environ), _own_gpus(task, os.environ)
+        # Hosts of the other workers are in other steps or jobs.
+        reached = own_address(split_address(driver)[0]) if post else None
+        arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
+        return 0 if take_part(*arguments) else 1
+
+
+def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to those."""
+    if task.member.job.resources.gpus is None:
+        return None
+    return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+
+
+def _end(*_: object) -> NoReturn:
+    sys.exit("Slurm or the driver ended the job")  # which ends the worker and removes its folder
+
+
+def _end_at_once() -> None:
+    os.kill(os.getpid(), _LOST_DRIVER)

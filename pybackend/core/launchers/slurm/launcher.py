@@ -3,57 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.arguments import name_arguments
+from pybackend.core.job import arguments
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.launchers.base import (
-    DataSets,
-    Files,
-    Outcome,
-    QueuedLauncher,
-    Submission,
-    reject_fork_server,
-)
+from pybackend.core.job.worker_options import Resources
+from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle
 from pybackend.core.launchers.remote.group import run_on_hosts
-from pybackend.core.launchers.remote.packing import pack_task
-from pybackend.core.launchers.remote.task import TASK, RemoteTask
-from pybackend.core.launchers.slurm.jobs import (
-    SCRIPT,
-    JobWay,
-    describe_job,
-    describe_script,
-    describe_shared,
-    with_steps,
-)
-from pybackend.core.launchers.slurm.queue import node_address
-from pybackend.core.launchers.slurm.settings import (
-    SlurmSettings,
-    check_settings,
-    check_tasks,
-    count_tasks,
-    with_resources,
-)
+from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
+from pybackend.core.launchers.slurm import jobs
+from pybackend.core.launchers.slurm.commands import check_tasks, count_tasks, node_address
 from pybackend.core.launchers.slurm.watch import JobFiles
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.machine.janitor import swept_folder
-from pybackend.core.net.rendezvous import new_token
-from pybackend.core.words import call_of
+from pybackend.core.net.authentication import new_token
+from pybackend.core.words import call_of, setting, show
 
 _ENVIRONMENTS = "environments"
 
 
-@name_arguments
+@arguments.name_arguments
 def slurm(
     partition: str | None = None,
     *,
@@ -118,27 +100,14 @@ def slurm(
     >>> cluster = pybackend.slurm(partition="gpu", time="2:00:00", nodes=2, gpus=1)
     >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
     """
-    return SlurmLauncher(
-        check_settings(
-            partition=partition,
-            time=time,
-            nodes=nodes,
-            gpus=gpus,
-            cpus=cpus,
-            options=options,
-            setup=setup,
-            folder=folder,
-            python=python,
-            address=address,
-            patience=patience,
-        )
-    )
+    # All arguments by name: no other variable exists here yet.
+    return SlurmLauncher(check_settings(**locals()))
 
 
-class SlurmLauncher(QueuedLauncher):
+class SlurmLauncher(base.QueuedLauncher):
     """One task per worker; events arrive on the calling thread. Returned by `slurm`."""
 
-    def __init__(self, settings: SlurmSettings) -> None:
+    def __init__(self, settings: jobs.SlurmSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -150,38 +119,35 @@ class SlurmLauncher(QueuedLauncher):
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def check(self, job: Job) -> None:
-        """Reject workers that do not fit the requested nodes."""
-        reject_fork_server(job)
+        base.reject_fork_server(job)
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
         else:
             check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
 
-    def describe(self, job: Job) -> Submission:
-        """Describe the job; elastic training has one job per worker, or a step in a common job."""
+    def describe(self, job: Job) -> base.Submission:
         self.check(job)
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
         if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
-            script = describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
-            place = "a step of the job"
+            script = jobs.describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
+            where = "a step of the job"
         else:
             own = JobFiles(folder, 1 if job.is_elastic else job.workers)
-            options = describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
-            script = describe_script(settings, folder, own, options)
-            place = "its own job" if job.is_elastic else "a task of the job"
-        later = (
-            "the letters that replace XXXXXXXX",
-            "when the job begins, and on which nodes",
-        )
-        return Submission((place,) * job.workers, {SCRIPT: script}, later)
+            options = jobs.describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
+            script = jobs.describe_script(settings, folder, own, options)
+            where = "its own job" if job.is_elastic else "a task of the job"
+        later = ("the letters that replace XXXXXXXX", "when the job begins, and on which nodes")
+        return base.Submission((where,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
         if wanted is None:
             return count_tasks(self.settings.nodes, self.settings.per_node)
         return wanted
 
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
+    def launch(
+        self, job: Job, files: base.Files, datasets: base.DataSets, on_event: Emit
+    ) -> base.Outcome:
         self.check(job)
         settings = with_resources(self.settings, job.resources)
         token, name = new_token(), f"tfdist-{new_token()[:8]}"
@@ -200,9 +166,9 @@ class SlurmLauncher(QueuedLauncher):
             # The tasks get the names of their hosts from Slurm.
             Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
             (folder / TASK).chmod(0o600)
-            way = JobWay(settings, address, token, name, folder)
+            way = jobs.JobWay(settings, address, token, name, folder)
             if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
-                way = stack.enter_context(with_steps(way, job))
+                way = stack.enter_context(jobs.with_steps(way, job))
             return run_on_hosts(way, job, datasets, on_event, places, remedy)
 
 
@@ -225,3 +191,140 @@ def _find_address(partition: str | None) -> str:
             "machine that the nodes can reach"
         )
     return address
+
+
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+# Options that tfdist sets itself, or that would break the job.
+_OURS = {
+    "array": "each call is one job",
+    "error": "see `folder`",
+    "gpus-per-task": "use `gpus`",
+    "cpus-per-task": "use `cpus`",
+    "export": "use `setup`",
+    "job-name": "tfdist finds its job by this name. Use 'comment' for your own text",
+    "nodes": "use `nodes`",
+    "ntasks": "use `workers` of the call",
+    "output": "see `folder`",
+    "partition": "use `partition`",
+    "requeue": "use `restarts` of `Recovery`",
+    "time": "use `time`",
+    "wrap": "use `setup`",
+}
+
+
+# Other options whose names are prefixes of these.
+_WHOLE = {"gpus"}
+_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
+
+
+def check_settings(**given: Any) -> jobs.SlurmSettings:
+    """Check the arguments of `slurm`, and fill in defaults. Raises `InputError`."""
+    given["folder"] = given.get("folder") or "~/.tfdist"
+    checked = {
+        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
+    }
+    return jobs.SlurmSettings(**checked)
+
+
+def with_resources(settings: jobs.SlurmSettings, resources: Resources) -> jobs.SlurmSettings:
+    """Return the settings of a job whose workers get these resources.
+
+    Raises `InputError` if the settings specify other ones.
+    """
+    found: dict[str, Any] = {}
+    for name in ("cpus", "gpus"):
+        given, wanted = getattr(settings, name), getattr(resources, name)
+        if None not in (given, wanted) and given != wanted:
+            raise InputError(
+                f"`resources` gives each worker {wanted} {name}, but slurm({name}={given}) "
+                "differs: specify it in only one of the two"
+            )
+        found[name] = given if wanted is None else wanted
+    if resources.bytes is not None:
+        if both := sorted(_MEMORY & settings.options.keys()):
+            raise InputError(
+                f"`resources` sets the memory of each worker, and so does {show(both[0])} in "
+                "`options` of slurm(): specify it in only one of the two"
+            )
+        # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
+        megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
+        found["options"] = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
+    return replace(settings, **found)
+
+
+def _check_folder(name: str, value: Any) -> Path:
+    return Path(_check_printable(name, str(Path(value).expanduser().absolute())))
+
+
+def _check_printable(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise InputError(f"`{name}` must be printable text, not {show(value)}")
+    return value
+
+
+def _check_setup(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"`{name}` must be shell commands as text, not {show(value)}")
+    return value
+
+
+def _check_time(name: str, time: Any) -> str:
+    text = str(_as_text(time))
+    if not _TIME.fullmatch(text):
+        raise InputError(
+            f"`{name}` must be a whole number of minutes, or text in Slurm's format, e.g. "
+            f"{show('1:30:00')} or {show('2-12:00')}, not {show(time)}"
+        )
+    return text
+
+
+def _check_options(_: str, options: Any) -> Mapping[str, Any]:
+    options = options or {}  # an empty list of R arrives as []
+    if not isinstance(options, Mapping):
+        raise InputError(f"`options` must map sbatch's long options to values, not {show(options)}")
+    checked = {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
+    return {name: _check_option(name, value) for name, value in checked.items()}
+
+
+def _check_option(name: str, value: Any) -> str | bool:
+    if not re.fullmatch(r"[a-z][a-z-]+", name):
+        raise InputError(
+            f"`options` has {show(name)}: expected a long option such as {show('account')}"
+        )
+    # Slurm accepts unambiguous prefixes of names.
+    ours = next((one for one in _OURS if one.startswith(name) and name not in _WHOLE), None)
+    if ours is not None:
+        short = f", which means {show(ours)}" if ours != name else ""
+        raise InputError(f"`options` cannot have {show(name)}{short}: {_OURS[ours]}")
+    if value is True:
+        return True
+    text = _as_text(value)
+    if not isinstance(text, str) or not text.isprintable():
+        raise InputError(
+            f"`options` has {setting(**{name: value})}: expected text, a number, or {show(True)} "
+            "for an option without a value"
+        )
+    return text
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "partition": _check_printable,
+    "time": _check_time,
+    "nodes": partial(arguments.check_whole_number, least=1),
+    "gpus": partial(arguments.check_whole_number, least=0),
+    "cpus": partial(arguments.check_whole_number, least=1),
+    "options": _check_options,
+    "setup": _check_setup,
+    "folder": _check_folder,
+    "python": lambda name, value: _check_printable(name, value) or sys.executable,
+    "address": lambda _, value: value,
+    "patience": arguments.check_positive,
+}
+
+
+def _as_text(value: Any) -> Any:
+    """Format a number for Slurm; whole numbers from R arrive as 2.0."""
+    number = arguments.as_number(value)
+    if number is None:
+        return value
+    return str(int(number)) if number.is_integer() else str(number)

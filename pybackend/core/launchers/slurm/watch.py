@@ -9,20 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pybackend.core.errors import ClusterError, Failure
+from pybackend.core.errors import ClusterError, Failure, Kind
 from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.notice import RESTARTS
 from pybackend.core.launchers.child import LOG_LINES
 from pybackend.core.launchers.remote.task import REPORT
-from pybackend.core.launchers.slurm.nodes import expand_nodes
-from pybackend.core.launchers.slurm.queue import (
-    SlurmJob,
-    describe_end,
-    describe_notice,
-    explain_log,
-    explain_refusal,
-    lost_nodes,
-    show_job,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.net.meeting import MeetingServer
 
 # Slurm's controller serves many users.
@@ -48,26 +40,11 @@ _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MUL
 class SlurmWatch:
     """Slurm's information about a job; `look` is for `run_group`.
 
-    Parameters
-    ----------
-    number
-        Job ID.
-    files
-        Files of the job.
-    meeting
-        Server to which the workers connect and report.
-    on_event
-        Receives the state of the job in the queue.
-    patience
-        Maximum seconds that the job may wait in the queue.
-    notice_seconds
-        Maximum seconds before the time limit at which Slurm can send SIGTERM.
-    start
-        Called when the job is running, to start the workers if its script does not.
-    has_ended
-        Returns whether the workers have ended, even if the job continues.
-    busy_seconds
-        Maximum seconds that a step may wait for a free node of the job.
+    ``on_event`` receives the state of the job in the queue, where it may wait ``patience`` seconds.
+    ``notice_seconds`` is the longest time before the time limit at which Slurm can send SIGTERM.
+    ``start`` is called when the job is running, to start workers that its script does not start.
+    ``has_ended`` returns whether the workers have ended, even if the job continues.
+    ``busy_seconds`` is the longest time that a step may wait for a free node of the job.
     """
 
     number: str
@@ -81,7 +58,7 @@ class SlurmWatch:
     busy_seconds: float = math.inf
 
     def __post_init__(self) -> None:
-        self._state = SlurmJob(self.number, "PENDING")
+        self._state = commands.SlurmJob(self.number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
@@ -93,10 +70,7 @@ class SlurmWatch:
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
 
-        Raises
-        ------
-        ClusterError
-            The job does not start, or its workers do not connect.
+        Raises `ClusterError` if the job does not start, or its workers do not connect.
         """
         if time.monotonic() > self._asked + self._pause():
             self._ask()
@@ -125,8 +99,7 @@ class SlurmWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
-        """Return the seconds between two queries. Workers connect on their own when they start."""
-        if not self._is_empty():
+        if not self._is_empty():  # workers connect on their own when they start
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
         # A controller of many users does not answer those who ask all night
@@ -146,10 +119,9 @@ class SlurmWatch:
         return [rank for rank in self._silent() if self.meeting.has_left(rank)]
 
     def _ask(self) -> None:
-        """Query Slurm, and show the state if it has changed."""
         self._asked = now = time.monotonic()
         try:
-            self._state = show_job(self.number)
+            self._state = commands.show_job(self.number)
         except ClusterError:  # the workers do not need Slurm
             if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
                 raise
@@ -165,7 +137,6 @@ class SlurmWatch:
             self._shown = shown
 
     def _look_for_node(self, now: float) -> None:
-        """Find out whether srun waits for a free node of the job; report it once."""
         reason = self.files.why_step_waits() if self._is_empty() else None
         if reason is None:
             self._busy, self._busy_since = None, math.inf
@@ -191,7 +162,7 @@ class SlurmWatch:
             if self._state.is_hopeless:
                 raise ClusterError(
                     f"{self._state.describe()}. For this reason it would never start, so it was "
-                    f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
+                    f"cancelled. {commands.explain_refusal(self._state.reason)}".rstrip()
                 )
             if now > self._submitted + self.patience:
                 raise ClusterError(
@@ -217,7 +188,7 @@ class SlurmWatch:
         if self._state.is_over or self.has_ended():
             return True
         try:
-            return bool(lost_nodes(self._state.nodes))
+            return bool(commands.lost_nodes(self._state.nodes))
         except ClusterError:
             return False
 
@@ -229,7 +200,7 @@ class SlurmWatch:
             kind, message = "Stopped", "ended by srun because another worker failed"
         log = self.files.last_lines(rank)
         if kind == "ProcessDied" and log:
-            advice = explain_log(log) or advice
+            advice = commands.explain_log(log) or advice
         elif kind == "ProcessDied":
             advice = (
                 "a command of slurm()'s `setup` seems to have failed: try it on a node"
@@ -274,7 +245,6 @@ class JobFiles(Sequence[str]):
         return found[0] if found else "no host yet"
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of the logs of a task and of the batch script."""
         paths = [*self._logs(rank), self.batch_log]
         texts = [path.read_text(errors="replace") for path in paths if path.exists()]
         return tuple("\n".join(texts).splitlines()[-LOG_LINES:])
@@ -284,7 +254,7 @@ class JobFiles(Sequence[str]):
         found = _TASKS_FAILED.search(self._read_log())
         if found is None:
             return {}
-        return {int(rank): found[2] for rank in expand_nodes(f"[{found[1]}]")}
+        return {int(rank): found[2] for rank in commands.expand_nodes(f"[{found[1]}]")}
 
     def why_step_waits(self) -> str | None:
         """Return srun's reason if a step is waiting for a node of its job, else None."""
@@ -297,3 +267,59 @@ class JobFiles(Sequence[str]):
 
     def _logs(self, rank: int) -> list[Path]:
         return list(self.folder.glob(f"worker-{rank}-*.log"))
+
+
+_CAUSES: dict[str, tuple[Kind, str, str]] = {
+    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
+    "OUT_OF_MEMORY": (
+        "OutOfMemory",
+        "the job exceeded its memory limit",
+        "request more `memory` in `resources`, or lower `batch_size`",
+    ),
+    "PREEMPTED": (
+        "Preempted",
+        "the job was preempted by one of higher priority",
+        "start again, or use a partition whose jobs are not preempted",
+    ),
+    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
+}
+
+
+def describe_end(state: commands.SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
+    """Return the type, message and advice for the failure of a worker that did not report.
+
+    ``said`` is srun's message about its task, if that failed first.
+    """
+    if state.is_preempted:
+        return _CAUSES["PREEMPTED"]
+    if state.state in _CAUSES:
+        return _CAUSES[state.state]
+    if _is_lost(host):
+        return "NodeFailed", "its node no longer responds to Slurm", "start again"
+    message = f"its task ended without a report: {said or state.state.lower()}"
+    return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(
+    state: commands.SlurmJob, notice_seconds: float
+) -> tuple[Kind, str, str] | None:
+    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
+
+    ``notice_seconds`` is as in `SlurmWatch`.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
+
+
+def _is_lost(host: str) -> bool:
+    try:  # a job that continues no longer has the node
+        return bool(commands.lost_nodes((host,)))
+    except ClusterError:  # Slurm's controller is unreachable as well
+        return False

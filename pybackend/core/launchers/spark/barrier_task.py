@@ -1,4 +1,4 @@
-"""Code for each task of a barrier stage: one worker, which receives the task's rows.
+"""Code for each task of a barrier stage: check the network, unpack Python, run one worker.
 
 This file is imported on the executors; the driver sends it there. In a stage that sparklyr runs, R
 on an executor calls `run_from_r` in a process, which starts R. The first R belongs to sparklyr, and
@@ -9,9 +9,9 @@ embedded, started and watched like every other worker.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -20,20 +20,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import cloudpickle
 import numpy as np
 
+import pybackend
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.columns import ColumnGroup
-from pybackend.core.data.row_store import Layout, RowStoreWriter, store_blobs
-from pybackend.core.data.text import decode_lines
+from pybackend.core.data.row_store import RowStoreWriter
+from pybackend.core.data.spark_rows import Layout, decode_lines, store_blobs
 from pybackend.core.errors import ClusterError, Failure
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Failed
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.environment.archive import PackedEnvironment
+from pybackend.core.launchers.environment.installing import (
+    Interpreter,
+    ServedArchive,
+    UnreachedError,
+    install_here,
+    read_blocks,
+)
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
@@ -47,15 +56,125 @@ from pybackend.core.launchers.remote.task import (
     send_results,
     take_part,
 )
-from pybackend.core.machine.identity import own_address
+from pybackend.core.machine import own_address
 from pybackend.core.machine.processes import name_process
-from pybackend.core.net.heartbeat import find_silence
+from pybackend.core.net.liveness import find_silence
 from pybackend.core.net.meeting_client import MeetingClient
-from pybackend.core.net.rendezvous import split_address
+from pybackend.core.net.rendezvous import find_unreachable, split_address
 from pybackend.core.words import setting, term
 
-if TYPE_CHECKING:  # it has files of the driver
-    from pybackend.core.launchers.spark.preflight import SparkEnvironment
+NETWORK_SCHEMA = "rank int, problem string"
+# Number of other hosts that each host tries: enough to find hosts behind a firewall in one round.
+_MOST_TRIED = 64
+
+
+def check_peers(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield a row of `NETWORK_SCHEMA` if another task's host is unreachable; runs in each task.
+
+    Executors are identified by the port of their connection to the driver. Usually no process
+    listens there, and a refused connection shows that the network lets connections through.
+    """
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    # Otherwise Spark ends this Python process and starts another, which costs the workers' tasks
+    # seconds (test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks).
+    for _ in batches:
+        pass
+    context = BarrierTaskContext.get()
+    rank = context.partitionId()
+    peers = [str(info.address) for info in context.getTaskInfos()]
+    others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST_TRIED + 1))]
+    problem = find_unreachable(peers, rank, others)
+    if problem:
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]
+        )
+
+
+# Folders that Spark removes with the application, in Spark's own order: those of a standalone
+# cluster and of YARN are shared by the executors of a host, the last is the executor's.
+_FOLDERS = (("SPARK_EXECUTOR_DIRS", os.pathsep), ("LOCAL_DIRS", ","), ("SPARK_LOCAL_DIRS", ","))
+ENVIRONMENT_SCHEMA = "problem string, is_unreached boolean"
+# Spark unpacks files whose names end like that of a tar file, on each executor.
+FILE = "{}.gz"
+
+
+@dataclass(frozen=True)
+class SparkEnvironment:
+    """A packed environment for the executors.
+
+    The driver sends it from ``served``; None: every executor gets the file from Spark, with its
+    first task.
+    """
+
+    packed: PackedEnvironment
+    served: ServedArchive | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Unpack it in a Spark task; yield a row of `ENVIRONMENT_SCHEMA` if that fails."""
+        import pyarrow as pa
+
+        for _ in batches:  # else Spark ends this Python process, and starts another
+            pass
+        try:
+            self.install()
+        except ClusterError as error:
+            columns = [pa.array([str(error)]), pa.array([isinstance(error, UnreachedError)])]
+            yield pa.RecordBatch.from_arrays(columns, names=["problem", "is_unreached"])
+
+    def install(self) -> Interpreter:
+        """Unpack it on this host, unless another executor or an earlier call has done that.
+
+        If the process that unpacks it is killed, the next one that waits takes over. `ClusterError`
+        if it cannot run here, the disk is full, or the driver cannot be reached (`UnreachedError`).
+        """
+        root = _find_folder()
+        # A lock of the system, as it ends with its process, unlike a file that exists
+        # (test_another_executor_takes_over_from_one_that_is_killed).
+        with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = install_here(self.packed, self._read(), root)
+            if self.served is None:
+                self._remove()
+        return replace(found, paths=_list_paths())
+
+    def _read(self) -> Iterable[bytes]:
+        return read_blocks(self._find_file()) if self.served is None else self.served.read()
+
+    def _find_file(self) -> str:
+        from pyspark import SparkFiles
+
+        return str(SparkFiles.get(FILE.format(self.packed.name)))
+
+    def _remove(self) -> None:
+        """Remove this executor's copy; the driver's own is needed by executors that start later."""
+        archive, own = self._find_file(), self.packed.path
+        with suppress(OSError):
+            if not os.path.exists(own) or not os.path.samefile(own, archive):
+                os.unlink(archive)
+
+
+def _find_folder() -> str:
+    for name, separator in _FOLDERS:
+        for folder in os.environ.get(name, "").split(separator):
+            if os.path.isdir(folder) and os.access(folder, os.W_OK):
+                return folder
+    from pyspark import SparkFiles
+
+    return str(SparkFiles.getRootDirectory())
+
+
+def _list_paths() -> tuple[str, ...]:
+    """Return the paths of this package and of the modules that were added to the session."""
+    from pyspark import SparkFiles
+
+    own = os.path.abspath(Path(pybackend.__file__).parents[1])
+    root = os.path.abspath(SparkFiles.getRootDirectory())
+    found = [os.path.abspath(path or ".") for path in sys.path]
+    added = [path for path in found if os.path.commonpath([root, path]) == root]
+    return tuple(dict.fromkeys([own, *added]))
+
 
 SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks the data set of a row when training and validation rows travel together.
@@ -80,27 +199,27 @@ class BarrierGroup:
     def __init__(
         self, context: Any, meeting: MeetingClient, cores: int, needs_driver: bool = False
     ) -> None:
-        self._needs_driver = needs_driver
-        self._context = context
-        self._meeting = meeting
+        self._context, self._meeting, self._needs_driver = context, meeting, needs_driver
         self.rank: int = context.partitionId()
         addresses = [str(info.address) for info in context.getTaskInfos()]
-        self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+        self.hosts = list(map(_host_of, addresses))
         # An address names an executor, by its host and port.
-        host = addresses[self.rank].rpartition(":")[0]
-        self.executors_here = len({a for a in addresses if a.rpartition(":")[0] == host})
+        here = self.hosts[self.rank]
+        self.executors_here = len({a for a in addresses if _host_of(a) == here})
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)
 
     def gather(self, message: str) -> list[str]:
-        """Return the messages of all tasks by rank."""
         everyone = self._meeting.gather(message)
         if everyone is None and self._needs_driver:
             raise ClusterError(NO_OBSERVING)
-        if everyone is None:  # costs a second
-            everyone = list(self._context.allGather(message))
-        return everyone
+        # Spark's takes a second.
+        return list(self._context.allGather(message)) if everyone is None else everyone
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def keeping_fork_server_of_executor(
@@ -143,10 +262,8 @@ class Task:
             )
         is_observed = member.job.is_observed
         writes_events = isinstance(member.job, TrainingJob) and member.job.tensorboard is not None
-        is_wanted = is_observed or writes_events
-        patience = _WANTED_DRIVER_SECONDS if is_wanted else _DRIVER_SECONDS
-        with MeetingClient(member.driver, member.token, rank, patience) as meeting:
-            meeting.start_beating(find_silence(member.job.timeout))
+        patience = _WANTED_DRIVER_SECONDS if is_observed or writes_events else _DRIVER_SECONDS
+        with _connect(MeetingClient, member, rank, patience) as meeting:
 
             def give_up() -> str | None:
                 if is_observed and meeting.has_ended:
@@ -154,12 +271,10 @@ class Task:
                 return None
 
             group = BarrierGroup(context, meeting, self.cores, is_observed)
-            if self.environment is not None:
-                try:
-                    member = replace(member, interpreter=self.environment.install())
-                except Exception as error:
-                    host = group.hosts[rank]
-                    fail_task(describe_failure(rank, host, error), meeting)
+            try:
+                member = self.unpack()
+            except Exception as error:
+                fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
             with keeping_fork_server_of_executor(member.job, group):
                 report, model = member.work(
                     group, batches, meeting, give_up=give_up, orders=meeting.poll_order
@@ -168,6 +283,12 @@ class Task:
                 fail_task(report.failure, meeting)
             rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))
         yield from rows
+
+    def unpack(self) -> Member:
+        """Return the member, whose worker runs in the environment that is unpacked on this host."""
+        if self.environment is None:
+            return self.member
+        return replace(self.member, interpreter=self.environment.install())
 
 
 @dataclass(frozen=True)
@@ -179,12 +300,8 @@ class ElasticTask:
     (Other barrier stages are resubmitted.) The driver starts another worker instead, with a number
     of its own. A second attempt could not join: the driver accepts a single connection per worker.
 
-    Attributes
-    ----------
-    task
-        What all workers have in common, and the address of the driver.
-    post
-        Settings of this worker.
+    ``task`` is what all workers have in common, and the address of the driver; ``post`` is the
+    settings of this worker.
     """
 
     task: Task
@@ -194,27 +311,24 @@ class ElasticTask:
         """Run the worker; yield nothing, because it reports to the driver."""
         from pyspark import BarrierTaskContext
 
-        member, environment = self.task.member, self.task.environment
-        driver = member.driver or ""
-        with MeetingClient(driver, member.token, 0, _WANTED_DRIVER_SECONDS) as meeting:
+        member = self.task.member
+        with _connect(MeetingClient, member, 0, _WANTED_DRIVER_SECONDS) as meeting:
             meeting.require()
-            meeting.start_beating(find_silence(member.job.timeout))
-            place = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
+            group = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
             try:
-                if environment is not None:
-                    member = replace(member, interpreter=environment.install())
+                member = self.task.unpack()
             except Exception as error:  # such as a full disk
-                meeting(Failed(describe_failure(0, place.hosts[0], error)))
+                meeting(Failed(describe_failure(0, group.hosts[0], error)))
                 return
-            with keeping_fork_server_of_executor(member.job, place):
+            with keeping_fork_server_of_executor(member.job, group):
                 take_part(
-                    RemoteTask(member, tuple(place.hosts)),
+                    RemoteTask(member, tuple(group.hosts)),
                     0,
                     batches,
                     meeting,
-                    place.cores,
-                    place.gpus,
-                    own_address(split_address(driver)[0]),
+                    group.cores,
+                    group.gpus,
+                    own_address(split_address(member.driver or "")[0]),
                     post=self.post,
                     give_up=lambda: _LOST_DRIVER if meeting.has_ended else None,
                 )
@@ -231,7 +345,6 @@ class RowsOfFrame:
     column_groups: Mapping[str, tuple[ColumnGroup, ...]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows as they arrive, into one folder per data set."""
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(RowStoreWriter(folder / name)) for name in self.column_groups
@@ -262,7 +375,6 @@ class Blobs:
     sent: Mapping[str, list[int]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows into one folder per data set."""
         store_blobs(batches, self.layout, self.sent, rank, folder)
 
 
@@ -288,15 +400,25 @@ def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Ite
 def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -> Any:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([rank], pa.int32()),
-            pa.array([report], pa.string()),
-            pa.array([kind], pa.string()),
-            pa.array([piece], pa.binary()),
-        ],
-        names=["rank", "report", "model_format", "model"],
-    )
+    types = {"rank": "int32", "report": "string", "model_format": "string", "model": "binary"}
+    schema = pa.schema([(name, pa.type_for_alias(alias)) for name, alias in types.items()])
+    values = dict(zip(types, (rank, report, kind, piece), strict=True))
+    return pa.RecordBatch.from_pylist([values], schema)
+
+
+@contextmanager
+def _connect(
+    kind: Callable[..., _Client],
+    member: Member,
+    rank: int,
+    patience: float,
+    on_lost: Callable[[], None] = lambda: None,
+) -> Iterator[_Client]:
+    """Connect a task to the driver, and show it that this process is alive."""
+    meeting = kind(member.driver, member.token, rank, patience, on_lost)
+    with meeting:
+        meeting.start_beating(find_silence(member.job.timeout))
+        yield meeting
 
 
 @contextmanager
@@ -312,31 +434,17 @@ def living_with_driver(
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
-    meeting = kind(member.driver, member.token, rank, _WANTED_DRIVER_SECONDS, end)
-    with meeting:
+    with _connect(kind, member, rank, _WANTED_DRIVER_SECONDS, end) as meeting:
         meeting.require()
-        meeting.start_beating(find_silence(member.job.timeout))
         yield meeting
 
 
 def run_from_r(archive: str, rows: str, options: str) -> None:
-    """Run one worker.
+    """Run one worker; raise as `fail_task` does, or `ClusterError` if the driver cannot be reached.
 
-    Parameters
-    ----------
-    archive
-        Archive from the driver: this package, and a pickled `Member`.
-    rows
-        File with this worker's rows, in the format of `pybackend.core.data.text`.
-    options
-        JSON with ``rank``, ``addresses``, ``cores`` and ``rscript``.
-
-    Raises
-    ------
-    RuntimeError
-        The worker failed, as in `fail_task`.
-    ClusterError
-        The driver cannot be reached.
+    ``archive`` comes from the driver: this package, and a pickled `Member`. ``rows`` is a file in
+    the format of `data.spark_rows`. ``options`` is JSON with ``rank``, ``addresses``, ``cores`` and
+    ``rscript``.
     """
     load_own_libraries()
     given = json.loads(options)
@@ -345,7 +453,7 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
         member: Member = cloudpickle.loads(packed.read(TASK))
     rank = given["rank"]
     with living_with_driver(MeetingClient, member, rank) as meeting:
-        hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
+        hosts = list(map(_host_of, given["addresses"]))
         # R does not know the GPUs of the task.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
@@ -354,34 +462,15 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
         send_results(meeting, report, model)
 
 
-# Replaced by the driver with the host that the worker reported.
-UNKNOWN_HOST = "its executor"
 # Encloses an encoded failure in an exception's message.
-_MARK = "~tfdist~"
+FAILURE_MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
-# A barrier stage's failure as Spark reports it; the number of the result's partition is the rank.
-_EXECUTOR_LOST = re.compile(
-    r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
-    r"[^)]*\)(?: Reason: (.*))?"
-)
-_TASK_LOST = re.compile(
-    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s+"
-    r"\S+: Python worker exited unexpectedly"
-)
 
 
 def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     """Send the driver a worker's failure, and fail the task, so that Spark stops the other tasks.
 
-    Parameters
-    ----------
-    emit
-        Returns whether the event was sent; if not, the exception's message contains the failure.
-
-    Raises
-    ------
-    RuntimeError
-        Always.
+    If ``emit`` returns that it could not send the failure, the `RuntimeError` contains it.
     """
     is_sent = emit(Failed(failure))
     if failure.is_consequence:
@@ -390,46 +479,5 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
     if not is_sent:
         text = base64.b64encode(encode(failure).encode()).decode()
-        message = f"{message} {_MARK}{text}{_MARK}"
+        message = f"{message} {FAILURE_MARK}{text}{FAILURE_MARK}"
     raise RuntimeError(message)
-
-
-def find_failures(message: str) -> list[Failure]:
-    """Return the failures that `fail_task`, or Spark, wrote into the message of Spark's error."""
-    texts = dict.fromkeys(re.findall(f"{_MARK}([A-Za-z0-9+/=]+){_MARK}", message))
-    sent = []
-    for text in texts:
-        with suppress(ValueError):  # then Spark's own text remains
-            sent.append(decode(base64.b64decode(text), Failure))
-    executors = [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
-    return sent + executors + [_describe_end(rank) for rank in _TASK_LOST.findall(message)[:1]]
-
-
-def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
-    """Return the failure for a lost executor: other workers only see a closed connection."""
-    return Failure(
-        int(rank),
-        f"executor {executor}",
-        exception_type="ExecutorLost",
-        message=f"Spark lost executor {executor}, in which the worker ran "
-        f"({reason[:200] or 'no reason given'})",
-        time=time.time(),
-        advice=(
-            "see that executor's log in Spark's web interface. Exit code 137 usually means that "
-            "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
-        ),
-    )
-
-
-def _describe_end(rank: str) -> Failure:
-    """Return the failure for a task whose Python was killed and could not report that."""
-    return Failure(
-        int(rank),
-        UNKNOWN_HOST,
-        exception_type="ProcessDied",
-        message="the Spark task's Python process, which supervised the worker, was killed or "
-        "crashed",
-        time=time.time(),
-        advice="check whether that host ran out of memory, or whether something kills processes "
-        "there. If memory ran out, lower batch_size, or raise spark.executor.memoryOverhead",
-    )

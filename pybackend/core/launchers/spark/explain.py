@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pybackend.core.errors import ClusterError, TfdistError
-from pybackend.core.launchers.spark.jobs import give_up_after, run_watched
-from pybackend.core.launchers.spark.session import hold, is_connect, is_one_machine
+from pybackend.core.launchers.spark.sessions import hold, is_connect, is_one_machine
 from pybackend.core.launchers.spark.slots import count_slots
+from pybackend.core.launchers.spark.spark_jobs import give_up_after, run_watched
 from pybackend.core.words import show
 
 _Value = TypeVar("_Value")
@@ -36,15 +36,13 @@ _LATE_SECONDS = 1.0
 
 @contextmanager
 def quiet_log(session: Any) -> Iterator[None]:
-    """Silence these loggers in a classic session's JVM, in a thread, because SQL may be slow.
-
-    SparkContext sets the level of all loggers and does not return the old one. So log4j is called
-    directly, through SQL that the driver evaluates while planning a query, without running a Spark
-    job. Where SQL cannot do that, the log is unchanged.
-    """
+    """Silence these loggers in a classic session's JVM, in a thread, because SQL may be slow."""
     if is_connect(session):  # the server has the log
         yield
         return
+    # SparkContext sets the level of all loggers and does not return the old one. So log4j is called
+    # directly, through SQL that the driver evaluates while planning a query, without running a
+    # Spark job. Where SQL cannot do that, the log is unchanged.
     is_silent, is_over = threading.Event(), threading.Event()
     arguments = (session, is_silent, is_over)
     threading.Thread(target=_silence_until, args=arguments, daemon=True).start()
@@ -72,12 +70,10 @@ def _silence_until(session: Any, is_silent: threading.Event, is_over: threading.
 
 
 def _levels(session: Any) -> dict[str, str]:
-    """Return the loggers to silence, except those already silent, with the levels to restore.
-
-    SQL uses the first `getLogger` that Java lists. If that one takes an object, it returns the
-    logger of the class String. Then the levels of these loggers cannot be read, and the root's
-    level is used.
-    """
+    """Return the loggers to silence, except those already silent, with the levels to restore."""
+    # SQL uses the first `getLogger` that Java lists. If that one takes an object, it returns the
+    # logger of the class String. Then the levels of these loggers cannot be read, and the root's
+    # level is used.
     manager = f"'{_LOG4J}.LogManager'"
     names = [f"{manager}, 'getLogger', '{name}'" for name in _LOGGERS]
     root, *loggers = (
@@ -112,12 +108,8 @@ def ask_executors(session: Any, look: Callable[[], Any]) -> list[Any]:
     """Return the JSON values of a function that is called in one task per slot.
 
     A function defined inside another function is pickled as code; any other function needs its
-    module on the executors.
-
-    Raises
-    ------
-    ClusterError
-        Spark did not answer within a minute. Spark's own errors are passed on.
+    module on the executors. `ClusterError` if Spark did not answer within a minute. Spark's own
+    errors are passed on.
     """
     late = ClusterError(f"no executor answered within {_LIMIT_SECONDS:g} s")
     check = give_up_after(_LIMIT_SECONDS, late)
@@ -155,10 +147,7 @@ _HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
 def explain_spark_error(error: BaseException, session: Any = None) -> BaseException:
     """Return Spark's own failure as a `ClusterError` that begins with the cause and advice.
 
-    Parameters
-    ----------
-    session
-        Session of the failed job, whose executors are queried for their Python if that matters.
+    The executors of ``session`` are queried for their Python if that matters.
     """
     if not isinstance(error, Exception):
         return error
@@ -175,11 +164,8 @@ def explain_spark_error(error: BaseException, session: Any = None) -> BaseExcept
 def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _Value:
     """Return the value of a call that runs a Spark job, as `run_watched` does.
 
-    Raises
-    ------
-    ClusterError
-        Spark's own failure, explained, or that of `run_watched`. Errors of tfdist that the call
-        raises are passed on.
+    Spark's own failure is raised as an explained `ClusterError`; errors of tfdist that the call
+    raises are passed on.
     """
 
     def attempt() -> _Value | Exception:
@@ -199,7 +185,6 @@ def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _V
 
 
 def find_host(text: str) -> str | None:
-    """Return the host of the task in Spark's message."""
     found = _HOST.search(text)
     return found[1] if found else None
 
@@ -227,11 +212,11 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
         return _explain_other_python(text, session, package, python)
     shown = f"the executors' Python{f' ({python})' if python else ''}"
     host = find_host(text) or host
-    place = f" on {host}" if host else ""
+    where = f" on {host}" if host else ""
     fault = f"too old a version of {show(package)}" if found[3] else f"no module {show(package)}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
     return (
-        f"{shown}{place} has {fault}",
+        f"{shown}{where} has {fault}",
         f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has "
         "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()",
     )

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.resources import Resources
+from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.shares import find_shortage, this_machine
-from pybackend.core.launchers.spark.session import (
+from pybackend.core.launchers.spark.sessions import (
     ask,
     is_connect,
     is_one_machine,
@@ -40,19 +39,11 @@ _UNKNOWN = 2**31
 def check_slots(session: Any, workers: int, resources: Resources | None = None) -> int:
     """Return the number of tasks that the session can run at once.
 
-    Without this check, Spark would wait ten minutes and then fail.
-
-    Parameters
-    ----------
-    resources
-        Those of each task. None (default): those of the tasks of the session, as for smaller ones.
-
-    Raises
-    ------
-    ClusterError
-        The session was stopped, has too few slots, or uses dynamic allocation. The message names
-        what to change.
+    ``resources`` are those of each task. None (default): those of the tasks of the session, as for
+    smaller ones. `ClusterError` if the session was stopped, has too few slots, or uses dynamic
+    allocation; it names what to change.
     """
+    # Without these checks, Spark would wait ten minutes and then fail.
     _refuse_stopped(session)
     if _allocates_dynamically(session):
         raise ClusterError(
@@ -108,10 +99,7 @@ def count_slots(session: Any) -> int:
 def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -> int:
     """Return how many jobs with this number of workers to run at once in a session's slots.
 
-    Raises
-    ------
-    ClusterError
-        There are too few slots.
+    `ClusterError` if there are too few slots.
     """
     if parallelism is None:
         return 1 if slots == _UNKNOWN else max(1, min(most, slots // workers))
@@ -127,10 +115,8 @@ def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -
 
 def _with_resources(resources: Resources | None) -> str:
     wanted = resources or Resources()
-    parts = [
-        *([counted(wanted.cpus, "core")] if wanted.cpus else []),
-        *([counted(wanted.gpus, "GPU")] if wanted.gpus else []),
-    ]
+    amounts = {"core": wanted.cpus, "GPU": wanted.gpus}
+    parts = [counted(number, name) for name, number in amounts.items() if number]
     return f" with {' and '.join(parts)} each" if parts else ""
 
 
@@ -193,12 +179,8 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
     """Return the ``ResourceProfile`` of a stage of workers; None: the session's tasks have enough.
 
     A profile needs no other session: its tasks get more cores and GPUs of the executors that run.
-
-    Raises
-    ------
-    InputError, ClusterError
-        Neither the session's tasks nor tasks with a profile have these resources. The message names
-        the setting that must be set when the session starts.
+    If these lack the resources, the `InputError` names the setting that must be set when the
+    session starts.
     """
     _check_memory(session, resources, workers)
     lacking = _lacking(session, resources)
@@ -217,14 +199,11 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
 
     cpus = max(_cores_per_task(session), resources.cpus or 0)
     gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
-    known = _profiles.setdefault(session, {})
+    # By the cores and GPUs of a task.
+    known: dict[tuple[int, float], Any] = vars(session).setdefault("tfdist_profiles", {})
     if (cpus, gpus) not in known:
         known[cpus, gpus] = _build_profile(session, cpus, gpus)
     return known[cpus, gpus]
-
-
-# By session, and by the cores and GPUs of a task.
-_profiles: WeakKeyDictionary[Any, dict[tuple[int, float], Any]] = WeakKeyDictionary()
 
 
 def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
@@ -241,22 +220,17 @@ def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
 
 
 def _supports_profiles(session: Any) -> bool:
-    """Return whether tasks of a stage can have other resources than those of the session.
-
-    Spark has no such profiles in local mode.
-    """
+    """Return whether tasks of a stage can have other resources than those of the session."""
+    # Not in local mode.
     return read_version(session) >= _PROFILES_SINCE and bool(
         re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
     )
 
 
 def check_allotment(session: Any, resources: Resources, workers: int) -> None:
-    """Raise an error if workers need more resources than tasks of the session have.
+    """Raise `InputError` if workers need more resources than tasks of the session have.
 
-    Raises
-    ------
-    InputError
-        Names the setting that must be set when the session starts.
+    It names the setting that must be set when the session starts.
     """
     _check_memory(session, resources, workers)
     if lacking := _lacking(session, resources):
@@ -286,11 +260,9 @@ def _check_memory(session: Any, resources: Resources, workers: int) -> None:
 
 
 def cores_of_task(session: Any, workers: int, cpus: int | None = None) -> int:
-    """Return the number of cores for each worker: a task's, or a share of a local session's.
-
-    In a cluster other tasks, and other applications, may use the rest of a machine.
-    """
+    """Return the number of cores for each worker: a task's, or a share of a local session's."""
     given = read_setting(session, _CPUS)
+    # In a cluster other tasks, and other applications, may use the rest of a machine.
     if given is not None or not is_one_machine(session):
         return max(int(given or 1), cpus or 0)
     cores = count_slots(session)
@@ -323,16 +295,9 @@ def take_slots(
 ) -> Iterator[None]:
     """Wait for some of a session's slots, and hold them during the block; first come, first served.
 
-    Parameters
-    ----------
-    owner
-        SparkContext or Connect session that has the slots. Each owner has a separate queue.
-    workers
-        Number of slots to wait for.
-    slots
-        Total number of slots; at least ``workers``.
-    on_wait
-        If the wait is long, called once with a description of what holds the slots.
+    ``owner`` is the SparkContext or Connect session that has the slots, at least as many as
+    ``workers``; each has a separate queue. If the wait is long, ``on_wait`` is called once with a
+    description of what holds the slots.
     """
     key, turn = id(owner), _Turn(workers)
 

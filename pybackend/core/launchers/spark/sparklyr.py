@@ -1,4 +1,7 @@
-"""Launcher of workers in the tasks of a stage that sparklyr runs, for functions written in R.
+"""sparklyr: PySpark in its JVM, and workers for functions written in R in a stage that it runs.
+
+sparklyr starts a Py4J server inside its own JVM, with a port and a secret; PySpark then uses that
+JVM's SparkContext, so that Spark tables and temporary views are available without copying.
 
 sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. All that R receives from
 Spark's barrier is the addresses. So the workers rendezvous at the driver (`net.meeting`), and send
@@ -7,8 +10,12 @@ their reports the same way.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
+import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -16,14 +23,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import cloudpickle
 
-from pybackend.core.data.text import TEXT_SCHEMA, encode_lines
+from pybackend.core.data.spark_rows import TEXT_SCHEMA, encode_lines
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Event
@@ -32,18 +40,173 @@ from pybackend.core.launchers.base import DataSets, Files, Outcome, reject_envir
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
-from pybackend.core.launchers.spark.barrier import (
-    check_hosts,
-    follow_stage,
-    input_frame,
-    open_meeting,
-)
-from pybackend.core.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
-from pybackend.core.launchers.spark.session import ask, is_one_machine, read_version, ship_package
+from pybackend.core.launchers.spark import sessions, stage
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
-from pybackend.core.net.deadline import settle
+from pybackend.core.launchers.spark.spark_jobs import (
+    ClassicJob,
+    IdleWatch,
+    give_up_after,
+    run_watched,
+)
+from pybackend.core.net.authentication import new_token
+from pybackend.core.net.liveness import settle
 from pybackend.core.net.meeting import MeetingServer
-from pybackend.core.net.rendezvous import new_token
+from pybackend.core.words import either
+
+_FORGOTTEN = ("pyspark", "pybackend.ml", "pybackend.tfos")
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Session of a JVM, and the modules of PySpark that hold on to that JVM while not in use."""
+
+    session: Any
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+
+
+# By the port of the JVM.
+_attached: dict[int, _Attached] = {}
+# Port of the JVM whose modules are loaded.
+_loaded: int | None = None
+
+
+def attach_spark(
+    port: int, secret: str, spark_home: str | None = None, python: str | None = None
+) -> Any:
+    """Return the PySpark session of the JVM whose ``Py4JServer`` listens on a local port.
+
+    Each JVM has its own PySpark modules, so sparklyr may have several connections. ``spark_home``
+    is Spark's folder, if it differs from that of the installed pyspark. Executors run ``python``;
+    None: the value of PYSPARK_PYTHON. `ClusterError` if this process started a Spark application
+    itself, pyspark is not installed, or the JVM does not answer.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise ClusterError(
+            "pyspark is not installed for this Python: install the pyspark version that matches "
+            'your Spark, e.g. with install_tfdist(extras = c("cpu", "spark")) in R'
+        )
+    known = _attached.get(port)
+    if known is not None and _is_alive(known.session):
+        if _loaded != port:
+            _load_pyspark(port, known.modules)
+        return known.session
+    _reject_foreign_session()
+    _load_pyspark(port, {})
+    for other in [other for other, one in _attached.items() if not _is_alive(one.session)]:
+        del _attached[other]
+    _attached[port] = _Attached(_attach(port, secret, spark_home, python))
+    return _attached[port].session
+
+
+def _attach(port: int, secret: str, spark_home: str | None, python: str | None) -> Any:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    # With these two variables PySpark joins a running JVM instead of starting one.
+    variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    if spark_home:
+        variables["SPARK_HOME"] = spark_home
+    if python:
+        variables["PYSPARK_PYTHON"] = python
+    # Set by an earlier Connect session of this process; PySpark would start another one.
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    _disconnect_quietly()
+
+    def join() -> Any:
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+        spark = gateway.jvm.org.apache.spark
+        context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
+        settings = [
+            (pair.productElement(0), pair.productElement(1)) for pair in context.getConf().getAll()
+        ]
+        conf = SparkConf(loadDefaults=False).setAll(settings)
+        SparkContext(gateway=gateway, jsc=context, conf=conf)
+        return SparkSession.builder.getOrCreate()
+
+    with _environment(variables):
+        return sessions.ask(None, "its session", join)
+
+
+def _is_alive(session: Any) -> bool:
+    from py4j.protocol import Py4JError
+
+    # py4j logs the broken connection, which is expected here, as an error.
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        return bool(sessions.ask(session, "its name", lambda: session.sparkContext.applicationId))
+    except (ClusterError, Py4JError, OSError, AttributeError):  # its JVM exited, or it was stopped
+        return False
+    finally:
+        logging.disable(before)
+
+
+def _disconnect_quietly() -> None:
+    """Hide the traceback that PySpark prints when sparklyr disconnects."""
+    from pyspark import accumulators
+
+    # PySpark's accumulator server reports the end of the JVM as an error, but here it is normal.
+    # Its name before pyspark 4, and from then on.
+    names = ("AccumulatorServer", "AccumulatorTCPServer")
+    server = next(getattr(accumulators, name) for name in names if hasattr(accumulators, name))
+    report = server.handle_error
+
+    def handle_error(self: Any, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (EOFError, OSError)):
+            report(self, request, client_address)
+
+    server.handle_error = handle_error
+
+
+def _reject_foreign_session() -> None:
+    from pyspark.sql import SparkSession
+
+    try:
+        # Not getActiveSession(): it only returns the session of its own thread.
+        session = sessions.ask(None, "its session", SparkSession.active)
+    except Exception:  # raised for a session whose JVM exited
+        return
+    if session is None or not _is_alive(session):
+        return
+    context = session.sparkContext
+    if _loaded in _attached and context is _attached[_loaded].session.sparkContext:
+        return
+    raise ClusterError(
+        f"Python started another Spark application ({context.applicationId}, master "
+        f"{context.master}), not through sparklyr: pass its session instead, or stop it with its "
+        f"{either('stop()', '`$stop()`')}"
+    )
+
+
+def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
+    """Replace the loaded modules of PySpark by those of the JVM at a port; empty: load new ones."""
+    global _loaded
+    # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so
+    # they never use another JVM. Our modules with classes derived from PySpark's are replaced as
+    # well.
+    before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
+    for name in list(sys.modules):
+        if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
+            before[name] = sys.modules.pop(name)
+    sys.modules.update(modules)
+    _loaded = port
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables temporarily: the secret must not reach other processes."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
 
 # Time for Python to start and read rows; all tasks of a barrier stage start together.
 _MEET_SECONDS = 600.0
@@ -57,18 +220,12 @@ _EXAMINE_SECONDS = 60.0
 class SparklyrWorkers:
     """Launcher whose workers sparklyr starts; each worker is R with Python embedded.
 
-    Attributes
-    ----------
-    session
-        The PySpark session attached to sparklyr's JVM.
-    run_stage
-        An R function, called as ``run_stage(view, archive, group, cores)`` with the name of a
-        temporary view, the path of the workers' archive, a name for the Spark job, and the cores of
-        a task. It returns when the stage has ended.
-    examine
-        An R function, called as ``examine(view, driver, group)`` after a stage that failed before
-        its workers could report why. It runs tasks that check the executors, and returns texts
-        that name what is missing.
+    ``session`` is attached to sparklyr's JVM. ``run_stage`` and ``examine`` are R functions. The
+    first is called as ``run_stage(view, archive, group, cores)`` with the name of a temporary view,
+    the path of the workers' archive, a name for the Spark job, and the cores of a task; it returns
+    when the stage has ended. ``examine(view, driver, group)`` is called after a stage that failed
+    before its workers could report why: it runs tasks that check the executors, and returns texts
+    that name what is missing.
     """
 
     where: ClassVar[str] = "R processes in the tasks of a Spark job"
@@ -86,7 +243,6 @@ class SparklyrWorkers:
     examine: Callable[[str, str, str], Any]
 
     def check(self, job: Job) -> None:
-        """Reject an environment: R needs packages of its own on the executors."""
         reject_environment(
             job,
             "functions written in R run in the R of the executors, which needs reticulate and "
@@ -110,22 +266,22 @@ class SparklyrWorkers:
                 "workers that sparklyr starts for functions written in R"
             )
         check_allotment(session, job.resources, job.workers)
-        ship_package(session)
+        sessions.ship_package(session)
         token = new_token()
-        loopback = is_one_machine(session)
-        check_hosts(session, job, datasets)
+        loopback = sessions.is_one_machine(session)
+        stage.check_hosts(session, job, datasets)
         with ExitStack() as stack:
-            frame, source, counts = input_frame(session, job, datasets)
-            meeting = stack.enter_context(open_meeting(session, token, job))
+            frame, source, counts = stage.input_frame(session, job, datasets)
+            meeting = stack.enter_context(stage.open_meeting(session, token, job))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
-            lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
+            lines = sessions.map_in_arrow(frame, encode_lines, TEXT_SCHEMA)
             view = stack.enter_context(_view(session, lines))
             spark_job, cores = ClassicJob(session), cores_of_task(session, job.workers)
-            stage = RStage(job, spark_job, meeting, bool(datasets))
-            followed = stage.follow(on_event)
+            r_stage = RStage(job, spark_job, meeting, bool(datasets))
+            followed = r_stage.follow(on_event)
             try:
-                stage.run(partial(self.run_stage, view, str(archive), spark_job.group, cores))
+                r_stage.run(partial(self.run_stage, view, str(archive), spark_job.group, cores))
                 return Outcome(followed.result(), receive_model(meeting))
             except _StageError as error:
                 missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
@@ -150,7 +306,7 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
     """Yield an archive of this package and the member, in the Spark application's folder."""
     from pyspark import SparkFiles
 
-    root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
+    root = sessions.ask(session, "its folder for files", SparkFiles.getRootDirectory)
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
@@ -163,12 +319,12 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
 @contextmanager
 def _view(session: Any, frame: Any) -> Iterator[str]:
     name = f"tfdist_{new_token()[:12]}"
-    ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
+    sessions.ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
     try:
         yield name
     finally:
         with suppress(Exception):  # a stopped session has no views
-            ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
+            sessions.ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
 class _StageError(ClusterError):
@@ -184,9 +340,7 @@ class RStage:
     def __init__(
         self, job: Job, spark_job: ClassicJob, meeting: MeetingServer, has_data: bool
     ) -> None:
-        self._job = job
-        self._spark_job = spark_job
-        self._meeting = meeting
+        self._job, self._spark_job, self._meeting = job, spark_job, meeting
         self._has_data = has_data
         self._end: Future[object] = Future()
         self._idle = IdleWatch(spark_job)
@@ -211,7 +365,7 @@ class RStage:
         def follow() -> list[WorkerReport]:
             try:
                 parts = self._job, self._meeting, pass_on, self._watch, _StageError
-                return follow_stage(*parts).conclude()
+                return stage.follow_stage(*parts).conclude()
             finally:
                 if not self._end.done():
                     _start_cancel(self._spark_job)
@@ -272,8 +426,7 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
     limit.daemon = True
     limit.start()
     try:
-        numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
-        with _view(session, numbers) as view:
+        with _view(session, sessions.number_partitions(session, job.workers)) as view:
             found = workers.examine(view, meeting.address, examination.group)
     except Exception as error:
         if _is_without_protobuf(session, job.workers):
@@ -293,7 +446,7 @@ def _is_without_protobuf(session: Any, workers: int) -> bool:
         session.range(0, workers, 1, workers).selectExpr(load).collect()
 
     try:
-        if read_version(session) >= (4, 3):
+        if sessions.read_version(session) >= (4, 3):
             run_watched(session, look, check, idle_seconds=math.inf)
     except Exception as error:
         return f"ClassNotFoundException: {_PROTOBUF}" in str(error)
@@ -307,7 +460,6 @@ def _unwrap(error: Exception) -> str:
 
 
 def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
-    """Return the error for a stage that failed before a worker reported why."""
     headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
     headline = "; ".join(missed) or headline
     advice = "see the executors' logs in the Spark web interface"

@@ -1,0 +1,308 @@
+"""Sums through the memory of each host, and between hosts over connections.
+
+The memory is a Linux memfd, which has no name: nothing is left of it when the last rank ends, even
+by SIGKILL, and the limit on /dev/shm in containers does not apply. The other ranks open it through
+the first rank's folder in /proc, which only works for the same user on the same host.
+
+If several hosts have several ranks, the ranks of a host reduce in memory, each one part of the
+buffer. Then each rank sums its part with the ranks that have the same part on other hosts, and the
+ranks of a host copy the parts from memory. So each of H hosts sends 2 (H - 1) / H of the buffer,
+over as many connections as there are parts. A ring over all N ranks sends 2 (N - 1) / N of it from
+host to host, over one connection, or several times that if the ranks of a host are not neighbors.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pybackend.core.collective import algorithms
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Ring, find_neighbours
+from pybackend.core.collective.links import Call, Link
+from pybackend.core.collective.wire import CHUNK, Array, Compression
+
+# Bytes of a buffer that are summed at a time: few enough to stay in the cache.
+_SLOT = 1 << 21
+# The slots of many ranks are smaller.
+_MOST = 64 << 20
+_NAME = "tfdist"
+_NONCE = 32
+_OFFER = struct.Struct(f"=qq{_NONCE}s")
+NO_OFFER = bytes(_OFFER.size)
+
+
+class SharedMemory:
+    """Memory of all ranks of a host, with two slots for each rank, used in turn.
+
+    While some ranks still read one slot, the others already write to their other one. Two ranks
+    compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
+    ``rank`` is this rank's position on the host, and ``world_size`` the number of ranks there. Each
+    method gets ``meet``, which returns once all ranks have called it.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
+        whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
+        self._slots = whole.reshape(2, world_size, _size_of_slot(world_size))
+        self._turn = 0
+        self._rank = rank
+
+    def all_reduce(self, meet: Callable[[], None], buffer: Array) -> None:
+        """Sum in place, in the order of the ranks."""
+        for start, slots in self._take_slots(buffer):
+            part = buffer[start : start + len(slots[0])]
+            slots[self._rank][:] = part
+            meet()
+            if len(slots) == 2:
+                np.add(slots[0], slots[1], out=part)
+            else:
+                self._sum_by_parts(meet, slots, part)
+
+    def reduce_scatter(
+        self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]
+    ) -> None:
+        """Sum this rank's part of a buffer in place, in the order of the ranks.
+
+        The rest is unchanged. Without a part, a rank only contributes terms.
+        """
+        step = self._slots.shape[2] // buffer.itemsize // len(parts)
+        for spans in _advance(parts, step):
+            slots = self._take_turn(buffer.dtype)
+            for number, span in enumerate(spans):
+                slots[self._rank][number * step :][: span.stop - span.start] = buffer[span]
+            meet()
+            if self._rank < len(parts):
+                total = buffer[spans[self._rank]]
+                _sum_rows([slot[self._rank * step :][: len(total)] for slot in slots], total)
+
+    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        for spans in _advance(parts, self._slots.shape[2] // buffer.itemsize):
+            slots = self._take_turn(buffer.dtype)
+            if self._rank < len(parts):
+                own = buffer[spans[self._rank]]
+                slots[self._rank][: len(own)] = own
+            meet()
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    buffer[span] = slots[rank][: span.stop - span.start]
+
+    def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
+        slots = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
+        return [slot[:usable].view(dtype) for slot in slots]
+
+    def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
+        """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for start in range(0, len(buffer) or 1, step):
+            yield start, [slot[: len(buffer) - start] for slot in self._take_turn(buffer.dtype)]
+
+    def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
+        """Let each rank sum one part of a buffer, which the others then copy."""
+        spans = _cut_evenly(len(part), len(slots))
+        own = spans[self._rank]
+        total = part[own]
+        _sum_rows([slot[own] for slot in slots], total)
+        slots[self._rank][own] = total
+        meet()
+        for rank, span in enumerate(spans):
+            if rank != self._rank:
+                part[span] = slots[rank][span]
+
+
+def _sum_rows(rows: list[Array], total: Array) -> None:
+    np.add(rows[0], rows[1], out=total)
+    for row in rows[2:]:
+        np.add(total, row, out=total)
+
+
+def _cut_evenly(length: int, parts: int) -> list[slice]:
+    return [slice(length * n // parts, length * (n + 1) // parts) for n in range(parts)]
+
+
+def _advance(parts: Sequence[slice], step: int) -> Iterator[list[slice]]:
+    """Yield the next ``step`` elements of each part, at least once; some may be empty."""
+    longest = max(part.stop - part.start for part in parts)
+    for at in range(0, longest or 1, step):
+        yield [
+            slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
+            for part in parts
+        ]
+
+
+def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
+    """Allocate memory on a host's first rank; the others must open it before ``until`` is closed.
+
+    Returns what `open_memory` needs, and the memory; `NO_OFFER` and None if the system has none.
+    """
+    if not hasattr(os, "memfd_create") or not _size_of_slot(world_size):
+        return NO_OFFER, None
+    try:
+        descriptor = os.memfd_create(_NAME)
+        until.callback(os.close, descriptor)
+        # Else the system would end the process when it runs out of memory, at the first use.
+        os.posix_fallocate(descriptor, 0, _size_of(world_size))
+        memory = mmap.mmap(descriptor, 0)
+    except OSError:
+        return NO_OFFER, None
+    nonce = secrets.token_bytes(_NONCE)
+    memory[:_NONCE] = nonce
+    return _OFFER.pack(os.getpid(), descriptor, nonce), memory
+
+
+def open_memory(offer: bytes, world_size: int) -> mmap.mmap | None:
+    """Map the memory that a host's first rank offers; None if this process cannot see it."""
+    pid, descriptor, nonce = _OFFER.unpack(offer)
+    path = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # another process's file
+            return None
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        memory = mmap.mmap(own, _size_of(world_size))
+    except (OSError, ValueError):  # it is shorter
+        return None
+    finally:
+        os.close(own)
+    return memory if memory[:_NONCE] == nonce else None
+
+
+def _size_of(world_size: int) -> int:
+    return mmap.PAGESIZE + 2 * world_size * _size_of_slot(world_size)
+
+
+def _size_of_slot(world_size: int) -> int:
+    return min(_SLOT, _MOST // (2 * world_size) // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+@dataclass(frozen=True)
+class HostLayout:
+    """The ranks with which one rank sums, in the order of the terms."""
+
+    local: tuple[int, ...]  # the ranks of its host
+    across: tuple[int, ...]  # one per host, which sum the same part; empty if it sums none
+    hosts: int  # this number, and that of the parts of a buffer, are the same on all ranks
+    parts: int
+
+    def find_neighbours(self, rank: int) -> set[int]:
+        rings = [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
+        return {
+            ranks[position]
+            for ranks in rings
+            for position in find_neighbours(ranks.index(rank), len(ranks))
+        }
+
+
+def find_layout(hosts: Sequence[str], rank: int) -> HostLayout | None:
+    """Find the ranks with which a rank sums, from the host of each rank.
+
+    None if a host has only one rank, or less than half as many as another host: few ranks would sum
+    all parts there.
+    """
+    by_host: dict[str, list[int]] = {}
+    for other, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(other)
+    sizes = list(map(len, by_host.values()))
+    parts, most = min(sizes), max(sizes)
+    if parts == 1 or parts * 2 < most:
+        return None
+    local = by_host[hosts[rank]]
+    position = local.index(rank)
+    across = tuple(ranks[position] for ranks in by_host.values()) if position < parts else ()
+    return HostLayout(tuple(local), across, len(sizes), parts)
+
+
+class HostSum:
+    """Sum over all ranks, of which those of a host share memory.
+
+    ``links`` has the links to the ranks that ``layout`` needs.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, layout: HostLayout, rank: int, links: Mapping[int, Link]
+    ) -> None:
+        self.layout = layout
+        self._memory = SharedMemory(memory, layout.local.index(rank), len(layout.local))
+        self._local = _Subgroup.of(layout.local, rank, links)
+        is_across = layout.hosts > 1 and bool(layout.across)
+        self._across = _Subgroup.of(layout.across, rank, links) if is_across else None
+
+    def reduce_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Sum this rank's part of a 1-D buffer in place; only for ranks of one host."""
+        self._memory.reduce_scatter(partial(self._meet, call), buffer, parts)
+
+    def gather_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Fill the parts of the other ranks; only for ranks of one host."""
+        self._memory.all_gather(partial(self._meet, call), buffer, parts)
+
+    def _meet(self, call: Call) -> None:
+        nothing = np.empty(0, np.uint8)
+        self._local.double(call, nothing, nothing)
+
+    def all_reduce(
+        self,
+        call: Call,
+        buffer: Array,
+        scratch_of: Callable[[int], Array],
+        codec: Compression | None = None,
+    ) -> None:
+        """Sum a 1-D buffer in place.
+
+        The ranks of a host are added in their order, and then the hosts, by an algorithm that
+        depends only on the number of bytes and hosts. ``scratch_of`` returns memory of a number of
+        bytes. ``codec`` compresses what is sent between hosts; with one host, there is nothing to
+        compress.
+        """
+        meet = partial(self._meet, call)
+        if self.layout.hosts == 1:
+            self._memory.all_reduce(meet, buffer)
+            return
+        parts = _cut_evenly(len(buffer), self.layout.parts)
+        self._memory.reduce_scatter(meet, buffer, parts)
+        if self._across:
+            span = parts[self._local.position]
+            part, ring = buffer[span], self._across.ring
+            if codec:
+                residual = codec.residual(len(buffer))[span]
+                ring.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
+            # All parts share the network, so each is as slow as the whole buffer.
+            elif TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
+                ring.all_reduce(call, part, scratch_of(CHUNK))
+            else:
+                self._across.double(call, part, scratch_of(part.nbytes))
+        self._memory.all_gather(meet, buffer, parts)
+
+
+@dataclass(frozen=True)
+class _Subgroup:
+    """Ranks that sum among themselves; this one's position, and its links by position."""
+
+    position: int
+    size: int
+    links: Mapping[int, Link]
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], rank: int, links: Mapping[int, Link]) -> _Subgroup:
+        position = ranks.index(rank)
+        near = find_neighbours(position, len(ranks))
+        return cls(position, len(ranks), {other: links[ranks[other]] for other in near})
+
+    def double(self, call: Call, buffer: Array, scratch: Array) -> None:
+        """Sum in place by recursive doubling; ``scratch`` has as many bytes as the buffer."""
+        algorithms.all_reduce(call, self.links, self.position, self.size, buffer, scratch)
+
+    @property
+    def ring(self) -> Ring:
+        before, after = (self.position - 1) % self.size, (self.position + 1) % self.size
+        return Ring(self.position, self.size, self.links[before], self.links[after])

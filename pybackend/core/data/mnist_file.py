@@ -1,0 +1,103 @@
+"""MNIST (LeCun, Cortes and Burges) from a file in the layout of Keras's ``mnist.npz``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_whole_number
+from pybackend.core.words import show
+
+Array = npt.NDArray[Any]
+Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
+
+_SUBSET = Path(__file__).with_name("mnist_subset.npz")
+_NAMES = ("x_train", "y_train", "x_test", "y_test")
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    # A file of a single array (.npy) is not a context manager.
+    TypeError,
+    AttributeError,
+)
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """Images as uint8 (rows, 28, 28) from 0 to 255, labels as int64 (rows,) from 0 to 9."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    source: str  # the file they were read from, or "download"
+    subset: bool  # only the few thousand images that ship with tfdist
+
+
+def find_mnist(
+    path: str | Path | None, limit: int | None, download: Callable[[], Digits | None]
+) -> Mnist:
+    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, a download, or the built-in subset.
+
+    ``path`` and ``limit`` are those of `pybackend.mnist`. ``download`` is called if there is no
+    file; it returns the images and labels of the training and test sets, or None. Raises
+    `InputError` if a named file is missing or is not an ``mnist.npz``.
+    """
+    if limit is not None:
+        limit = check_whole_number("limit", limit, least=1)
+    digits = _find(path, download)
+    return replace(digits, **{name: getattr(digits, name)[:limit] for name in _NAMES})
+
+
+def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mnist:
+    if path is not None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError(f"`path` must name an mnist.npz, not {show(path)}")
+        return _read(Path(path), f"`path` is {show(str(path))}")
+    if named := os.environ.get("TFDIST_MNIST"):
+        return _read(Path(named), f"TFDIST_MNIST is {show(named)}")
+    keras_home = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras"))
+    cached = keras_home / "datasets" / "mnist.npz"
+    if cached.exists():
+        with contextlib.suppress(InputError):  # a download that broke off: Keras repeats it
+            return _read(cached, "Keras's cache")
+    digits = download()
+    if digits is None:
+        return _read(_SUBSET, "the built-in subset")
+    return _build((*digits[0], *digits[1]), "download")
+
+
+def _read(path: Path, why: str) -> Mnist:
+    if not path.is_file():
+        raise InputError(f"{why}, but there is no such file: expected Keras's mnist.npz")
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            parts = [file[name] for name in _NAMES]
+        for images, labels in (parts[:2], parts[2:]):
+            if labels.ndim != 1 or images.shape != (len(labels), 28, 28):
+                raise ValueError(f"images of shape {images.shape}, labels of {labels.shape}")
+    except _UNREADABLE as error:
+        raise InputError(
+            f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
+            f"{', '.join(_NAMES)}"
+        ) from error
+    return _build(parts, str(path), path == _SUBSET)
+
+
+def _build(parts: Sequence[Array], source: str, subset: bool = False) -> Mnist:
+    x_train, y_train, x_test, y_test = parts
+    return Mnist(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), source, subset)

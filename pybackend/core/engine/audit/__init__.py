@@ -1,0 +1,1 @@
+"""The audit: some steps are repeated in one process and compared. Start with `auditor.py`."""

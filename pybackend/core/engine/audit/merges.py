@@ -1,0 +1,108 @@
+"""Check what workers merge at the end of an epoch: metrics, and statistics of normalization.
+
+Both are merged by the functions that an epoch ends with, after its first step, and once more here:
+from the values of each worker, by rank 0 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pybackend.core.collective import broadcast_value, gather_values
+from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values
+from pybackend.core.engine.audit.one_process import StepState
+from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
+from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.sync import EpochSync
+from pybackend.core.words import show
+
+# Relative rounding errors of the sums, and the size below which a value is zero.
+_ROUNDING, _ZERO = 1e-4, 1e-6
+
+
+@dataclass(frozen=True)
+class Merges:
+    replica: Replica
+    exchange: GradientExchange
+    state: StepState
+    sync: EpochSync
+
+    def compare(
+        self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, where: str
+    ) -> dict[str, Any]:
+        """Merge the values after an epoch's first steps; return a verdict as that of `Judge`.
+
+        ``after`` has the values of the variables, which are others at the end, and ``logs`` what
+        the steps logged.
+        """
+        collective, logged = self.replica.collective, dict(logs or {})
+        metrics = self.state.list_metrics(self.exchange.shared_variables)
+        results = self.replica.model.get_metrics_result()
+        own = {
+            "rows": self.replica.batches.count_rows(),
+            # A train_step of a model's own may log other values by the name of a metric.
+            "others": [
+                name
+                for name, value in logged.items()
+                if name in results and not _is_close(value, results[name])
+            ],
+            "metrics": [after[key] for key in metrics],
+            "changes": [_change(variable, last) for variable, last in self.sync.list_merged()],
+        }
+        ranks = gather_values(collective, own)
+        merged = self.sync.merge_logs(logged, steps[-1])
+        self.sync.agree_on_statistics()
+        wrong = [] if collective.rank else self._find_wrong(ranks, metrics, merged)
+        wrong = broadcast_value(collective, wrong)
+        if not wrong:
+            return {}
+        listed = ", ".join(map(show, wrong))
+        error = f"in {where}, the workers' values of {listed} were merged wrongly"
+        return {"error": f"{error}. {OWN_FAULT}"}
+
+    def _find_wrong(
+        self, ranks: Sequence[Any], metrics: Sequence[int], merged: Mapping[str, Any]
+    ) -> list[str]:
+        wrong = []
+        rows, names = [one["rows"] for one in ranks], self.state.name_variables()
+        for n, (variable, last) in enumerate(self.sync.list_merged()):
+            mean = np.average([one["changes"][n] for one in ranks], axis=0, weights=rows)
+            if not _is_near(_change(variable, last), mean, last):
+                wrong.append(str(variable.path))
+        for n, key in enumerate(metrics):
+            values = [one["metrics"][n] for one in ranks]
+            total = np.sum([value.astype(np.float64) for value in values], axis=0)
+            if not _is_near(self.state.variables[key].numpy(), total, values[0]):
+                wrong.append(names.get(key, "a metric"))
+        others = {name for one in ranks for name in one["others"]}
+        # Results are compared with those of the merged variables: they may magnify rounding.
+        results = self.replica.model.get_metrics_result()
+        logged = set(results) & set(merged) - others
+        return wrong + [n for n in results if n in logged and not _is_close(merged[n], results[n])]
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    return bool(np.allclose(one, other, _ROUNDING, _ZERO, equal_nan=True))
+
+
+def _change(variable: Any, last: Any) -> Any:
+    return variable.numpy().astype(np.float64) - last
+
+
+def _is_near(found: Any, expected: Any, last: Any) -> bool:
+    """Return whether numbers are equal up to rounding, in the type of ``last``."""
+    if last.dtype.kind in "iub":
+        return bool(np.array_equal(found, expected))
+    # Half precision has 8 bits or more.
+    rounding = _ZERO if last.dtype.itemsize >= 4 else 2.0**-6
+    is_finite = np.isfinite(expected)
+    if not np.array_equal(is_finite, np.isfinite(found)):
+        return False
+    found, expected, last = (np.asarray(v, np.float64)[is_finite] for v in (found, expected, last))
+    size = np.linalg.norm(np.nan_to_num(last)) + np.linalg.norm(expected)
+    error = np.linalg.norm(found - expected)
+    return bool(error <= _ROUNDING * np.linalg.norm(expected) + rounding * size)

@@ -1,0 +1,1 @@
+"""State of a training run, and its checkpoints; start with `checkpointing`."""

@@ -1,0 +1,1 @@
+"""Elastic training; start with `generations`."""

@@ -1,0 +1,1 @@
+"""Exchange of gradients between workers; start with `gradient_exchange`."""
