@@ -1,12 +1,6 @@
 # Every check returns its value invisibly, so that it can be used where the value is needed.
 
-check_count <- function(
-  x,
-  min = 1L,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
+check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
   # A factor is made of integers, and is.numeric() is FALSE for it.
   fits <- is.numeric(x) && rlang::is_scalar_integerish(x, finite = TRUE)
   fits <- fits && x >= min && x <= .Machine$integer.max
@@ -38,13 +32,7 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   check_fits(x, fits, "a vector of strings", allow_null, arg, call)
 }
 
-check_one_of <- function(
-  x,
-  choices,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
+check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
   fits <- length(x) == 1L && x %in% choices
   expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
   check_fits(x, fits, expected, allow_null, arg, call)

@@ -33,10 +33,7 @@ encode_frame <- function(data, features, columns, arg, call) {
 check_encoded <- function(encode, features, call) {
   unused <- setdiff(names(encode), features)
   if (length(unused)) {
-    abort_input(
-      sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]),
-      call = call
-    )
+    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]), call = call)
   }
 }
 

@@ -81,13 +81,7 @@ NULL
 
 # `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is the result
 # of keep_model_fn().
-new_fit <- function(
-  result,
-  columns = list(),
-  settings = list(),
-  call = NULL,
-  kept = NULL
-) {
+new_fit <- function(result, columns = list(), settings = list(), call = NULL, kept = NULL) {
   fields <- result$to_dict()
   # The decoded model is stored in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())

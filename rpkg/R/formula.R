@@ -235,16 +235,13 @@ check_predictors <- function(predictors, call) {
 }
 
 formula_frame <- function(terms, data, arg, call) {
-  tryCatch(
-    stats::model.frame(terms, data, na.action = stats::na.pass),
-    error = function(error) {
-      abort_input(
-        sprintf("The formula cannot be applied to `%s`.", arg),
-        x = conditionMessage(error),
-        call = call
-      )
-    }
-  )
+  tryCatch(stats::model.frame(terms, data, na.action = stats::na.pass), error = function(error) {
+    abort_input(
+      sprintf("The formula cannot be applied to `%s`.", arg),
+      x = conditionMessage(error),
+      call = call
+    )
+  })
 }
 
 apply_formula <- function(preparation, data, arg, call, with_label, keeps_missing) {

@@ -311,16 +311,14 @@ complete_cases <- function(data, features, categories) {
 }
 
 warn_of_other_values <- function(name, value, values) {
-  rlang::warn(
-    c(
-      sprintf(
-        "No value of column \"%s\" is one of its categories (e.g. %s): no row gets a prediction.",
-        name,
-        encodeString(as.character(value), quote = "\"")
-      ),
-      i = sprintf("The categories are %s.", list_names(as.character(values)))
-    )
-  )
+  rlang::warn(c(
+    sprintf(
+      "No value of column \"%s\" is one of its categories (e.g. %s): no row gets a prediction.",
+      name,
+      encodeString(as.character(value), quote = "\"")
+    ),
+    i = sprintf("The categories are %s.", list_names(as.character(values)))
+  ))
 }
 
 # The positions, from 0, of a column's values among its categories.

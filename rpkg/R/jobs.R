@@ -154,14 +154,11 @@ own_part <- function(folder) file.path(folder, "fit.rds")
 read_own_part <- function(job) {
   path <- own_part(job$folder)
   if (file.exists(path)) {
-    tryCatch(
-      readRDS(path),
-      error = function(error) {
-        text <- sprintf("%s is damaged: %s.", path, conditionMessage(error))
-        advice <- "`pybackend.attach_job()` in Python reads the result without it."
-        abort_tfdist(c(text, i = advice), "tfdist_error_serialization", call = NULL)
-      }
-    )
+    tryCatch(readRDS(path), error = function(error) {
+      text <- sprintf("%s is damaged: %s.", path, conditionMessage(error))
+      advice <- "`pybackend.attach_job()` in Python reads the result without it."
+      abort_tfdist(c(text, i = advice), "tfdist_error_serialization", call = NULL)
+    })
   }
 }
 

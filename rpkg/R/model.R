@@ -283,10 +283,7 @@ as_python_model <- function(model, call, seed = NULL) {
   built <- model()
   if (!is_keras_model(built)) {
     abort_input(
-      sprintf(
-        "The `model` function must return a compiled Keras model, not %s.",
-        describe(built)
-      ),
+      sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
       i = if (is.null(built)) {
         "Its last line must be the model: `model$compile()` returns `NULL`."
       },

@@ -74,9 +74,7 @@ predict.tfdist_fit <- function(
   call <- rlang::current_env()
   columns <- list(features = features, tensors = tensors, categories = categories)
   if (inherits(newdata, "tbl_spark")) {
-    return(
-      predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call)
-    )
+    return(predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call))
   }
   check_only_tables(c(columns, list(runtime = runtime)))
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")

@@ -66,14 +66,7 @@ check_formula <- function(formula, given, call) {
 
 # Prepare the rows of a data frame as in the training. Without `with_label`, only the columns of the
 # features must exist. With `keeps_missing`, values that cannot be computed are NA.
-prepare_rows <- function(
-  preparation,
-  data,
-  arg,
-  call,
-  with_label = FALSE,
-  keeps_missing = FALSE
-) {
+prepare_rows <- function(preparation, data, arg, call, with_label = FALSE, keeps_missing = FALSE) {
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
   if (with_label) {
     # Otherwise a variable of this session with that name would be the label.

@@ -180,11 +180,7 @@ print.summary.tfdist_fit <- function(x, ...) {
     print(x$generations, row.names = FALSE, right = FALSE)
   }
   if (!is.null(x$straggler)) {
-    cat(sprintf(
-      "The others waited %.1f s for worker %d\n",
-      x$straggler$seconds,
-      x$straggler$rank
-    ))
+    cat(sprintf("The others waited %.1f s for worker %d\n", x$straggler$seconds, x$straggler$rank))
   }
   invisible(x)
 }

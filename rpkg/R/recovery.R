@@ -38,13 +38,7 @@ recovery <- new_maker("recovery")
 
 #' @rdname recovery
 #' @export
-load_checkpoint <- function(
-  uri,
-  ...,
-  model = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE
-) {
+load_checkpoint <- function(uri, ..., model = NULL, custom_objects = NULL, safe_mode = TRUE) {
   check_dots_empty(...)
   check_string(uri)
   if (!is.null(model)) {

@@ -31,12 +31,7 @@ tfdist_shape <- function(
   if (!is.data.frame(data)) {
     abort_expected(data, "a data frame", FALSE, "data", call)
   }
-  columns <- choose_columns(
-    named_columns(call),
-    formula,
-    data_options,
-    data
-  )
+  columns <- choose_columns(named_columns(call), formula, data_options, data)
   names <- check_frame(data, columns, "data", call)$feature_names
   counts <- if (is.list(names)) lapply(names, length) else length(names)
   structure(counts, feature_names = names)

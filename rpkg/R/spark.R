@@ -17,10 +17,7 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   check_open_connection(sc, kind, arg, call)
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
-      sprintf(
-        "`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.",
-        arg
-      ),
+      sprintf("`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.", arg),
       i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks.",
       call = call
     )

@@ -28,10 +28,7 @@ prepare_query <- function(rows, key, fit, call) {
   check_columns(used, colnames(rows), "table", "a feature of the training", call)
   found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
   check_prepared(as.data.frame(found), used, names, fit, call)
-  list(
-    sql = as.character(dbplyr::remote_query(prepare(rows, key))),
-    features = names
-  )
+  list(sql = as.character(dbplyr::remote_query(prepare(rows, key))), features = names)
 }
 
 # In the order of their computation; each may use those before it.

@@ -259,16 +259,13 @@ open_rows <- function(con, table, call) {
   }
   check_installed("dplyr", "A formula or a recipe in SQL", call)
   quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
-  tryCatch(
-    dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))),
-    error = function(error) {
-      abort_input(
-        sprintf("`table` cannot be read: %s.", quoted),
-        x = last_message(error),
-        call = call
-      )
-    }
-  )
+  tryCatch(dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))), error = function(error) {
+    abort_input(
+      sprintf("`table` cannot be read: %s.", quoted),
+      x = last_message(error),
+      call = call
+    )
+  })
 }
 
 column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)

@@ -185,12 +185,7 @@ trial_models <- function(f, is_sent, data, call) {
   names <- names(formals(args(f)))
   known <- setdiff(names, "...")
   needed <- required_arguments(f)
-  pybackend(call)$bridge$model_function(
-    building,
-    as.list(known),
-    as.list(needed),
-    "..." %in% names
-  )
+  pybackend(call)$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
 }
 
 as_python_noting <- function(f, call = caller_env()) {
