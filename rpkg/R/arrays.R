@@ -65,12 +65,9 @@ order_columns <- function(x, known, arg, call) {
   }
   absent <- setdiff(known, present)
   if (length(absent)) {
+    problem <- "The matrix `%s` has no column \"%s\", a feature of the training."
     abort_input(
-      sprintf(
-        "The matrix `%s` has no column \"%s\", a feature of the training.",
-        arg,
-        absent[[1L]]
-      ),
+      sprintf(problem, arg, absent[[1L]]),
       i = sprintf("Its columns are %s.", list_names(present)),
       i = "If they are in the order of the training, remove their names: `unname(x)`.",
       call = call

@@ -12,9 +12,8 @@ as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   if (length(bytes) > max_closure_bytes(call)) {
     abort_too_large(length(bytes), NULL, arg, call)
   }
-  backend <- pybackend(call)
   call_python(
-    backend$RFunction,
+    pybackend(call)$RFunction,
     bytes,
     packages = as.list(union(packages, variables$packages)),
     library_paths = as.list(.libPaths()),
@@ -145,26 +144,16 @@ check_no_python <- function(found, arg, call) {
     } else {
       "Create it inside the function."
     }
-    abort_input(
-      sprintf(
-        "`%s` uses `%s`, a Python or Spark object that exists only in this session.",
-        arg,
-        name
-      ),
-      i = hint,
-      call = call
-    )
+    problem <- "`%s` uses `%s`, a Python or Spark object that exists only in this session."
+    abort_input(sprintf(problem, arg, name), i = hint, call = call)
   }
 }
 
 # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
 abort_python_class <- function(class, arg, call) {
+  problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
   abort_input(
-    sprintf(
-      "`%s` uses the class `%s`, which exists only in this session: workers cannot get it.",
-      arg,
-      class$`__name__`
-    ),
+    sprintf(problem, arg, class$`__name__`),
     i = sprintf(
       "Define the class inside `%s`, or in a Python module that is installed on the workers.",
       arg
@@ -193,13 +182,9 @@ check_closure_size <- function(f, globals, extra, arg, call) {
 abort_too_large <- function(bytes, sizes, arg, call) {
   largest <- utils::head(sort(sizes[sizes > sum(sizes) / 100], decreasing = TRUE), 3L)
   named <- sprintf("`%s` (%s MB)", names(largest), format_mb(largest))
+  problem <- "`%s` would carry %s MB to every worker; at most %s MB are allowed."
   abort_input(
-    sprintf(
-      "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
-      arg,
-      format_mb(bytes),
-      format_mb(max_closure_bytes(call))
-    ),
+    sprintf(problem, arg, format_mb(bytes), format_mb(max_closure_bytes(call))),
     x = if (length(named)) {
       sprintf("The largest variables it captures are %s.", toString(named))
     } else {

@@ -71,12 +71,9 @@ with_named_fields <- function(present, named) {
 
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
+    problem <- "`%s` has no column other than the label %s."
     abort_input(
-      sprintf(
-        "`%s` has no column other than the label %s.",
-        arg,
-        list_names(unlist(columns$label))
-      ),
+      sprintf(problem, arg, list_names(unlist(columns$label))),
       i = "Add at least one feature column.",
       call = call
     )
@@ -102,11 +99,9 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
+    problem <- "`%s` describes columns, but `data` has no columns to which it applies."
     abort_input(
-      sprintf(
-        "`%s` describes columns, but `data` has no columns to which it applies.",
-        unused[[1L]]
-      ),
+      sprintf(problem, unused[[1L]]),
       i = paste(
         "It works with tables and files; `weight`, `categories` and `encode` also with data",
         "frames."

@@ -233,12 +233,9 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   used <- given[tabulate(data$y, length(given)) > 0L]
   unknown <- setdiff(used, trained)
   if (length(unknown)) {
+    problem <- "The label of `%s` has the value \"%s\", which the training did not have."
     abort_input(
-      sprintf(
-        "The label of `%s` has the value \"%s\", which the training did not have.",
-        arg,
-        unknown[[1L]]
-      ),
+      sprintf(problem, arg, unknown[[1L]]),
       x = sprintf("`%s`: %s.", arg, list_names(given)),
       x = sprintf(
         "The training: %s.",

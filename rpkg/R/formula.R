@@ -74,11 +74,9 @@ check_terms <- function(terms, weight, call) {
   is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
   groups <- Filter(is_group, variables)
   if (length(groups)) {
+    problem <- "`formula` has `%s`: random effects and groups are not supported."
     abort_input(
-      sprintf(
-        "`formula` has `%s`: random effects and groups are not supported.",
-        deparse_line(groups[[1L]])
-      ),
+      sprintf(problem, deparse_line(groups[[1L]])),
       i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`.",
       call = call
     )
@@ -183,11 +181,9 @@ check_by_row <- function(terms, data, predictors, call) {
     )))
     is_same <- \(name) has_same_rows(predictors[[name]], rows, some[[name]])
     for (name in Filter(Negate(is_same), names(predictors))) {
+      problem <- "`%s` in `formula` depends on all rows: for some of them alone, its values differ."
       abort_input(
-        sprintf(
-          "`%s` in `formula` depends on all rows: for some of them alone, its values differ.",
-          name
-        ),
+        sprintf(problem, name),
         i = "The prediction of a row would depend on the other rows.",
         i = "Compute the column first, or use `scale()`, `poly()` or a recipe: the fit stores it.",
         call = call

@@ -53,13 +53,9 @@ encode_features <- function(data, features, columns, arg, call) {
 check_matrix_order <- function(names, known, arg, call) {
   if (setequal(names, known) && !identical(names, known)) {
     first <- which(names != known)[[1L]]
+    problem <- "`%s` has \"%s\" where the training has \"%s\"."
     abort_input(
-      sprintf(
-        "`%s` has \"%s\" where the training has \"%s\".",
-        arg,
-        names[[first]],
-        known[[first]]
-      ),
+      sprintf(problem, arg, names[[first]], known[[first]]),
       i = "Put the columns of its matrix in the order of the training.",
       call = call
     )
@@ -328,14 +324,9 @@ category_codes <- function(data, name, values, arg, call) {
   codes <- match_values(column, values) - 1L
   if (anyNA(codes)) {
     row <- which(is.na(codes))[[1L]]
+    problem <- "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories."
     abort_input(
-      sprintf(
-        "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories.",
-        name,
-        arg,
-        encodeString(as.character(column[[row]]), quote = "\""),
-        row
-      ),
+      sprintf(problem, name, arg, encodeString(as.character(column[[row]]), quote = "\""), row),
       i = sprintf("The categories are %s.", list_names(as.character(values))),
       call = call
     )

@@ -21,8 +21,7 @@
 mnist <- function(path = NULL, limit = NULL) {
   check_string(path, allow_null = TRUE)
   limit <- check_count(limit, allow_null = TRUE)
-  backend <- pybackend()
-  found <- call_python(backend$mnist, path, limit = limit)
+  found <- call_python(pybackend()$mnist, path, limit = limit)
   digits <- list(
     x_train = found$x_train,
     y_train = as_plain_labels(found$y_train),

@@ -40,9 +40,8 @@ model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
-  backend <- pybackend()
   call_python(
-    backend$model_to_base64,
+    pybackend()$model_to_base64,
     as_python_model(model, rlang::current_env()),
     format = format,
     include_optimizer = include_optimizer
@@ -142,8 +141,14 @@ save_fit <- function(fit, path, call) {
     encode = null_if_empty(as.list(fit$encode))
   )
   changes <- Filter(Negate(is.null), changes)
-  backend <- pybackend(call)
-  call_python(backend$bridge$save_result, fit$record, fit$model_base64, path, changes, call = call)
+  call_python(
+    pybackend(call)$bridge$save_result,
+    fit$record,
+    fit$model_base64,
+    path,
+    changes,
+    call = call
+  )
 }
 
 # Write the trained file unchanged, or through Keras if the path has the other format.
@@ -169,9 +174,8 @@ write_fit <- function(fit, path, call) {
 }
 
 decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE, call) {
-  backend <- pybackend(call)
   call_python(
-    backend$model_from_base64,
+    pybackend(call)$model_from_base64,
     text,
     custom_objects = custom_objects,
     safe_mode = safe_mode,
@@ -196,9 +200,8 @@ decode_fit <- function(fit, call) {
     text <- fit$model_base64
     return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256, call = call))
   }
-  backend <- pybackend(call)
   call_python(
-    backend$bridge$read_model,
+    pybackend(call)$bridge$read_model,
     fit$model_uri,
     custom_objects = custom_objects,
     safe_mode = fit$safe_mode,
@@ -225,12 +228,9 @@ check_model <- function(
   }
   required <- required_arguments(model)
   if (length(required)) {
+    problem <- "`%s` must be a function without arguments, but `%s` is required."
     abort_input(
-      sprintf(
-        "`%s` must be a function without arguments, but `%s` is required.",
-        arg,
-        required[[1L]]
-      ),
+      sprintf(problem, arg, required[[1L]]),
       i = "Wrap it: `function() build(...)`.",
       call = call
     )
@@ -302,13 +302,9 @@ check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
 check_model_path <- function(path, endings, arg = caller_arg(path), call = caller_env()) {
   check_string(path, arg = arg, call = call)
   if (!grepl(sprintf("[.](%s)$", paste(endings, collapse = "|")), path)) {
+    problem <- "`%s` must end in %s, but is %s."
     abort_input(
-      sprintf(
-        "`%s` must end in %s, but is %s.",
-        arg,
-        paste0(".", endings, collapse = " or "),
-        describe(path)
-      ),
+      sprintf(problem, arg, paste0(".", endings, collapse = " or "), describe(path)),
       call = call
     )
   }

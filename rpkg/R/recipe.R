@@ -58,13 +58,9 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
     return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
   }
   if (!is.null(preparation$skipped)) {
+    problem <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
     abort_input(
-      sprintf(
-        "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`.",
-        preparation$skipped,
-        preparation$label,
-        arg
-      ),
+      sprintf(problem, preparation$skipped, preparation$label, arg),
       i = "Metrics of unchanged labels are not comparable: change the labels before the recipe.",
       call = call
     )

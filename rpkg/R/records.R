@@ -56,10 +56,9 @@ write_tfrecords <- function(
   partitions <- check_count(partitions, allow_null = TRUE)
 
   call <- rlang::current_env()
-  backend <- pybackend()
   write <- function(frame) {
     call_python(
-      backend$write_tfrecords,
+      pybackend()$write_tfrecords,
       frame,
       path,
       compression = compression,
@@ -84,9 +83,8 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   route <- check_spark(sc)
   path <- absolute_path(check_string(path))
 
-  backend <- pybackend()
   frame <- call_python(
-    backend$read_tfrecords,
+    pybackend()$read_tfrecords,
     open_session(route),
     path,
     tfrecord_spec = as_list_or_null(tfrecord_spec)

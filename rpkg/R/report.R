@@ -49,9 +49,8 @@ report_fit <- function(fit, path, title, call = caller_env()) {
 }
 
 report_failure <- function(error, path, title, call = caller_env()) {
-  backend <- pybackend(call)
   call_python(
-    backend$bridge$report_failure,
+    pybackend(call)$bridge$report_failure,
     rank = error$rank,
     host = error$host,
     exception_type = error$exception_type,

@@ -138,12 +138,9 @@ selection_helpers <- c(
 
 select_by_tidyselect <- function(quo, columns, arg, call) {
   if (is.null(columns)) {
+    problem <- "`%s = %s` selects columns, but the column names of `data` are not known."
     abort_input(
-      sprintf(
-        "`%s = %s` selects columns, but the column names of `data` are not known.",
-        arg,
-        rlang::as_label(quo)
-      ),
+      sprintf(problem, arg, rlang::as_label(quo)),
       i = "If `data` has columns, name them as strings.",
       call = call
     )

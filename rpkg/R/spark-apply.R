@@ -7,10 +7,9 @@ open_r_workers <- function(route, call = caller_env()) {
   if (route$kind != "sparklyr") {
     return(session)
   }
-  backend <- pybackend(call)
   sc <- route$sc
   python <- executor_python(the$applications[[application_id(sc)]])
-  backend$bridge$SparklyrWorkers(
+  pybackend(call)$bridge$SparklyrWorkers(
     session,
     function(view, archive, group, cores) run_workers(sc, view, archive, group, cores, python),
     function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))

@@ -9,14 +9,13 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, run
   columns <- table_columns(fit, colnames(table), columns, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
-  backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
   levels <- model_levels(model, fit$levels, call)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
-      backend$predict_spark,
+      pybackend(call)$predict_spark,
       model,
       frame,
       features = columns$features,

@@ -25,6 +25,12 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   list(kind = kind, sc = sc)
 }
 
+has_spark <- function(route) !route$kind %in% c("local", "launcher")
+
+place_without_spark <- function(route) {
+  if (route$kind == "local") "this machine without Spark" else "a launcher without Spark"
+}
+
 is_local <- function(sc) {
   rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
 }
@@ -101,9 +107,8 @@ attach_session <- function(sc, call = caller_env()) {
     the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
   }
   gateway <- the$applications[[application]]
-  backend <- pybackend(call)
   call_python(
-    backend$bridge$attach_spark,
+    pybackend(call)$bridge$attach_spark,
     port = gateway$port,
     secret = gateway$secret,
     spark_home = spark_home(sc),

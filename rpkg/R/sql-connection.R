@@ -61,15 +61,8 @@ find_dialect <- function(con, arg, call) {
     } else if (is.character(con)) {
       c(i = "Connect with `DBI::dbConnect()`.")
     }
-    abort_input(
-      sprintf(
-        "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
-        arg,
-        describe(con)
-      ),
-      hint,
-      call = call
-    )
+    problem <- "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s."
+    abort_input(sprintf(problem, arg, describe(con)), hint, call = call)
   }
   known[[1L]]
 }
