@@ -98,9 +98,8 @@ barrier_apply <- function(
 }
 
 check_worker_function <- function(f, arg = caller_arg(f), call = caller_env()) {
-  if (!is.function(f) || is_python(f) || is.primitive(f)) {
-    abort_expected(f, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
-  }
+  fits <- is.function(f) && !is_python(f) && !is.primitive(f)
+  check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
   if (length(formals(f)) == 0L) {
     abort_input(
       sprintf("`%s` must take an argument, the worker's context.", arg),
@@ -163,14 +162,4 @@ abort_apply_data <- function(data, arg, call) {
     "*" = "a sparklyr table, or a PySpark or pandas DataFrame.",
     call = call
   )
-}
-
-# Columns retain their type: doubles are not converted to float32, as those of features are.
-as_column_array <- function(x) {
-  if (is_python(x)) {
-    return(x)
-  }
-  dtype <- switch(typeof(x), integer = "int32", raw = "uint8", logical = "bool", "float64")
-  numpy <- reticulate::import("numpy", convert = FALSE)
-  numpy$ascontiguousarray(as_plain_array(x), dtype = dtype)
 }

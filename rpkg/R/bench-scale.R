@@ -97,10 +97,9 @@ check_train <- function(train, call = rlang::caller_env()) {
   if (rlang::is_string(train)) {
     return(invisible())
   }
-  if (!is.function(train) || is_python(train)) {
-    expected <- "a function that calls `barrier_train()`, or the path of a script"
-    abort_expected(train, expected, FALSE, "train", call)
-  }
+  fits <- is.function(train) && !is_python(train)
+  expected <- "a function that calls `barrier_train()`, or the path of a script"
+  check_fits(train, fits, expected, FALSE, "train", call)
   takes <- names(formals(args(train)))
   if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
     abort_input(

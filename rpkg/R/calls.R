@@ -148,8 +148,7 @@ check_arguments <- function(names, frame = caller_env()) {
   if (has_pybackend()) {
     plain <- lapply(plain, as_python_setting, call = frame)
     takes_elastic <- exists("validation_data", frame, inherits = FALSE)
-    check <- pybackend(frame)$bridge$check_options
-    call_python(check, plain, as.list(shown), takes_elastic, call = frame)
+    call_bridge("check_options", plain, as.list(shown), takes_elastic, call = frame)
   }
   values
 }
@@ -180,11 +179,7 @@ hint_observer <- function(x) {
 }
 
 check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x) || inherits(x, "python.builtin.dict")) {
-    return(invisible(x))
-  }
-  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
-    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
-  }
-  invisible(x)
+  is_dict <- inherits(x, "python.builtin.dict")
+  fits <- is_dict || (is.list(x) && !is_python(x) && rlang::is_named(x))
+  check_fits(x, fits, "a named list of Python classes or functions", TRUE, arg, call)
 }

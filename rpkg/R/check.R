@@ -45,13 +45,15 @@ check_fits <- function(x, fits, expected, allow_null, arg, call) {
   invisible(x)
 }
 
-check_installed <- function(package, why, call = caller_env()) {
-  if (!requireNamespace(package, quietly = TRUE)) {
-    abort_input(
-      sprintf("%s needs the R package %s, which is not installed.", why, package),
-      i = sprintf("Run `install.packages(\"%s\")`.", package),
-      call = call
-    )
+check_installed <- function(packages, why, call = caller_env()) {
+  for (package in packages) {
+    if (!requireNamespace(package, quietly = TRUE)) {
+      abort_input(
+        sprintf("%s needs the R package %s, which is not installed.", why, package),
+        i = sprintf("Run `install.packages(\"%s\")`.", package),
+        call = call
+      )
+    }
   }
 }
 

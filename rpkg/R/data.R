@@ -233,14 +233,12 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   used <- given[tabulate(data$y, length(given)) > 0L]
   unknown <- setdiff(used, trained)
   if (length(unknown)) {
+    known <- if (is.null(trained)) "not a factor" else list_names(trained)
     problem <- "The label of `%s` has the value \"%s\", which the training did not have."
     abort_input(
       sprintf(problem, arg, unknown[[1L]]),
       x = sprintf("`%s`: %s.", arg, list_names(given)),
-      x = sprintf(
-        "The training: %s.",
-        if (is.null(trained)) "not a factor" else list_names(trained)
-      ),
+      x = sprintf("The training: %s.", known),
       i = "Leave these rows out, or make a factor with the levels of the training.",
       call = call
     )
@@ -279,7 +277,7 @@ check_label_levels <- function(model, y, call) {
     return(invisible())
   }
   tryCatch(
-    call_python(pybackend(call)$bridge$check_levels, model, as.list(known), call = call),
+    call_bridge("check_levels", model, as.list(known), call = call),
     tfdist_error_input = function(error) {
       unused <- setdiff(known, as.character(y))
       if (!length(unused)) {

@@ -12,7 +12,10 @@ encode_frame <- function(data, features, columns, arg, call) {
   for (name in features) {
     check_characters(data[[name]], sprintf("%s$%s", arg, name), call)
   }
-  check_encoded(columns$encode, features, call)
+  unused <- setdiff(names(columns$encode), features)
+  if (length(unused)) {
+    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]), call = call)
+  }
   categories <- columns$categories
   encode <- list()
   for (name in features) {
@@ -21,20 +24,11 @@ encode_frame <- function(data, features, columns, arg, call) {
       next
     }
     encode[[name]] <- encoding
-    if (encoding == "text") {
-      next
+    if (encoding != "text" && is.null(categories[[name]])) {
+      categories[[name]] <- find_values(data[[name]], name, encoding, columns, arg, call)
     }
-    categories[[name]] <- categories[[name]] %||%
-      find_values(data[[name]], name, encoding, columns, arg, call)
   }
   list(categories = categories, encode = null_if_empty(encode))
-}
-
-check_encoded <- function(encode, features, call) {
-  unused <- setdiff(names(encode), features)
-  if (length(unused)) {
-    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]), call = call)
-  }
 }
 
 # Columns that form a text input by themselves.
@@ -171,6 +165,6 @@ narrow_columns <- function(columns, data) {
 check_inputs <- function(model, names, call) {
   if (!is.null(names)) {
     names <- if (is.list(names)) lapply(names, as.list) else as.list(names)
-    call_python(pybackend(call)$bridge$check_inputs, model, names, call = call)
+    call_bridge("check_inputs", model, names, call = call)
   }
 }

@@ -68,13 +68,7 @@ evaluate_in_session <- function(fit, data, batch_size, call) {
       call = call
     )
   }
-  figures <- call_python(
-    pybackend(call)$bridge$evaluate_rows,
-    model,
-    as_python_arrays(data),
-    batch_size,
-    call = call
-  )
+  figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size, call = call)
   figures <- plain_metrics(figures[order(names(figures) != "loss")])
   record_evaluation(figures)
   figures

@@ -27,8 +27,7 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_string(export_dir_base)
   call <- rlang::current_env()
   path <- path.expand(export_dir_base)
-  check <- pybackend(call)$bridge$check_writable
-  call_python(check, path, "export_dir_base", call = call)
+  call_bridge("check_writable", path, "export_dir_base", call = call)
   model <- fit_model(object, call)
   # TensorFlow writes generated code to temporary files. Within R, they are not removed when Python
   # ends, so use R's own temporary folder, which is removed with the session.
@@ -45,10 +44,8 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
 bundle.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
   if (!is.null(x$model_uri)) {
-    call <- rlang::current_env()
-    text <- call_python(pybackend(call)$bridge$read_model_text, x$model_uri, call = call)
+    x["model_base64"] <- list(call_bridge("read_model_text", x$model_uri))
     x["model_uri"] <- list(NULL)
-    x["model_base64"] <- list(text)
   }
   x["decoded"] <- list(new.env(parent = emptyenv()))
   situate <- bundle::situate_constr(function(object) {

@@ -151,29 +151,22 @@ generation_frame <- function(generations) {
 }
 
 restart_frame <- function(restarts) {
-  rows <- frame_of(
-    restarts,
-    list(time = NA_real_, lost = NA_character_, checkpoint = NA_character_)
-  )
-  rows$time <- .POSIXct(rows$time)
-  rows
+  frame_of(restarts, list(time = no_time, lost = NA_character_, checkpoint = NA_character_))
 }
 
 # A data frame from Python's records. `absent` has the values of absent fields, by column.
 frame_of <- function(records, absent) {
-  column <- function(none, name) vapply(records, function(one) one[[name]] %||% none, none)
+  column <- function(none, name) {
+    values <- vapply(records, function(one) one[[name]] %||% none, none)
+    if (inherits(none, "POSIXct")) .POSIXct(values) else values
+  }
   as.data.frame(Map(column, absent, names(absent)))
 }
 
+no_time <- .POSIXct(NA_real_)
+
 timeline_frame <- function(timeline) {
-  text <- function(field) vapply(timeline, function(one) one[[field]], "")
-  data.frame(
-    rank = vapply(timeline, function(one) as.integer(one$rank), 0L),
-    host = text("host"),
-    time = .POSIXct(vapply(timeline, function(one) as.double(one$time), 0)),
-    state = text("state"),
-    reason = text("reason")
-  )
+  frame_of(timeline, list(rank = NA_integer_, host = "", time = no_time, state = "", reason = ""))
 }
 
 plain_audit <- function(audit) {

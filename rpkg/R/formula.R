@@ -14,19 +14,19 @@ formula_columns <- function(formula, data, weight, options, call) {
     return(columns)
   }
   computed <- sprintf("`%s`", computed[[1L]])
-  check_can_prepare(
-    structure(list(computed = computed), class = "tfdist_formula"),
-    data,
-    "data",
-    call
-  )
-  check_formula_encoding(options$encode, computed, call)
+  unprepared <- structure(list(computed = computed), class = "tfdist_formula")
+  check_can_prepare(unprepared, data, "data", call)
+  if (!identical(options$encode, "one_hot")) {
+    abort_input(
+      sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
+      i = "Leave out `encode`: all text then becomes one-hot.",
+      call = call
+    )
+  }
   preparation <- prepare_formula(terms, data, computed, options$categories, call)
   options["categories"] <- list(NULL)
   columns <- column_spec(preparation$label, NULL, weight, options, call)
-  columns$formula <- formula
-  columns$preparation <- preparation
-  columns
+  c(columns, list(formula = formula, preparation = preparation))
 }
 
 # The terms of a formula, in which `.` stands for all columns except the label and the weight.
@@ -119,16 +119,6 @@ bare_name <- function(term) {
 computed_terms <- function(terms, features) attr(terms, "term.labels")[is.na(features)]
 
 deparse_line <- function(expr) paste(deparse(expr, width.cutoff = 500L), collapse = " ")
-
-check_formula_encoding <- function(encode, computed, call) {
-  if (!identical(encode, "one_hot")) {
-    abort_input(
-      sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
-      i = "Leave out `encode`: all text then becomes one-hot.",
-      call = call
-    )
-  }
-}
 
 # Values that come from the training data: `predvars`, as of poly() or scale(), and levels.
 prepare_formula <- function(terms, data, computed, categories, call) {

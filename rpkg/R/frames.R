@@ -254,14 +254,11 @@ frame_inputs <- function(data, features, categories = NULL, encode = NULL) {
     return(frame_matrix(data, features, categories, encode))
   }
   lapply(features, function(group) {
-    if (remains_text(group[[1L]], encode)) {
-      return(frame_matrix(data, group, categories, encode))
-    }
     matrix <- frame_matrix(data, group, categories, encode)
     is_whole <- function(name) {
       !is.null(categories[[name]]) || typeof(data[[name]]) %in% c("integer", "logical")
     }
-    if (all(vapply(group, is_whole, NA))) {
+    if (is.numeric(matrix) && all(vapply(group, is_whole, NA))) {
       storage.mode(matrix) <- "integer"
     }
     matrix

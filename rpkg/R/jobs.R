@@ -50,30 +50,25 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
   check_string(folder, allow_null = TRUE)
   callbacks <- check_callbacks(callbacks)
   call <- rlang::current_env()
-  job <- call_python(
-    pybackend(call)$attach_job,
-    id,
-    callbacks = as_python_callbacks(callbacks, call),
-    folder = jobs_folder(folder),
-    call = call
-  )
-  as_job(job)
+  callbacks <- as_python_callbacks(callbacks, call)
+  folder <- jobs_folder(folder)
+  attach <- pybackend(call)$attach_job
+  as_job(call_python(attach, id, callbacks = callbacks, folder = folder, call = call))
 }
 
 #' @rdname attach_job
 #' @export
 jobs <- function(folder = NULL) {
   check_string(folder, allow_null = TRUE)
-  call <- rlang::current_env()
-  found <- call_python(pybackend(call)$bridge$list_jobs, jobs_folder(folder), call = call)
+  found <- call_bridge("list_jobs", jobs_folder(folder))
   text <- NA_character_
   # An unreadable job has only an id, a status and a folder.
-  rows <- frame_of(
+  frame_of(
     found,
     list(
       id = text,
       status = text,
-      submitted = NA_real_,
+      submitted = no_time,
       host = text,
       where = text,
       workers = NA_integer_,
@@ -81,8 +76,6 @@ jobs <- function(folder = NULL) {
       folder = text
     )
   )
-  rows$submitted <- as.POSIXct(rows$submitted, origin = "1970-01-01")
-  rows
 }
 
 #' @export

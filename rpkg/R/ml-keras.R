@@ -147,10 +147,8 @@ add_stage <- function(x, stage) {
   if (inherits(x, "ml_pipeline") && length(sparklyr::ml_stages(x))) {
     stages <- list(x)
   }
-  if (!is_python(stage) && !inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))) {
-    expected <- "a stage of a pipeline"
-    abort_expected(stage, expected, FALSE, "stage", rlang::current_env())
-  }
+  fits <- is_python(stage) || inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))
+  check_fits(stage, fits, "a stage of a pipeline", FALSE, "stage", rlang::current_env())
   new_ml_pipeline(sc, c(stages, list(stage)))
 }
 
@@ -279,11 +277,9 @@ pipeline_connection <- function(x, call = caller_env()) {
   if (inherits(x, "tfdist_ml_pipeline")) {
     return(x$sc)
   }
-  known <- c("spark_connection", "ml_pipeline", "tbl_spark")
-  if (!inherits(x, known)) {
-    expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-    abort_expected(x, expected, FALSE, "x", call)
-  }
+  fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
+  expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
+  check_fits(x, fits, expected, FALSE, "x", call)
   sc <- sparklyr::spark_connection(x)
   check_pipeline_connection(sc, call)
   sc

@@ -61,9 +61,11 @@ model_from_base64 <- function(
   check_string(text)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
-  check_sha256(sha256)
+  is_digest <- rlang::is_string(sha256) && grepl("^[0-9a-fA-F]{64}$", sha256)
+  call <- rlang::current_env()
+  check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", TRUE, "sha256", call)
   check_flag(compile)
-  decode_model(text, custom_objects, safe_mode, sha256, compile, call = rlang::current_env())
+  decode_model(text, custom_objects, safe_mode, sha256, compile, call)
 }
 
 #' @rdname model_to_base64
@@ -82,7 +84,7 @@ write_model <- function(x, path) {
     save_fit(x, file, call)
   } else if (endsWith(path, ".onnx")) {
     model <- if (is_fit) fit_model(x, call) else x
-    call_python(pybackend(call)$bridge$write_onnx, model, file, call = call)
+    call_bridge("write_onnx", model, file, call = call)
   } else if (is_fit) {
     write_fit(x, file, call)
   } else {
@@ -99,13 +101,8 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
   call <- rlang::current_env()
-  found <- call_python(
-    pybackend(call)$bridge$load_result,
-    path.expand(path),
-    custom_objects,
-    safe_mode,
-    call = call
-  )
+  file <- path.expand(path)
+  found <- call_bridge("load_result", file, custom_objects, safe_mode, call = call)
   columns <- list(label = found$label, labels = null_if_empty(lapply(found$labels, plain_label)))
   options <- list(custom_objects = custom_objects, safe_mode = safe_mode)
   new_fit(found$result, columns, list(model_options = options))
@@ -141,14 +138,7 @@ save_fit <- function(fit, path, call) {
     encode = null_if_empty(as.list(fit$encode))
   )
   changes <- Filter(Negate(is.null), changes)
-  call_python(
-    pybackend(call)$bridge$save_result,
-    fit$record,
-    fit$model_base64,
-    path,
-    changes,
-    call = call
-  )
+  call_bridge("save_result", fit$record, fit$model_base64, path, changes, call = call)
 }
 
 # Write the trained file unchanged, or through Keras if the path has the other format.
@@ -162,14 +152,13 @@ write_fit <- function(fit, path, call) {
       call = call
     )
   }
-  backend <- pybackend(call)
+  save <- pybackend(call)$save_model
   if (!endsWith(path, paste0(".", format))) {
-    model <- fit_model(fit, call)
-    call_python(backend$save_model, model, path, include_optimizer = TRUE, call = call)
+    call_python(save, fit_model(fit, call), path, include_optimizer = TRUE, call = call)
   } else if (is.null(fit$model_uri)) {
-    call_python(backend$save_model, fit$model_base64, path, call = call)
+    call_python(save, fit$model_base64, path, call = call)
   } else {
-    call_python(backend$bridge$copy_model, fit$model_uri, path, call = call)
+    call_bridge("copy_model", fit$model_uri, path, call = call)
   }
 }
 
@@ -193,15 +182,15 @@ decode_fit <- function(fit, call) {
   }
   result <- .subset2(fit, "decoded")$result
   if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
-    return(call_python(pybackend(call)$bridge$model_of, result, call = call))
+    return(call_bridge("model_of", result, call = call))
   }
   custom_objects <- living_objects(fit$custom_objects)
   if (is.null(fit$model_uri)) {
     text <- fit$model_base64
     return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256, call = call))
   }
-  call_python(
-    pybackend(call)$bridge$read_model,
+  call_bridge(
+    "read_model",
     fit$model_uri,
     custom_objects = custom_objects,
     safe_mode = fit$safe_mode,
@@ -291,12 +280,6 @@ as_python_model <- function(model, call, seed = NULL) {
     )
   }
   built
-}
-
-check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is.null(x) && !(rlang::is_string(x) && grepl("^[0-9a-fA-F]{64}$", x))) {
-    abort_expected(x, "a string of 64 hexadecimal digits", TRUE, arg, call)
-  }
 }
 
 check_model_path <- function(path, endings, arg = caller_arg(path), call = caller_env()) {

@@ -64,7 +64,7 @@ spread_rows <- function(scores, complete) {
 
 # The names of a model's inputs that take strings; NULL if its inputs are not known.
 find_text_inputs <- function(model, call) {
-  call_python(pybackend(call)$bridge$find_text_inputs, model, call = call)
+  call_bridge("find_text_inputs", model, call = call)
 }
 
 encode_newdata <- function(newdata, model, on_missing, arg, call) {

@@ -50,12 +50,7 @@ train_mlp <- function(
   data <- x
   data[[label]] <- y
   rows <- check_frame(data, columns, "data", rlang::current_env())
-  layers <- list(
-    units = hidden_units,
-    activation = activation,
-    penalty = penalty,
-    dropout = dropout
-  )
+  layers <- mget(c("hidden_units", "activation", "penalty", "dropout"))
   model <- function() {
     build_mlp(length(rows$feature_names), layers, nlevels(rows$y), learn_rate)
   }
@@ -106,7 +101,7 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
   }
   model <- keras$Sequential()
   model$add(keras$Input(reticulate::tuple(as.integer(inputs))))
-  for (units in layers$units) {
+  for (units in layers$hidden_units) {
     shrink <- if (layers$penalty > 0) keras$regularizers$L2(layers$penalty)
     dense <- keras$layers$Dense(units, layers$activation, kernel_regularizer = shrink)
     model$add(dense)
@@ -114,11 +109,8 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
       model$add(keras$layers$Dropout(layers$dropout))
     }
   }
-  if (classes) {
-    model$add(keras$layers$Dense(classes, activation = "softmax"))
-  } else {
-    model$add(keras$layers$Dense(1L))
-  }
+  output <- if (classes) list(classes, activation = "softmax") else list(1L)
+  model$add(do.call(keras$layers$Dense, output))
   loss <- if (classes) "sparse_categorical_crossentropy" else "mean_squared_error"
   model$compile(optimizer = keras$optimizers$Adam(learn_rate), loss = loss)
   model

@@ -35,7 +35,9 @@ line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 
 # The values to draw, and with `smooth` their smooth line.
 plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
-  check_smooth(smooth, call = call)
+  fits <- rlang::is_bool(smooth) || (is_number(smooth) && smooth >= 0 && smooth < 1)
+  expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
+  check_fits(smooth, fits, expected, FALSE, "smooth", call)
   check_strings(metrics, allow_null = TRUE, call = call)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {
@@ -56,13 +58,6 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   history$data <- droplevels(history$data)
   history$line <- if (smooth) smooth_lines(history, smooth) else history$value
   history
-}
-
-check_smooth <- function(smooth, arg = caller_arg(smooth), call = caller_env()) {
-  if (!rlang::is_bool(smooth) && !(is_number(smooth) && smooth >= 0 && smooth < 1)) {
-    expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
-    abort_expected(smooth, expected, FALSE, arg, call)
-  }
 }
 
 smooth_lines <- function(history, smooth) {

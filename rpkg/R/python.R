@@ -218,6 +218,11 @@ call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   answer$value
 }
 
+# The same for a function of bridge.py.
+call_bridge <- function(name, ..., call = caller_env()) {
+  call_python(pybackend(call)$bridge[[name]], ..., call = call)
+}
+
 # The same in a separate process, for calls that must not start Python in this session.
 call_python_apart <- function(name, arguments, named, call = caller_env()) {
   config <- discover_python()

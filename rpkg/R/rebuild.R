@@ -49,7 +49,7 @@ is_rebuilt <- function(model) inherits(model, "tfdist_fit") && !is.null(.subset2
 rebuild_model <- function(fit, call) {
   attach_packages(fit$rebuilding$packages, call)
   model <- as_python_model(fit$model_fn, call)
-  call_python(pybackend(call)$bridge$restore_model, model, weights_of(fit, call), call = call)
+  call_bridge("restore_model", model, weights_of(fit, call), call = call)
 }
 
 attach_packages <- function(packages, call) {
@@ -73,7 +73,7 @@ build_with_weights <- function(fit, call) {
 weights_of <- function(fit, call) {
   text <- fit$model_base64
   if (!is.null(fit$model_uri)) {
-    text <- call_python(pybackend(call)$bridge$read_model_text, fit$model_uri, call = call)
+    text <- call_bridge("read_model_text", fit$model_uri, call = call)
   }
   known <- fit$rebuilding[c("inputs", "digest")]
   c(list(text = text, sha256 = fit$model_sha256), known)

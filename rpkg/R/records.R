@@ -49,13 +49,14 @@ write_tfrecords <- function(
   partitions = NULL
 ) {
   check_dots_empty(...)
-  check_written_table(tbl)
+  call <- rlang::current_env()
+  is_table <- inherits(tbl, "tbl_spark") || is_spark_frame(tbl)
+  check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame", FALSE, "tbl", call)
   path <- absolute_path(check_string(path))
   check_one_of(compression, c("gzip", "zlib"), allow_null = TRUE)
   check_flag(overwrite)
   partitions <- check_count(partitions, allow_null = TRUE)
 
-  call <- rlang::current_env()
   write <- function(frame) {
     call_python(
       pybackend()$write_tfrecords,
@@ -96,13 +97,6 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   name <- paste0("tfdist_records_", random_hex())
   frame$createOrReplaceTempView(name)
   dplyr::tbl(sc, name)
-}
-
-check_written_table <- function(tbl, arg = caller_arg(tbl), call = caller_env()) {
-  if (!inherits(tbl, "tbl_spark") && !is_spark_frame(tbl)) {
-    expected <- "a sparklyr table or a PySpark DataFrame"
-    abort_expected(tbl, expected, FALSE, arg, call)
-  }
 }
 
 check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {

@@ -48,7 +48,7 @@ read_columns <- function(data, options, call) {
   }
   spec <- options$tfrecord_spec
   path <- check_data_path(data, "data", call)
-  as.character(unlist(call_python(pybackend(call)$bridge$list_columns, path, spec, call = call)))
+  as.character(unlist(call_bridge("list_columns", path, spec, call = call)))
 }
 
 # One column, or, for a model of several outputs, a named list of one for each.

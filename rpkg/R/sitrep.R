@@ -186,7 +186,7 @@ gather_cluster <- function(route, sc, call = caller_env()) {
   }
   # "local[4]" has the number of workers; its session is NULL.
   session <- if (route$kind == "local") sc else open_session(route, call)
-  found <- call_python(pybackend(call)$bridge$probe, session, call = call)
+  found <- call_bridge("probe", session, call = call)
   list(
     workers = cluster_frame(found$workers),
     problems = as.character(unlist(found$problems)),
@@ -196,21 +196,9 @@ gather_cluster <- function(route, sc, call = caller_env()) {
 }
 
 cluster_frame <- function(workers) {
-  text <- NA_character_
-  rows <- frame_of(
-    workers,
-    list(
-      rank = NA_integer_,
-      host = text,
-      python = text,
-      python_version = text,
-      tensorflow = text,
-      keras = text,
-      r = text,
-      cores = NA_integer_,
-      memory_gb = NA_real_
-    )
-  )
+  text <- c("host", "python", "python_version", "tensorflow", "keras", "r")
+  absent <- c(list(rank = NA_integer_), rlang::rep_named(text, list(NA_character_)))
+  rows <- frame_of(workers, c(absent, list(cores = NA_integer_, memory_gb = NA_real_)))
   rows$gpus <- vapply(workers, function(worker) length(worker$gpus), 0L)
   cbind(rows, frame_of(workers, list(reaches = NA)))
 }

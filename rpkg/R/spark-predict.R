@@ -71,7 +71,7 @@ table_columns <- function(fit, present, given, call) {
 # A model may distinguish fewer classes than the label has levels, or none.
 model_levels <- function(model, levels, call) {
   if (length(levels)) {
-    known <- call_python(pybackend(call)$bridge$match_levels, model, as.list(levels), call = call)
+    known <- call_bridge("match_levels", model, as.list(levels), call = call)
     if (!is.null(known)) as.list(known)
   }
 }

@@ -107,8 +107,8 @@ attach_session <- function(sc, call = caller_env()) {
     the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
   }
   gateway <- the$applications[[application]]
-  call_python(
-    pybackend(call)$bridge$attach_spark,
+  call_bridge(
+    "attach_spark",
     port = gateway$port,
     secret = gateway$secret,
     spark_home = spark_home(sc),

@@ -3,8 +3,7 @@
 # A query of the rows of a table or query, with the key and the columns of the model's input:
 # `.feature_1`, `.feature_2`, ...
 prepare_query <- function(rows, key, fit, call) {
-  check_installed("dplyr", "A formula or a recipe in SQL", call)
-  check_installed("dbplyr", "A formula or a recipe in SQL", call)
+  check_installed(c("dplyr", "dbplyr"), "A formula or a recipe in SQL", call)
   features <- fit$features
   expressions <- as_sql_expressions(fit, call)
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)

@@ -96,13 +96,8 @@ deploy_model <- function(
   asked <- check_question(model, table, key, features, type, levels, call, con)
   given <- list(database, asked$model, name, table = asked$table, call = call)
   made <- do.call(call_python, c(list(pybackend(call)$deploy_model), given, asked$columns))
-  list(
-    name = made$name,
-    version = made$version,
-    view = made$view,
-    weights = made$weights,
-    difference = made$difference
-  )
+  fields <- c("name", "version", "view", "weights", "difference")
+  lapply(rlang::set_names(fields), function(field) made[[field]])
 }
 
 #' @rdname deploy_model
@@ -121,8 +116,7 @@ undeploy_model <- function(con, name, version = NULL) {
 #' @export
 augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   check_given()
-  check_installed("dplyr", "A query", rlang::current_env())
-  check_installed("dbplyr", "A query", rlang::current_env())
+  check_installed(c("dplyr", "dbplyr"), "A query")
   if (!inherits(x, "tbl_lazy")) {
     abort_input("`x` must be a table or query of dbplyr, such as `dplyr::tbl(con, \"rows\")`.")
   }
@@ -138,7 +132,7 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
     columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features))),
     call = call
   )
-  query <- do.call(call_python, c(list(pybackend(call)$bridge$augment), given, asked$columns))
+  query <- do.call(call_bridge, c(list("augment"), given, asked$columns))
   scored <- dplyr::tbl(con, dplyr::sql(query))
   dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
 }

@@ -50,10 +50,9 @@ augment.tfdist_fit <- function(x, new_data, ...) {
     return(stats::predict(x, new_data, ...))
   }
   check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
-  if (!is.data.frame(new_data)) {
-    expected <- "a data frame or a Spark table"
-    abort_expected(new_data, expected, FALSE, "new_data", rlang::current_env())
-  }
+  expected <- "a data frame or a Spark table"
+  is_frame <- is.data.frame(new_data)
+  check_fits(new_data, is_frame, expected, FALSE, "new_data", rlang::current_env())
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {
     abort_input(

@@ -102,9 +102,8 @@ board_folder <- function(x, call = caller_env()) {
     }
     return(x$tensorboard)
   }
-  if (!is.null(x) && !rlang::is_string(x)) {
-    abort_expected(x, "`NULL`, a `tfdist_fit` or a folder", FALSE, "x", call)
-  }
+  fits <- is.null(x) || rlang::is_string(x)
+  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", FALSE, "x", call)
   if (!is.null(x)) expand_path(x)
 }
 

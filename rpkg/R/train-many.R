@@ -137,11 +137,9 @@ check_trial_model <- function(model, model_fn, call = caller_env()) {
   }
   arg <- if (is.null(model)) "model_fn" else "model"
   f <- model %||% model_fn
-  if (!is.function(f) || is.primitive(f) || is_python(f)) {
-    expected <- "an R function whose arguments are the names in `grid`"
-    abort_expected(f, expected, FALSE, arg, call)
-  }
-  f
+  fits <- is.function(f) && !is.primitive(f) && !is_python(f)
+  expected <- "an R function whose arguments are the names in `grid`"
+  check_fits(f, fits, expected, FALSE, arg, call)
 }
 
 # A list of rows, or a list of lists of values, for Python.
@@ -189,11 +187,10 @@ trial_models <- function(f, is_sent, data, call) {
 }
 
 as_python_noting <- function(f, call = caller_env()) {
+  fits <- is.function(f) && !is_python(f)
+  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial", call)
   if (is.null(f)) {
     return(NULL)
-  }
-  if (!is.function(f) || is_python(f)) {
-    abort_expected(f, "an R function of a trial", TRUE, "on_trial", call)
   }
   function(trial) {
     within_python(f(pybackend()$bridge$describe_trial(trial)))
@@ -202,7 +199,7 @@ as_python_noting <- function(f, call = caller_env()) {
 }
 
 new_trials <- function(result, run, call) {
-  found <- call_python(pybackend(call)$bridge$describe_trials, result, call = call)
+  found <- call_bridge("describe_trials", result, call = call)
   names <- names(found$records[[1L]])
   columns <- lapply(names, function(name) {
     values <- lapply(found$records, function(record) record[[name]] %||% NA)
@@ -263,8 +260,7 @@ best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL)
       call = call
     )
   }
-  find <- pybackend(call)$bridge$find_trial
-  found <- call_python(find, run$result, trial, metric, mode, call = call)
+  found <- call_bridge("find_trial", run$result, trial, metric, mode, call = call)
   kept <- if (!is.null(run$kept)) {
     build <- run$kept
     arguments <- found$arguments
