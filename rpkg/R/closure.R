@@ -40,17 +40,12 @@ new_carrier <- function(f, globals, extra, pack) {
 find_variables <- function(f, arg, call) {
   found <- find_globals(f)
   for (g in list_functions(found$values)) {
-    inner <- find_globals(g)
-    found <- list(
-      values = c(found$values, inner$values),
-      where = c(found$where, inner$where),
-      packages = union(found$packages, inner$packages)
-    )
+    found <- Map(c, found, find_globals(g))
   }
   check_no_python(found$values, arg, call)
   in_workspace <- vapply(found$where, is_workspace, NA)
   used <- found$values[in_workspace]
-  left_out <- c(default_packages(), if (!"package:tfdist" %in% search()) "tfdist")
+  left_out <- c(default_packages, if (!"package:tfdist" %in% search()) "tfdist")
   list(
     globals = c(used, workspace_functions(except = names(used))),
     packages = setdiff(found$packages, left_out)
@@ -125,9 +120,7 @@ workspace_functions <- function(except) {
   lapply(functions, utils::removeSource)
 }
 
-default_packages <- function() {
-  c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
-}
+default_packages <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
 
 check_no_python <- function(found, arg, call) {
   is_pointer <- vapply(found, contains_python, NA)
@@ -151,15 +144,9 @@ check_no_python <- function(found, arg, call) {
 
 # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
 abort_python_class <- function(class, arg, call) {
+  advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
   problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
-  abort_input(
-    sprintf(problem, arg, class$`__name__`),
-    i = sprintf(
-      "Define the class inside `%s`, or in a Python module that is installed on the workers.",
-      arg
-    ),
-    call = call
-  )
+  abort_input(sprintf(problem, arg, class$`__name__`), i = sprintf(advice, arg), call = call)
 }
 
 contains_python <- function(x) {

@@ -71,15 +71,9 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   check_column_missing(column, name, arg, call)
   values <- column_values(column)
   if (encoding == "one_hot" && length(values) > most_one_hot) {
+    advice <- "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding."
     problem <- "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\"."
-    abort_input(
-      sprintf(problem, name, arg, length(values)),
-      i = sprintf(
-        "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding.",
-        name
-      ),
-      call = call
-    )
+    abort_input(sprintf(problem, name, arg, length(values)), i = sprintf(advice, name), call = call)
   }
   values
 }

@@ -166,7 +166,9 @@ frame_of <- function(records, absent) {
 no_time <- .POSIXct(NA_real_)
 
 timeline_frame <- function(timeline) {
-  frame_of(timeline, list(rank = NA_integer_, host = "", time = no_time, state = "", reason = ""))
+  rows <- frame_of(timeline, list(rank = 0, host = "", time = no_time, state = "", reason = ""))
+  rows$rank <- as.integer(rows$rank)
+  rows
 }
 
 plain_audit <- function(audit) {
@@ -212,11 +214,8 @@ number_epochs <- function(epochs_of) {
 # The epochs of each metric in the history, as a list.
 epochs_of <- function(fit) {
   in_validation <- startsWith(as.character(names(fit$history)), "val_")
-  Map(
-    function(values, data) fit$numbered[[data]] %||% seq_along(values),
-    fit$history,
-    ifelse(in_validation, "validation", "training")
-  )
+  number <- function(values, data) fit$numbered[[data]] %||% seq_along(values)
+  Map(number, fit$history, ifelse(in_validation, "validation", "training"))
 }
 
 worker_frame <- function(reports) {

@@ -162,13 +162,9 @@ check_by_row <- function(terms, data, predictors, call) {
   # The first or the last row may have the smallest value: also without these, and one row alone.
   spread <- function(from, to) unique(round(seq(from, to, length.out = 5L)))
   subsets <- list(spread(1, count), spread(0.3 * count, 0.7 * count), ceiling(0.6 * count))
+  terms <- stats::delete.response(terms)
   for (rows in subsets) {
-    some <- suppressWarnings(as.list(formula_frame(
-      stats::delete.response(terms),
-      data[rows, , drop = FALSE],
-      "data",
-      call
-    )))
+    some <- suppressWarnings(formula_frame(terms, data[rows, , drop = FALSE], "data", call))
     is_same <- \(name) has_same_rows(predictors[[name]], rows, some[[name]])
     for (name in Filter(Negate(is_same), names(predictors))) {
       problem <- "`%s` in `formula` depends on all rows: for some of them alone, its values differ."
@@ -194,11 +190,9 @@ has_same_rows <- function(whole, rows, some) {
 inform_variables <- function(names) {
   names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
   if (length(names)) {
+    shown <- toString(sprintf("`%s`", names))
     rlang::inform(c(
-      sprintf(
-        "`formula` uses %s of this session, which the fit does not store.",
-        toString(sprintf("`%s`", names))
-      ),
+      sprintf("`formula` uses %s of this session, which the fit does not store.", shown),
       i = "Predictions will use its value at that time. Write the value itself into the formula."
     ))
   }
@@ -247,12 +241,8 @@ apply_formula <- function(preparation, data, arg, call, with_label, keeps_missin
   }
   is_flag <- vapply(frame, is.logical, NA)
   frame[is_flag] <- lapply(frame[is_flag], as.integer)
-  contrasts <- lapply(preparation$levels, one_hot_contrasts)
-  matrix <- stats::model.matrix(
-    stats::delete.response(terms),
-    frame,
-    contrasts.arg = if (length(contrasts)) contrasts
-  )
+  contrasts <- null_if_empty(lapply(preparation$levels, one_hot_contrasts))
+  matrix <- stats::model.matrix(stats::delete.response(terms), frame, contrasts.arg = contrasts)
   columns <- setdiff(colnames(matrix), "(Intercept)")
   rows <- as.data.frame(matrix[, columns, drop = FALSE], optional = TRUE)
   if (with_label) {

@@ -197,12 +197,10 @@ advise_on_column <- function(name, column) {
 # haven's labelled columns have codes of categories: as numbers they would be ordered.
 check_not_labelled <- function(column, name, arg, call) {
   if (inherits(column, "haven_labelled")) {
+    advice <- "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`."
     abort_input(
       sprintf("Column \"%s\" of `%s` has codes with labels, of class haven_labelled.", name, arg),
-      i = sprintf(
-        "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`.",
-        name
-      ),
+      i = sprintf(advice, name),
       call = call
     )
   }
@@ -304,12 +302,10 @@ complete_cases <- function(data, features, categories) {
 }
 
 warn_of_other_values <- function(name, value, values) {
+  value <- encodeString(as.character(value), quote = "\"")
+  problem <- "No value of column \"%s\" is one of its categories (e.g. %s)"
   rlang::warn(c(
-    sprintf(
-      "No value of column \"%s\" is one of its categories (e.g. %s): no row gets a prediction.",
-      name,
-      encodeString(as.character(value), quote = "\"")
-    ),
+    sprintf(paste0(problem, ": no row gets a prediction."), name, value),
     i = sprintf("The categories are %s.", list_names(as.character(values)))
   ))
 }

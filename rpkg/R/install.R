@@ -65,10 +65,8 @@ inform_installed <- function(envname, path, extras) {
   )
   if (!identical(envname, "r-tfdist")) {
     python <- reticulate::virtualenv_python(envname)
-    next_steps <- c(
-      next_steps,
-      i = sprintf("Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`.", python)
-    )
+    step <- "Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`."
+    next_steps <- c(next_steps, i = sprintf(step, python))
   }
   spark <- Sys.glob(file.path(path, "lib", "python*", "site-packages", "pyspark"))
   if ("spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))) {

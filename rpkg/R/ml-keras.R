@@ -79,10 +79,8 @@ ml_keras <- take_options(
     check_installed("sparklyr", "A pipeline of Spark ML")
     sc <- pipeline_connection(x)
     check_model(model)
-    check_needs_no_r(
-      model,
-      "Train it further with `barrier_train()`, and predict with `predict()`."
-    )
+    advice <- "Train it further with `barrier_train()`, and predict with `predict()`."
+    check_needs_no_r(model, advice)
     columns <- list(
       featuresCol = check_string(features_col),
       labelCol = check_string(label_col),
@@ -103,18 +101,10 @@ ml_keras <- take_options(
     open_session(check_pipeline_connection(sc), call)
     names(settings)[names(settings) == "batch_size"] <- "batchSize"
     params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
-    stage <- do.call(
-      call_python,
-      c(
-        list(
-          pybackend_ml(call)$KerasEstimator,
-          as_python_model(model, call, settings$seed),
-          call = call
-        ),
-        list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE),
-        drop_null(params)
-      )
-    )
+    keras_model <- as_python_model(model, call, settings$seed)
+    given <- list(pybackend_ml(call)$KerasEstimator, keras_model, call = call)
+    loading <- list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE)
+    stage <- do.call(call_python, c(given, loading, drop_null(params)))
     if (inherits(x, "tbl_spark")) {
       return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
     }
@@ -125,11 +115,8 @@ ml_keras <- take_options(
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
 as_train_options <- function(options, call) {
-  is_default <- mapply(
-    function(value, default) isTRUE(all.equal(value, default)),
-    options,
-    option_defaults[names(options)]
-  )
+  is_equal <- function(value, default) isTRUE(all.equal(value, default))
+  is_default <- mapply(is_equal, options, option_defaults[names(options)])
   options <- options[!is_default]
   options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
   found <- drop_null(as_python_settings(options, call))
@@ -213,11 +200,8 @@ print.tfdist_ml_pipeline <- function(x, ...) print_stages("Pipeline", x)
 print.tfdist_ml_model <- function(x, ...) print_stages("Pipeline model", x)
 
 print_stages <- function(title, x) {
-  names <- vapply(
-    x$stages,
-    function(stage) if (is_python(stage)) stage$uid else sparklyr::ml_uid(stage),
-    ""
-  )
+  name_of <- function(stage) if (is_python(stage)) stage$uid else sparklyr::ml_uid(stage)
+  names <- vapply(x$stages, name_of, "")
   cat(sprintf("<%s with Keras>\n", title), sprintf("  %s\n", names), sep = "")
   invisible(x)
 }

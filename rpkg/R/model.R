@@ -40,12 +40,9 @@ model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
-  call_python(
-    pybackend()$model_to_base64,
-    as_python_model(model, rlang::current_env()),
-    format = format,
-    include_optimizer = include_optimizer
-  )
+  encode <- pybackend()$model_to_base64
+  model <- as_python_model(model, rlang::current_env())
+  call_python(encode, model, format = format, include_optimizer = include_optimizer)
 }
 
 #' @rdname model_to_base64

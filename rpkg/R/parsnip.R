@@ -122,31 +122,16 @@ register_engine <- function(...) {
   if ("tfdist" %in% engines$engine) {
     return(invisible())
   }
+  func <- c(pkg = "tfdist", fun = "train_mlp")
+  fit <- list(interface = "data.frame", protect = c("x", "y"), func = func, defaults = list())
+  # Nothing is done to the predictors before train_mlp() gets them.
+  nothing <- c("compute_intercept", "remove_intercept", "allow_sparse_x")
+  encoding <- c(list(predictor_indicators = "none"), rlang::rep_named(nothing, list(FALSE)))
   for (mode in c("classification", "regression")) {
     parsnip::set_model_engine("mlp", mode, "tfdist")
     parsnip::set_dependency("mlp", "tfdist", "tfdist", mode)
-    parsnip::set_fit(
-      "mlp",
-      mode,
-      "tfdist",
-      list(
-        interface = "data.frame",
-        protect = c("x", "y"),
-        func = c(pkg = "tfdist", fun = "train_mlp"),
-        defaults = list()
-      )
-    )
-    parsnip::set_encoding(
-      "mlp",
-      mode,
-      "tfdist",
-      list(
-        predictor_indicators = "none",
-        compute_intercept = FALSE,
-        remove_intercept = FALSE,
-        allow_sparse_x = FALSE
-      )
-    )
+    parsnip::set_fit("mlp", mode, "tfdist", fit)
+    parsnip::set_encoding("mlp", mode, "tfdist", encoding)
   }
   # Names of the arguments, and dials's functions with the values to try in tuning.
   arguments <- c("hidden_units", "penalty", "dropout", "epochs", "activation", "learn_rate")

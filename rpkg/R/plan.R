@@ -49,10 +49,8 @@ plan <- take_options(
 # The result of plan(), from Python's Plan.
 new_plan <- function(plan) {
   fields <- plan$to_dict()
-  fields$workers <- frame_of(
-    fields$workers,
-    list(rank = NA_integer_, role = "", place = "", rows = NA_integer_)
-  )
+  absent <- list(rank = NA_integer_, role = "", place = "", rows = NA_integer_)
+  fields$workers <- frame_of(fields$workers, absent)
   fields$later <- as.character(unlist(fields$later))
   structure(c(fields, list(text = plan$`__str__`())), class = "tfdist_plan")
 }

@@ -25,13 +25,8 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
     return(recipe_columns(formula, data, data_options, call))
   }
   weight <- select_columns(list(label = "label", weight = given$weight), data, data_options, call)
-  formula_columns(
-    formula,
-    data,
-    check_string(weight$weight, TRUE, "weight", call),
-    data_options,
-    call
-  )
+  weight <- check_string(weight$weight, TRUE, "weight", call)
+  formula_columns(formula, data, weight, data_options, call)
 }
 
 # A fit reads later data frames in the same way as those of its training.

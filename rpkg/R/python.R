@@ -159,15 +159,9 @@ warn_other_version <- function(python_version) {
   } else {
     "Install the R package of the same version as the Python package."
   }
+  problem <- "The Python package is version %s and the R package %s; they must be the same."
   rlang::warn(
-    c(
-      sprintf(
-        "The Python package is version %s and the R package %s; they must be the same.",
-        python_version,
-        own_version()
-      ),
-      i = advice
-    ),
+    c(sprintf(problem, python_version, own_version()), i = advice),
     class = "tfdist_warning_version"
   )
 }

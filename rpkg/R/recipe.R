@@ -25,10 +25,8 @@ recipe_columns <- function(recipe, data, options, call) {
   }
   skipped <- if (!is_prepped) find_skipped(recipe, data, label)
   recipe$template <- recipe$template[0L, ]
-  columns$preparation <- structure(
-    list(recipe = recipe, label = label, weight = weight, skipped = skipped),
-    class = "tfdist_recipe"
-  )
+  prepared <- list(recipe = recipe, label = label, weight = weight, skipped = skipped)
+  columns$preparation <- structure(prepared, class = "tfdist_recipe")
   columns
 }
 

@@ -84,12 +84,9 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   route <- check_spark(sc)
   path <- absolute_path(check_string(path))
 
-  frame <- call_python(
-    pybackend()$read_tfrecords,
-    open_session(route),
-    path,
-    tfrecord_spec = as_list_or_null(tfrecord_spec)
-  )
+  read <- pybackend()$read_tfrecords
+  spec <- as_list_or_null(tfrecord_spec)
+  frame <- call_python(read, open_session(route), path, tfrecord_spec = spec)
   if (route$kind == "python") {
     return(frame)
   }

@@ -35,14 +35,8 @@ apply_to_view <- function(sc, view, group, worker, columns, context, ...) {
   spark <- sparklyr::spark_context(sc)
   properties <- c("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
   before <- lapply(properties, function(name) sparklyr::invoke(spark, "getLocalProperty", name))
-  on.exit(
-    Map(
-      function(name, value) sparklyr::invoke(spark, "setLocalProperty", name, value),
-      properties,
-      before
-    ),
-    add = TRUE
-  )
+  restore <- function(name, value) sparklyr::invoke(spark, "setLocalProperty", name, value)
+  on.exit(Map(restore, properties, before), add = TRUE)
   sparklyr::invoke(spark, "setJobGroup", group, "tfdist training", TRUE)
   environment(worker) <- globalenv()
   # Given a table, spark_apply() would create another one and leave it behind; so give a DataFrame.

@@ -90,11 +90,8 @@ formula_expressions <- function(preparation, call) {
   terms <- stats::delete.response(preparation$terms)
   variables <- as.list(attr(terms, "predvars"))[-1L]
   labels <- rownames(attr(terms, "factors"))
-  parts <- Map(
-    function(expr, label) variable_columns(expr, label, preparation$levels[[label]], call),
-    variables,
-    labels
-  )
+  columns_of <- \(expr, label) variable_columns(expr, label, preparation$levels[[label]], call)
+  parts <- Map(columns_of, variables, labels)
   names(parts) <- labels
   columns <- lapply(colnames(attr(terms, "factors")), function(term) {
     Reduce(cross_columns, parts[attr(terms, "factors")[, term] > 0L])
@@ -298,13 +295,10 @@ check_prepared <- function(rows, used, names, fit, call) {
     bad <- which(missing != also | (!missing & !also & !same))
     if (length(bad)) {
       row <- bad[[1L]]
+      shown <- function(values) format(values[[row]], digits = 6L)
+      problem <- "The database computes %s for the feature \"%s\" where R computes %s."
       abort_input(
-        sprintf(
-          "The database computes %s for the feature \"%s\" where R computes %s.",
-          format(got[[row]], digits = 6L),
-          feature,
-          format(wanted[[row]], digits = 6L)
-        ),
+        sprintf(problem, shown(got), feature, shown(wanted)),
         x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
         i = "Compute the column in the database, and pass the columns' names as `features`.",
         call = call

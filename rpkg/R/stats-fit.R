@@ -105,42 +105,29 @@ use_formula <- "`formula(fit)` returns the formula, and `fit$features` the featu
 
 #' @exportS3Method stats::coef
 coef.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::confint
 confint.tfdist_fit <- function(object, parm, level = 0.95, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::vcov
 vcov.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::logLik
 logLik.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::AIC
 AIC.tfdist_fit <- function(object, ..., k = 2) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::BIC
 BIC.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::anova
 anova.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::weights
 weights.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::deviance
 deviance.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::sigma
 sigma.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::df.residual
 df.residual.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::terms
 terms.tfdist_fit <- function(x, ...) abort_no_method(use_formula)
-
 #' @exportS3Method stats::model.frame
 model.frame.tfdist_fit <- function(formula, ...) abort_no_method(use_formula)
-
 #' @exportS3Method stats::model.matrix
 model.matrix.tfdist_fit <- function(object, ...) abort_no_method(use_formula)

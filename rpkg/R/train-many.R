@@ -267,12 +267,10 @@ best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL)
     keep_builder(NULL, function() do.call(build, arguments), call)
   }
   settings <- run$settings
-  own <- intersect(names(found$arguments), names(settings))
-  settings[own] <- found$arguments[own]
-  make_fit(
-    found$result,
-    list(columns = run$columns, settings = settings, call = run$call, kept = kept)
-  )
+  tried <- intersect(names(found$arguments), names(settings))
+  settings[tried] <- found$arguments[tried]
+  own <- list(columns = run$columns, settings = settings, call = run$call, kept = kept)
+  make_fit(found$result, own)
 }
 
 #' @export

@@ -277,14 +277,7 @@ prepare_training <- function(options, frame = caller_env()) {
   }
   columns <- narrow_columns(columns, data)
   columns$labels <- describe_labels(data$y)
-  validation <- check_data(
-    args$validation_data,
-    columns,
-    route,
-    allow_null = TRUE,
-    arg = "validation_data",
-    call = frame
-  )
+  validation <- check_data(args$validation_data, columns, route, TRUE, "validation_data", frame)
   check_validation_split(settings$validation_split, data, validation, call = frame)
   validation <- match_levels(validation, label_levels(data), "validation_data", call = frame)
   check_has_columns(given, data, validation, call = frame)
@@ -357,13 +350,8 @@ run_training <- function(training, fn, ...) {
     do.call(call_python, arguments)
   }
   with_python_data(data, session, call = call, code = function(rows) {
-    with_python_data(
-      validation,
-      session,
-      function(validation_rows) train(rows, validation_rows),
-      arg = "validation_data",
-      call = call
-    )
+    train_on <- function(validation_rows) train(rows, validation_rows)
+    with_python_data(validation, session, train_on, "validation_data", call)
   })
 }
 
