@@ -303,9 +303,9 @@ complete_cases <- function(data, features, categories) {
 
 warn_of_other_values <- function(name, value, values) {
   value <- encodeString(as.character(value), quote = "\"")
-  problem <- "No value of column \"%s\" is one of its categories (e.g. %s)"
+  is_not <- sprintf("is one of its categories (e.g. %s): no row gets a prediction.", value)
   rlang::warn(c(
-    sprintf(paste0(problem, ": no row gets a prediction."), name, value),
+    sprintf("No value of column \"%s\" %s", name, is_not),
     i = sprintf("The categories are %s.", list_names(as.character(values)))
   ))
 }

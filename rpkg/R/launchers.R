@@ -64,8 +64,7 @@ hosts <- new_maker("hosts", "launcher")
 #'   that this machine uses to connect to the nodes.
 #' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
 #'
-#' @return An object for the `sc` argument. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit hosts return
 #' @export
 #' @examples
 #' slurm(partition = "gpu", time = "2:00:00", nodes = 2, gpus = 1)
@@ -100,8 +99,7 @@ slurm <- new_maker("slurm", "launcher")
 #' @param labels Additional labels for the Job, its pods and the Service, as a named vector.
 #' @param patience Seconds to wait until all pods are running. `NULL` (default): 600.
 #'
-#' @return An object for the `sc` argument. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit hosts return
 #' @export
 #' @examples
 #' kubernetes("registry/tf:1", cpus = 4, memory = "8Gi")

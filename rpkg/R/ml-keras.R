@@ -25,7 +25,6 @@ ml_options <- setdiff(
 #' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
 #' @param model A compiled Keras model, a [tfdist_fit], or an R function that takes no arguments and
 #'   returns a model. The function is called once, in this session.
-#' @param ... Must be empty: the arguments that follow must be named.
 #' @param features_col,label_col,prediction_col,probability_col,raw_prediction_col Names of columns,
 #'   as in sparklyr's classifiers.
 #' @param weight_col Column with the weight of each row in the loss, or `NULL`.

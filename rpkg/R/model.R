@@ -311,8 +311,7 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): none, or those of the fit if the model is a [tfdist_fit].
 #'
-#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit elastic return
 #' @export
 #' @examples
 #' model_options(uri = "/shared/models/digits.keras")

@@ -29,8 +29,7 @@ elastic <- new_maker("elastic")
 #'   `warmup_epochs` and `decay`; see the section on learning rates. The history records the rate of
 #'   each epoch's last step as `learning_rate`. `NULL` (default): the optimizer's rate.
 #'
-#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit elastic return
 #' @section Learning rates:
 #' With `scale_lr`, the rate of each step is the optimizer's own rate, as compiled or as set by
 #' callbacks, multiplied by a factor. With N workers, the factor is N for `"linear"` (Goyal et al.,
@@ -69,8 +68,7 @@ local_steps <- new_maker("local_steps")
 #' parameter servers are additional processes, as is a chief, which schedules the steps and holds
 #' the final model.
 #'
-#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit elastic return
 #' @export
 #' @examples
 #' parameter_server(servers = 2)
@@ -146,8 +144,7 @@ expand_path <- function(uri) if (grepl("://", uri, fixed = TRUE)) uri else path.
 #' resources raises an error before training starts. With Spark 4 on a cluster, the tasks that run
 #' the workers get these cores and GPUs; other tasks of the session keep theirs.
 #'
-#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
+#' @inherit elastic return
 #' @export
 #' @examples
 #' resources(cpus = 2, memory = "4GB")
