@@ -60,9 +60,8 @@ bench_scale <- function(
       abort_input("`project` needs at least two values in `workers`, e.g. `c(1, 2, 4)`.")
     }
   }
-  call <- rlang::current_env()
   result <- call_python(
-    pybackend(call)$bench_scale,
+    pybackend()$bench_scale,
     if (is.function(train)) python_train(train) else path.expand(train),
     as.list(workers),
     mode = mode,
@@ -70,15 +69,14 @@ bench_scale <- function(
     steps = steps,
     repeats = repeats,
     arguments = as.list(as.character(arguments)),
-    verbose = verbose,
-    call = call
+    verbose = verbose
   )
   measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
   class(measured) <- c("tfdist_scaling", class(measured))
   if (is.null(project)) {
     return(measured)
   }
-  projected <- call_python(result$project, project, call = call)$records
+  projected <- call_python(result$project, project)$records
   if (!length(projected)) {
     return(measured)
   }

@@ -38,7 +38,14 @@ check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x), ca
   check_fits(x, fits, expected, allow_null, arg, call)
 }
 
-check_fits <- function(x, fits, expected, allow_null, arg, call) {
+check_fits <- function(
+  x,
+  fits,
+  expected,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  call = caller_env()
+) {
   if (!fits && !(allow_null && is.null(x))) {
     abort_expected(x, expected, allow_null, arg, call)
   }

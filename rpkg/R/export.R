@@ -25,17 +25,16 @@ NULL
 export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_given()
   check_string(export_dir_base)
-  call <- rlang::current_env()
   path <- path.expand(export_dir_base)
-  call_bridge("check_writable", path, "export_dir_base", call = call)
-  model <- fit_model(object, call)
+  call_bridge("check_writable", path, "export_dir_base")
+  model <- fit_model(object)
   # TensorFlow writes generated code to temporary files. Within R, they are not removed when Python
   # ends, so use R's own temporary folder, which is removed with the session.
   tempfile <- reticulate::import("tempfile")
   before <- tempfile$tempdir
   tempfile$tempdir <- tempdir()
   on.exit(tempfile$tempdir <- before)
-  call_python(model$export, path, ..., verbose = FALSE, call = call)
+  call_python(model$export, path, ..., verbose = FALSE)
   invisible(object)
 }
 

@@ -134,7 +134,7 @@ add_stage <- function(x, stage) {
     stages <- list(x)
   }
   fits <- is_python(stage) || inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))
-  check_fits(stage, fits, "a stage of a pipeline", FALSE, "stage", rlang::current_env())
+  check_fits(stage, fits, "a stage of a pipeline")
   new_ml_pipeline(sc, c(stages, list(stage)))
 }
 
@@ -262,7 +262,7 @@ pipeline_connection <- function(x, call = caller_env()) {
   }
   fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
   expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-  check_fits(x, fits, expected, FALSE, "x", call)
+  check_fits(x, fits, expected, call = call)
   sc <- sparklyr::spark_connection(x)
   check_pipeline_connection(sc, call)
   sc

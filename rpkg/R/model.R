@@ -59,10 +59,9 @@ model_from_base64 <- function(
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
   is_digest <- rlang::is_string(sha256) && grepl("^[0-9a-fA-F]{64}$", sha256)
-  call <- rlang::current_env()
-  check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", TRUE, "sha256", call)
+  check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", allow_null = TRUE)
   check_flag(compile)
-  decode_model(text, custom_objects, safe_mode, sha256, compile, call)
+  decode_model(text, custom_objects, safe_mode, sha256, compile, rlang::current_env())
 }
 
 #' @rdname model_to_base64
@@ -97,9 +96,7 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
   check_string(path)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
-  call <- rlang::current_env()
-  file <- path.expand(path)
-  found <- call_bridge("load_result", file, custom_objects, safe_mode, call = call)
+  found <- call_bridge("load_result", path.expand(path), custom_objects, safe_mode)
   columns <- list(label = found$label, labels = null_if_empty(lapply(found$labels, plain_label)))
   options <- list(custom_objects = custom_objects, safe_mode = safe_mode)
   new_fit(found$result, columns, list(model_options = options))

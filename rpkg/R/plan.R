@@ -34,14 +34,13 @@ plan <- take_options(
     }
     check_dots_empty(...)
     fits <- rlang::is_bool(submit) || (rlang::is_string(submit) && nzchar(submit))
-    frame <- rlang::current_env()
-    check_fits(submit, fits, "`TRUE`, `FALSE` or one string", FALSE, "submit", frame)
+    check_fits(submit, fits, "`TRUE`, `FALSE` or one string")
     training <- prepare_training(barrier_train_options)
     if (!isFALSE(submit)) {
       share_address()
     }
     submit <- if (isTRUE(submit)) jobs_folder() %||% TRUE else submit
-    new_plan(run_training(training, pybackend(rlang::current_env())$plan, submit = submit))
+    new_plan(run_training(training, pybackend()$plan, submit = submit))
   },
   barrier_train_options
 )

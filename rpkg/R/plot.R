@@ -37,7 +37,7 @@ line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   fits <- rlang::is_bool(smooth) || (is_number(smooth) && smooth >= 0 && smooth < 1)
   expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
-  check_fits(smooth, fits, expected, FALSE, "smooth", call)
+  check_fits(smooth, fits, expected, call = call)
   check_strings(metrics, allow_null = TRUE, call = call)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {

@@ -125,7 +125,7 @@ tfdist_shape <- function(
 ) {
   check_dots_empty(...)
   call <- rlang::current_env()
-  check_fits(data, is.data.frame(data), "a data frame", FALSE, "data", call)
+  check_fits(data, is.data.frame(data), "a data frame")
   columns <- choose_columns(named_columns(call), formula, data_options, data)
   names <- check_frame(data, columns, "data", call)$feature_names
   counts <- if (is.list(names)) lapply(names, length) else length(names)

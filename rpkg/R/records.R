@@ -51,7 +51,7 @@ write_tfrecords <- function(
   check_dots_empty(...)
   call <- rlang::current_env()
   is_table <- inherits(tbl, "tbl_spark") || is_spark_frame(tbl)
-  check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame", FALSE, "tbl", call)
+  check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame")
   path <- absolute_path(check_string(path))
   check_one_of(compression, c("gzip", "zlib"), allow_null = TRUE)
   check_flag(overwrite)

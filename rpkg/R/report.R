@@ -27,9 +27,8 @@
 report <- function(x, path, ..., title = NULL) {
   check_dots_empty(...)
   is_failure <- inherits(x, "tfdist_error_worker_failed")
-  expected <- "a `tfdist_fit` or the error of a failed worker"
   fits <- is_failure || inherits(x, "tfdist_fit")
-  check_fits(x, fits, expected, FALSE, "x", rlang::current_env())
+  check_fits(x, fits, "a `tfdist_fit` or the error of a failed worker")
   check_model_path(path, c("html", "htm"))
   check_string(title, allow_null = TRUE)
   write <- if (is_failure) report_failure else report_fit

@@ -106,9 +106,8 @@ undeploy_model <- function(con, name, version = NULL) {
   check_given()
   check_string(name)
   version <- check_count(version, allow_null = TRUE)
-  call <- rlang::current_env()
-  database <- open_database(con, "con", call)
-  call_python(pybackend(call)$undeploy_model, database, name, version = version, call = call)
+  database <- open_database(con, "con", rlang::current_env())
+  call_python(pybackend()$undeploy_model, database, name, version = version)
   invisible(name)
 }
 

@@ -53,8 +53,7 @@ nobs.tfdist_fit <- function(object, ...) {
 formula.tfdist_fit <- function(x, ...) {
   x$formula %||%
     abort_input(
-      "This fit has no formula: none was passed, or it comes from a .json file, which has none.",
-      call = rlang::current_env()
+      "This fit has no formula: none was passed, or it comes from a .json file, which has none."
     )
 }
 

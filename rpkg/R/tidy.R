@@ -50,9 +50,7 @@ augment.tfdist_fit <- function(x, new_data, ...) {
     return(stats::predict(x, new_data, ...))
   }
   check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
-  expected <- "a data frame or a Spark table"
-  is_frame <- is.data.frame(new_data)
-  check_fits(new_data, is_frame, expected, FALSE, "new_data", rlang::current_env())
+  check_fits(new_data, is.data.frame(new_data), "a data frame or a Spark table")
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {
     abort_input(

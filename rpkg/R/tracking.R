@@ -103,7 +103,7 @@ board_folder <- function(x, call = caller_env()) {
     return(x$tensorboard)
   }
   fits <- is.null(x) || rlang::is_string(x)
-  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", FALSE, "x", call)
+  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", call = call)
   if (!is.null(x)) expand_path(x)
 }
 

@@ -248,23 +248,21 @@ best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL)
   check_dots_empty(...)
   trial <- check_count(trial, allow_null = TRUE)
   metric <- check_string(metric, allow_null = TRUE)
-  call <- rlang::current_env()
   if (!is.null(trial) && !is.null(c(metric, mode))) {
-    abort_input("Pass either the number of a `trial`, or `metric` and `mode`.", call = call)
+    abort_input("Pass either the number of a `trial`, or `metric` and `mode`.")
   }
   run <- attr(x, "run")
   if (is.null(run) || reticulate::py_is_null_xptr(run$result)) {
     abort_input(
       "The models of these trials do not exist any more.",
-      i = "They end with the session that trained them, and a part of the table has none.",
-      call = call
+      i = "They end with the session that trained them, and a part of the table has none."
     )
   }
-  found <- call_bridge("find_trial", run$result, trial, metric, mode, call = call)
+  found <- call_bridge("find_trial", run$result, trial, metric, mode)
   kept <- if (!is.null(run$kept)) {
     build <- run$kept
     arguments <- found$arguments
-    keep_builder(NULL, function() do.call(build, arguments), call)
+    keep_builder(NULL, function() do.call(build, arguments))
   }
   settings <- run$settings
   tried <- intersect(names(found$arguments), names(settings))

@@ -189,7 +189,6 @@
 barrier_train <- take_options(
   function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     training <- prepare_training(barrier_train_options)
     settings <- training$settings
     # Levels of text in a table or in files are known only to the workers.
@@ -200,7 +199,7 @@ barrier_train <- take_options(
       inform_levels(levels)
     }
     kept <- keep_builder(model, model_fn)
-    result <- run_training(training, pybackend(call)$barrier_train)
+    result <- run_training(training, pybackend()$barrier_train)
     fit <- make_fit(result, describe_training(training, match.call(), kept))
     if (informs && is.null(levels)) {
       inform_levels(fit$levels)
@@ -237,11 +236,10 @@ submit_training <- take_options(
   function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, folder = NULL) {
     check_dots_empty(...)
     check_string(folder, allow_null = TRUE)
-    call <- rlang::current_env()
     training <- prepare_training(barrier_train_options)
     kept <- keep_builder(model, model_fn)
     share_address()
-    job <- run_training(training, pybackend(call)$submit_training, folder = jobs_folder(folder))
+    job <- run_training(training, pybackend()$submit_training, folder = jobs_folder(folder))
     new_job(job, describe_training(training, match.call(), kept))
   },
   barrier_train_options
