@@ -193,16 +193,10 @@ decode_fit <- function(fit, call) {
   )
 }
 
-model_kinds <-
-  "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
+any_model <- "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
 
 # Check what barrier_train() accepts: a model, a fit, or a function that returns a model.
-check_model <- function(
-  model,
-  expected = model_kinds,
-  arg = caller_arg(model),
-  call = caller_env()
-) {
+check_model <- function(model, expected = any_model, arg = caller_arg(model), call = caller_env()) {
   if (is_python(model) || inherits(model, "tfdist_fit")) {
     return(check_model_object(model, arg, call))
   }

@@ -125,9 +125,8 @@ check_table_name <- function(table, con, call) {
 # Parts of a quoted name. NULL if it is not a name, or if there is no connection.
 unquote_table <- function(quoted, con) {
   quoted <- as.character(unclass(quoted))
-  if (
-    !length(quoted) || !inherits(con, "DBIConnection") || grepl("^\\s*(SELECT|WITH)\\s", quoted)
-  ) {
+  can_unquote <- length(quoted) && inherits(con, "DBIConnection")
+  if (!can_unquote || grepl("^\\s*(SELECT|WITH)\\s", quoted)) {
     return(NULL)
   }
   if (inherits(con, "spark_connection")) {

@@ -93,7 +93,7 @@ deploy_model <- function(
   call <- rlang::current_env()
   database <- open_database(con, "con", call)
   table <- check_table_name(table, con, call)
-  asked <- check_question(model, table, key, features, type, levels, call, con)
+  asked <- check_asked(model, table, key, features, type, levels, call, con)
   given <- list(database, asked$model, name, table = asked$table, call = call)
   made <- do.call(call_python, c(list(pybackend(call)$deploy_model), given, asked$columns))
   fields <- c("name", "version", "view", "weights", "difference")
@@ -123,7 +123,7 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   con <- dbplyr::remote_con(x)
   database <- open_database(con, "x", call)
   columns <- colnames(x)
-  asked <- check_question(model, list("rows"), columns, features, type, levels, call, rows = x)
+  asked <- check_asked(model, list("rows"), columns, features, type, levels, call, rows = x)
   given <- list(
     database,
     asked$model,
@@ -159,7 +159,7 @@ to_sql <- function(
   } else {
     dialect <- find_dialect(dialect, "dialect", call)
   }
-  asked <- check_question(model, table, key, features, type, levels, call, con)
+  asked <- check_asked(model, table, key, features, type, levels, call, con)
   given <- list(asked$model, dialect, table = asked$table, weights = weights, call = call)
   made <- do.call(call_python, c(list(pybackend(call)$to_sql), given, asked$columns))
   described <- pybackend(call)$bridge$describe_sql(made)
@@ -170,17 +170,7 @@ to_sql <- function(
 
 # The arguments that define the computation, as Python takes them. The computations of a formula or
 # a recipe become a query of `rows`, or of the connection's table.
-check_question <- function(
-  model,
-  table,
-  key,
-  features,
-  type,
-  levels,
-  call,
-  con = NULL,
-  rows = NULL
-) {
+check_asked <- function(model, table, key, features, type, levels, call, con = NULL, rows = NULL) {
   is_fit <- inherits(model, "tfdist_fit")
   prepared <- NULL
   if (!is_fit) {
