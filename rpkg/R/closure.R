@@ -160,10 +160,9 @@ check_closure_size <- function(f, globals, extra, arg, call) {
   # A missing argument has no size.
   size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
   sizes <- vapply(carried, size_of, 1)
-  if (sum(sizes) <= max_closure_bytes(call)) {
-    return(invisible())
+  if (sum(sizes) > max_closure_bytes(call)) {
+    abort_too_large(sum(sizes), sizes, arg, call)
   }
-  abort_too_large(sum(sizes), sizes, arg, call)
 }
 
 abort_too_large <- function(bytes, sizes, arg, call) {

@@ -79,11 +79,10 @@ abort_python <- function(error, call) {
 }
 
 traceback_tail <- function(traceback, lines = 6L) {
-  if (is.null(traceback)) {
-    return(NULL)
+  if (!is.null(traceback)) {
+    rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
+    paste(utils::tail(rows, lines), collapse = "\n")
   }
-  rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
-  paste(utils::tail(rows, lines), collapse = "\n")
 }
 
 # Programs and packages that a message of Python may begin with.

@@ -27,9 +27,12 @@ check_frame <- function(data, columns, arg, call) {
   of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
   check_matrix_order(unlist(coded$feature_names), unlist(columns$feature_names), arg, call)
   coded["categories"] <- list(c(coded$categories, of_labels))
-  weight <- frame_weight(data, columns$weight, arg, call)
+  weight <- columns$weight
+  if (!is.null(weight)) {
+    check_array(data[[weight]], sprintf("%s$%s", arg, weight), call)
+  }
   c(
-    list(kind = "arrays", y = y, sample_weight = weight),
+    list(kind = "arrays", y = y, sample_weight = if (!is.null(weight)) as.double(data[[weight]])),
     coded,
     list(arguments_used = c("weight", "categories", "encode"))
   )
@@ -118,14 +121,6 @@ check_frame_names <- function(data, arg, call) {
       call = call
     )
   }
-}
-
-frame_weight <- function(data, weight, arg, call) {
-  if (is.null(weight)) {
-    return(NULL)
-  }
-  check_array(data[[weight]], sprintf("%s$%s", arg, weight), call)
-  as.double(data[[weight]])
 }
 
 check_columns <- function(wanted, columns, arg, what, call) {

@@ -182,15 +182,32 @@ ml_transform.tfdist_ml_model <- function(x, dataset, ...) {
 #' @exportS3Method sparklyr::ml_predict
 ml_predict.tfdist_ml_model <- function(x, dataset, ...) sparklyr::ml_transform(x, dataset)
 
+# Python writes Spark ML's format. Stages of sparklyr are passed to it as files.
 #' @exportS3Method sparklyr::ml_save
 ml_save.tfdist_ml_pipeline <- function(x, path, overwrite = FALSE, ...) {
-  save_stages(x, path, overwrite, FALSE, rlang::current_env())
+  check_string(path)
+  check_flag(overwrite)
+  path <- absolute_path(path)
+  session <- open_session(check_pipeline_connection(x$sc))
+  part_path <- paste0(path, ".part-", random_hex())
+  on.exit(delete_from_spark(x$sc, part_path), add = TRUE)
+  parts <- lapply(seq_along(x$stages), function(place) {
+    stage <- x$stages[[place]]
+    if (is_python(stage)) {
+      return(stage)
+    }
+    saved <- paste0(part_path, "/", place)
+    suppressMessages(sparklyr::ml_save(stage, saved))
+    saved
+  })
+  stages <- pybackend_ml()$stages
+  is_fitted <- inherits(x, "tfdist_ml_model")
+  call_python(stages$save_stages, session, parts, path, overwrite, is_fitted)
+  invisible(NULL)
 }
 
 #' @exportS3Method sparklyr::ml_save
-ml_save.tfdist_ml_model <- function(x, path, overwrite = FALSE, ...) {
-  save_stages(x, path, overwrite, TRUE, rlang::current_env())
-}
+ml_save.tfdist_ml_model <- ml_save.tfdist_ml_pipeline
 
 #' @export
 print.tfdist_ml_pipeline <- function(x, ...) print_stages("Pipeline", x)
@@ -226,28 +243,6 @@ transform_by <- function(stages, dataset, session, call) {
     }
   }
   dataset
-}
-
-# Python writes Spark ML's format. Stages of sparklyr are passed to it as files.
-save_stages <- function(x, path, overwrite, is_fitted, call) {
-  check_string(path, call = call)
-  check_flag(overwrite, call = call)
-  path <- absolute_path(path)
-  session <- open_session(check_pipeline_connection(x$sc, call), call)
-  part_path <- paste0(path, ".part-", random_hex())
-  on.exit(delete_from_spark(x$sc, part_path), add = TRUE)
-  parts <- lapply(seq_along(x$stages), function(place) {
-    stage <- x$stages[[place]]
-    if (is_python(stage)) {
-      return(stage)
-    }
-    saved <- paste0(part_path, "/", place)
-    suppressMessages(sparklyr::ml_save(stage, saved))
-    saved
-  })
-  stages <- pybackend_ml(call)$stages
-  call_python(stages$save_stages, session, parts, path, overwrite, is_fitted, call = call)
-  invisible(NULL)
 }
 
 delete_from_spark <- function(sc, path) {

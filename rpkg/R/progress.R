@@ -153,12 +153,11 @@ describe_speed <- function(now, event, most = 20L) {
   first <- now$recent[[1L]]
   steps <- event$step - first$step
   seconds <- event$seconds - first$seconds
-  if (steps <= 0 || seconds <= 0) {
-    return(NULL)
+  if (steps > 0 && seconds > 0) {
+    left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
+    rows <- format_number(round((event$rows - first$rows) / seconds))
+    c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
   }
-  left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
-  rows <- format_number(round((event$rows - first$rows) / seconds))
-  c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
 }
 
 # As in Python: an estimate is in seconds or, from 100 s on, in minutes.

@@ -20,10 +20,7 @@ load_pybackend <- function(call = caller_env()) {
   # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {
     local_no_managed_python()
-    config <- discover_python()
-    if (is.null(config$required_module_path)) {
-      abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
-    }
+    find_pybackend(call)
   }
   tryCatch(
     {
@@ -75,6 +72,15 @@ discover_python <- function() {
     reticulate::py_discover_config("pybackend", use_environment = "r-tfdist"),
     error = function(error) list(problem = conditionMessage(error))
   )
+}
+
+# The Python that has pybackend, without starting it.
+find_pybackend <- function(call) {
+  config <- discover_python()
+  if (is.null(config$required_module_path)) {
+    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
+  }
+  config
 }
 
 running_python <- function() {
@@ -219,10 +225,7 @@ call_bridge <- function(name, ..., call = caller_env()) {
 
 # The same in a separate process, for calls that must not start Python in this session.
 call_python_apart <- function(name, arguments, named, call = caller_env()) {
-  config <- discover_python()
-  if (is.null(config$required_module_path)) {
-    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
-  }
+  config <- find_pybackend(call)
   request <- list(call = name, arguments = arguments, named = named)
   program <- "import sys; from pybackend.bridge import answer; print(answer(sys.stdin.read()))"
   output <- suppressWarnings(system2(

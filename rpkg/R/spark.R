@@ -6,8 +6,8 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (inherits(sc, "tfdist_launcher")) {
     return(list(kind = "launcher", sc = sc))
   }
-  if (is_python(sc)) {
-    return(check_python_session(sc, arg, call))
+  if (is_python(sc) && any(grepl("^pyspark\\..*SparkSession$", class(sc)))) {
+    return(list(kind = "python", sc = sc))
   }
   if (!inherits(sc, "spark_connection")) {
     abort_sc(sc, arg, call)
@@ -33,14 +33,6 @@ place_without_spark <- function(route) {
 
 is_local <- function(sc) {
   rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
-}
-
-check_python_session <- function(sc, arg, call) {
-  is_session <- grepl("^pyspark\\..*SparkSession$", class(sc))
-  if (!any(is_session)) {
-    abort_sc(sc, arg, call)
-  }
-  list(kind = "python", sc = sc)
 }
 
 check_open_connection <- function(sc, kind, arg, call) {

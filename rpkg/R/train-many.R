@@ -189,12 +189,11 @@ trial_models <- function(f, is_sent, data, call) {
 as_python_noting <- function(f, call = caller_env()) {
   fits <- is.function(f) && !is_python(f)
   check_fits(f, fits, "an R function of a trial", TRUE, "on_trial", call)
-  if (is.null(f)) {
-    return(NULL)
-  }
-  function(trial) {
-    within_python(f(pybackend()$bridge$describe_trial(trial)))
-    NULL
+  if (!is.null(f)) {
+    function(trial) {
+      within_python(f(pybackend()$bridge$describe_trial(trial)))
+      NULL
+    }
   }
 }
 
