@@ -294,16 +294,3 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
     )
   }
 }
-
-#' Options for a model's classes and its file
-#'
-#' Value for the `model_options` argument of [barrier_train()] and of other calls with a model.
-#'
-#' @param custom_objects Named list of Python classes and functions that the model needs in addition
-#'   to Keras's own. `NULL` (default): none, or those of the fit if the model is a [tfdist_fit].
-#'
-#' @inherit elastic return
-#' @export
-#' @examples
-#' model_options(uri = "/shared/models/digits.keras")
-model_options <- new_maker("model_options")
