@@ -73,22 +73,17 @@ bench_scale <- function(
   )
   measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
   class(measured) <- c("tfdist_scaling", class(measured))
-  if (is.null(project)) {
-    return(measured)
-  }
-  projected <- call_python(result$project, project)$records
+  projected <- if (!is.null(project)) call_python(result$project, project)$records
   if (!length(projected)) {
     return(measured)
   }
   projected <- cbind(scaling_frame(projected), is_projected = TRUE)
   columns <- union(names(measured), names(projected))
-  do.call(
-    rbind,
-    lapply(list(measured, projected), function(rows) {
-      rows[setdiff(columns, names(rows))] <- NA
-      rows[columns]
-    })
-  )
+  complete <- function(rows) {
+    rows[setdiff(columns, names(rows))] <- NA
+    rows[columns]
+  }
+  rbind(complete(measured), complete(projected))
 }
 
 check_train <- function(train, call = rlang::caller_env()) {

@@ -78,21 +78,20 @@ quote_for <- function(choices) if (is.character(choices)) "\"" else ""
 # Description of an unexpected value for an error: "the string \"two\"", "a list of 3".
 describe <- function(x) {
   if (missing(x)) {
-    return("missing")
+    "missing"
+  } else if (is.null(x)) {
+    "`NULL`"
+  } else if (is_python(x)) {
+    sprintf("a Python object of class %s", class(x)[[1L]])
+  } else if (is.function(x)) {
+    "a function"
+  } else if (is.object(x) || !is.atomic(x) || !is.null(dim(x))) {
+    describe_object(x)
+  } else if (length(x) == 1L) {
+    describe_scalar(x)
+  } else {
+    describe_vector(x)
   }
-  if (is.null(x)) {
-    return("`NULL`")
-  }
-  if (is_python(x)) {
-    return(sprintf("a Python object of class %s", class(x)[[1L]]))
-  }
-  if (is.function(x)) {
-    return("a function")
-  }
-  if (is.object(x) || !is.atomic(x) || !is.null(dim(x))) {
-    return(describe_object(x))
-  }
-  if (length(x) == 1L) describe_scalar(x) else describe_vector(x)
 }
 
 describe_object <- function(x) {

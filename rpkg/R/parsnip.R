@@ -46,7 +46,8 @@ train_mlp <- function(
   check_string(activation)
   check_positive(learn_rate)
   label <- ".outcome"
-  columns <- column_spec(label, names(x), NULL, data_options(encode = "one_hot"))
+  options <- data_options(encode = "one_hot")
+  columns <- column_spec(label, names(x), NULL, options)
   data <- x
   data[[label]] <- y
   rows <- check_frame(data, columns, "data", rlang::current_env())
@@ -61,7 +62,7 @@ train_mlp <- function(
       model,
       data,
       label = ".outcome",
-      data_options = data_options(encode = "one_hot"),
+      data_options = options,
       epochs = epochs,
       verbose = verbose,
       ...

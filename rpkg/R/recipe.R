@@ -77,10 +77,7 @@ plain_weights <- function(rows, weight) {
 
 run_recipe <- function(code, arg, call) {
   tryCatch(code, error = function(error) {
-    abort_input(
-      sprintf("The recipe cannot be applied to `%s`.", arg),
-      x = last_message(error),
-      call = call
-    )
+    problem <- sprintf("The recipe cannot be applied to `%s`.", arg)
+    abort_input(problem, x = last_message(error), call = call)
   })
 }
