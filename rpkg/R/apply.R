@@ -101,11 +101,9 @@ check_worker_function <- function(f, arg = caller_arg(f), call = caller_env()) {
   fits <- is.function(f) && !is_python(f) && !is.primitive(f)
   check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
   if (length(formals(f)) == 0L) {
-    abort_input(
-      sprintf("`%s` must take an argument, the worker's context.", arg),
-      i = "Write `function(ctx)`; `ctx$rank` is the number of the worker.",
-      call = call
-    )
+    problem <- sprintf("`%s` must take an argument, the worker's context.", arg)
+    advice <- "Write `function(ctx)`; `ctx$rank` is the number of the worker."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -140,11 +138,9 @@ check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_
     abort_apply_data(data, arg, call)
   }
   if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
-    abort_input(
-      sprintf("`%s` must have columns with unique names.", arg),
-      i = "Write `list(image = x, label = y)`, or pass a data frame.",
-      call = call
-    )
+    problem <- sprintf("`%s` must have columns with unique names.", arg)
+    advice <- "Write `list(image = x, label = y)`, or pass a data frame."
+    abort_input(problem, i = advice, call = call)
   }
   at <- rlang::set_names(paste0(arg, "$", names(data)), names(data))
   for (name in names(data)) {

@@ -103,25 +103,17 @@ complete_rows <- function(x) {
 
 check_array_type <- function(x, arg, call, label, text) {
   if (inherits(x, "integer64")) {
-    abort_input(
-      sprintf("`%s` contains 64-bit integers (integer64).", arg),
-      i = "Convert it with `as.integer()` or `as.numeric()`.",
-      call = call
-    )
+    problem <- sprintf("`%s` contains 64-bit integers (integer64).", arg)
+    abort_input(problem, i = "Convert it with `as.integer()` or `as.numeric()`.", call = call)
   }
   if (is.character(x) && label) {
-    abort_input(
-      sprintf("`%s` contains strings.", arg),
-      i = "Make it a factor: `factor(y)`.",
-      call = call
-    )
+    problem <- sprintf("`%s` contains strings.", arg)
+    abort_input(problem, i = "Make it a factor: `factor(y)`.", call = call)
   }
   if (text && is.character(x) && length(x) > count_rows(x)) {
-    abort_input(
-      sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x))),
-      i = "Strings are one per row: pass a list of arrays, one for each input of the model.",
-      call = call
-    )
+    problem <- sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x)))
+    advice <- "Strings are one per row: pass a list of arrays, one for each input of the model."
+    abort_input(problem, i = advice, call = call)
   }
   # is.numeric() is FALSE for factors, dates and times.
   fits <- is.numeric(x) || is.logical(x) || is.raw(x)
@@ -134,11 +126,8 @@ check_no_missing <- function(x, arg, call) {
   if (anyNA(x)) {
     at <- which(is.na(x))[[1L]]
     where <- if (is.null(dim(x))) at else paste(arrayInd(at, dim(x)), collapse = ", ")
-    abort_input(
-      sprintf("`%s` has missing values; the first is element [%s].", arg, where),
-      i = "Remove these rows, or fill in the values.",
-      call = call
-    )
+    problem <- sprintf("`%s` has missing values; the first is element [%s].", arg, where)
+    abort_input(problem, i = "Remove these rows, or fill in the values.", call = call)
   }
 }
 

@@ -56,19 +56,14 @@ check_kind <- function(value, name, shown, call) {
     abort_input(sprintf("`%s` must not be a vector of length 0.", shown), call = call)
   }
   if (inherits(value, "difftime")) {
-    abort_input(
-      sprintf("`%s` must not be a difftime.", shown),
-      i = "Pass a number in the unit of its help page, or text such as \"10min\".",
-      call = call
-    )
+    problem <- sprintf("`%s` must not be a difftime.", shown)
+    advice <- "Pass a number in the unit of its help page, or text such as \"10min\"."
+    abort_input(problem, i = advice, call = call)
   }
   maker <- if (name == "workers") "elastic" else name
   if (is.function(value) && maker %in% names(python_makers)) {
-    abort_input(
-      sprintf("`%s` must not be a function.", shown),
-      i = sprintf("Call it: `%s = %s(...)`.", shown, maker),
-      call = call
-    )
+    problem <- sprintf("`%s` must not be a function.", shown)
+    abort_input(problem, i = sprintf("Call it: `%s = %s(...)`.", shown, maker), call = call)
   }
 }
 

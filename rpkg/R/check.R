@@ -55,22 +55,16 @@ check_fits <- function(
 check_installed <- function(packages, why, call = caller_env()) {
   for (package in packages) {
     if (!requireNamespace(package, quietly = TRUE)) {
-      abort_input(
-        sprintf("%s needs the R package %s, which is not installed.", why, package),
-        i = sprintf("Run `install.packages(\"%s\")`.", package),
-        call = call
-      )
+      problem <- sprintf("%s needs the R package %s, which is not installed.", why, package)
+      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package), call = call)
     }
   }
 }
 
 abort_expected <- function(x, expected, allow_null, arg, call, hint = NULL) {
   null_or <- if (allow_null) "`NULL` or " else ""
-  abort_input(
-    sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)),
-    i = hint,
-    call = call
-  )
+  problem <- sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x))
+  abort_input(problem, i = hint, call = call)
 }
 
 quote_for <- function(choices) if (is.character(choices)) "\"" else ""
@@ -151,11 +145,8 @@ check_dots_empty <- function(..., call = caller_env()) {
   called <- name_called(call)
   if (!nzchar(name)) {
     value <- rlang::as_label(given[[1L]])
-    abort_input(
-      sprintf("%s got the unnamed argument %s.", called, value),
-      i = sprintf("Only %s may be unnamed.", list_positions(call)),
-      call = call
-    )
+    problem <- sprintf("%s got the unnamed argument %s.", called, value)
+    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(call)), call = call)
   }
   known <- names(formals(rlang::frame_fn(call)))
   instead <- find_instead(name, setdiff(known, "..."))

@@ -72,20 +72,15 @@ with_named_fields <- function(present, named) {
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
     problem <- "`%s` has no column other than the label %s."
-    abort_input(
-      sprintf(problem, arg, list_names(unlist(columns$label))),
-      i = "Add at least one feature column.",
-      call = call
-    )
+    problem <- sprintf(problem, arg, list_names(unlist(columns$label)))
+    abort_input(problem, i = "Add at least one feature column.", call = call)
   }
   for (part in c("label", "weight")) {
     both <- intersect(unlist(columns[[part]]), features)
     if (length(both)) {
-      abort_input(
-        sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part),
-        i = sprintf("Leave it out of `features`, or name another column as `%s`.", part),
-        call = call
-      )
+      problem <- sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part)
+      advice <- sprintf("Leave it out of `features`, or name another column as `%s`.", part)
+      abort_input(problem, i = advice, call = call)
     }
   }
 }

@@ -156,11 +156,9 @@ check_table <- function(data, columns, route, arg, call) {
 
 check_has_spark <- function(route, arg, call) {
   if (!has_spark(route)) {
-    abort_input(
-      sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route)),
-      i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table.",
-      call = call
-    )
+    problem <- sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route))
+    advice <- "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -189,11 +187,8 @@ check_data_path <- function(path, arg, call) {
   is_there <- file.exists(local) | lengths(lapply(local, Sys.glob)) > 0L
   absent <- path[is_here & !is_there]
   if (length(absent)) {
-    abort_input(
-      sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]]),
-      i = "Pass the path or URI of Parquet or TFRecord files.",
-      call = call
-    )
+    problem <- sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]])
+    abort_input(problem, i = "Pass the path or URI of Parquet or TFRecord files.", call = call)
   }
   if (length(absolute) == 1L) absolute else as.list(absolute)
 }

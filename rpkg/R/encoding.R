@@ -62,11 +62,9 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   }
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
-    abort_input(
-      sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column)),
-      i = "Text, factors and whole numbers can be encoded; other types need `categories`.",
-      call = call
-    )
+    problem <- sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column))
+    advice <- "Text, factors and whole numbers can be encoded; other types need `categories`."
+    abort_input(problem, i = advice, call = call)
   }
   check_column_missing(column, name, arg, call)
   values <- column_values(column)

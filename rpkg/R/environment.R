@@ -6,19 +6,15 @@ find_python <- function(python, call = caller_env()) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
     wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
-    abort_input(
-      sprintf("No %s was found on this machine.", wanted),
-      i = "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`.",
-      call = call
-    )
+    problem <- sprintf("No %s was found on this machine.", wanted)
+    advice <- "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
+    abort_input(problem, i = advice, call = call)
   }
   version <- version_of_python(found, call)
   if (version < "3.11" || version >= "3.14") {
-    abort_input(
-      sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version),
-      i = "Leave out `python` to use the newest of these on this machine.",
-      call = call
-    )
+    problem <- sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version)
+    advice <- "Leave out `python` to use the newest of these on this machine."
+    abort_input(problem, i = advice, call = call)
   }
   found
 }

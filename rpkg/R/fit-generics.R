@@ -64,11 +64,8 @@ evaluate.tfdist_fit <- function(
 evaluate_in_session <- function(fit, data, batch_size, call) {
   model <- fit_model(fit, call)
   if (!isTRUE(model$compiled)) {
-    abort_input(
-      "The model of this fit is not compiled.",
-      i = "Compile `fit$model`, and evaluate that.",
-      call = call
-    )
+    problem <- "The model of this fit is not compiled."
+    abort_input(problem, i = "Compile `fit$model`, and evaluate that.", call = call)
   }
   figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size, call = call)
   figures <- plain_metrics(figures[order(names(figures) != "loss")])
@@ -187,17 +184,13 @@ augment.tfdist_fit <- function(x, new_data, ...) {
   check_fits(new_data, is.data.frame(new_data), "a data frame or a Spark table")
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {
-    abort_input(
-      "`type = \"raw\"` gives an array, not columns.",
-      i = "Leave `type` out, or use \"class\" or \"prob\"."
-    )
+    problem <- "`type = \"raw\"` gives an array, not columns."
+    abort_input(problem, i = "Leave `type` out, or use \"class\" or \"prob\".")
   }
   taken <- intersect(names(predicted), names(new_data))
   if (length(taken)) {
-    abort_input(
-      sprintf("`new_data` has a column \"%s\" already.", taken[[1L]]),
-      i = "Rename or remove it."
-    )
+    problem <- sprintf("`new_data` has a column \"%s\" already.", taken[[1L]])
+    abort_input(problem, i = "Rename or remove it.")
   }
   as_rows(c(as.list(new_data), as.list(predicted)), nrow(predicted))
 }

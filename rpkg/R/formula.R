@@ -64,38 +64,29 @@ read_formula <- function(formula, data, weight, options, call) {
 
 check_terms <- function(terms, weight, call) {
   if (!is.null(attr(terms, "offset"))) {
-    abort_input(
-      "`formula` has an offset, which is not supported.",
-      i = "Make the column an input of the model, and add it there.",
-      call = call
-    )
+    problem <- "`formula` has an offset, which is not supported."
+    advice <- "Make the column an input of the model, and add it there."
+    abort_input(problem, i = advice, call = call)
   }
   variables <- as.list(attr(terms, "variables"))[-1L]
   is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
   groups <- Filter(is_group, variables)
   if (length(groups)) {
     problem <- "`formula` has `%s`: random effects and groups are not supported."
-    abort_input(
-      sprintf(problem, deparse_line(groups[[1L]])),
-      i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`.",
-      call = call
-    )
+    problem <- sprintf(problem, deparse_line(groups[[1L]]))
+    advice <- "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
+    abort_input(problem, i = advice, call = call)
   }
   is_contrast <- function(expr) is.call(expr) && deparse_line(expr[[1L]]) %in% c("C", "stats::C")
   if (any(vapply(variables, is_contrast, NA))) {
-    abort_input(
-      "`formula` sets contrasts, which are not used: each level of a factor has a column.",
-      i = "Use the column's name alone, or compute its columns with `model.matrix()` first.",
-      call = call
-    )
+    problem <- "`formula` sets contrasts, which are not used: each level of a factor has a column."
+    advice <- "Use the column's name alone, or compute its columns with `model.matrix()` first."
+    abort_input(problem, i = advice, call = call)
   }
   labels <- attr(terms, "term.labels")
   if (!length(labels)) {
-    abort_input(
-      "`formula` names no feature.",
-      i = "Name some on the right: `y ~ a + b`, or `y ~ .`",
-      call = call
-    )
+    problem <- "`formula` names no feature."
+    abort_input(problem, i = "Name some on the right: `y ~ a + b`, or `y ~ .`", call = call)
   }
   targets <- c(all.vars(attr(terms, "variables")[[2L]]), weight)
   both <- intersect(targets, all.vars(str2expression(labels)))
@@ -206,21 +197,16 @@ check_predictors <- function(predictors, call) {
   is_time <- vapply(predictors, inherits, NA, c("Date", "POSIXt", "difftime"))
   if (any(is_time)) {
     name <- names(predictors)[is_time][[1L]]
-    abort_input(
-      sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
-      i = sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name),
-      call = call
-    )
+    problem <- sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]])
+    advice <- sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name)
+    abort_input(problem, i = advice, call = call)
   }
 }
 
 formula_frame <- function(terms, data, arg, call) {
   tryCatch(stats::model.frame(terms, data, na.action = stats::na.pass), error = function(error) {
-    abort_input(
-      sprintf("The formula cannot be applied to `%s`.", arg),
-      x = conditionMessage(error),
-      call = call
-    )
+    problem <- sprintf("The formula cannot be applied to `%s`.", arg)
+    abort_input(problem, x = conditionMessage(error), call = call)
   })
 }
 

@@ -57,11 +57,9 @@ check_matrix_order <- function(names, known, arg, call) {
   if (setequal(names, known) && !identical(names, known)) {
     first <- which(names != known)[[1L]]
     problem <- "`%s` has \"%s\" where the training has \"%s\"."
-    abort_input(
-      sprintf(problem, arg, names[[first]], known[[first]]),
-      i = "Put the columns of its matrix in the order of the training.",
-      call = call
-    )
+    problem <- sprintf(problem, arg, names[[first]], known[[first]])
+    advice <- "Put the columns of its matrix in the order of the training."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -107,19 +105,13 @@ levels_of_labels <- function(y, label) {
 check_frame_names <- function(data, arg, call) {
   names <- rlang::names2(data)
   if (!all(nzchar(names))) {
-    abort_input(
-      sprintf("Column %d of `%s` has no name.", match("", names), arg),
-      i = "Name it, or leave it out.",
-      call = call
-    )
+    problem <- sprintf("Column %d of `%s` has no name.", match("", names), arg)
+    abort_input(problem, i = "Name it, or leave it out.", call = call)
   }
   twice <- names[duplicated(names)]
   if (length(twice)) {
-    abort_input(
-      sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]]),
-      i = "Rename one, or leave it out.",
-      call = call
-    )
+    problem <- sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]])
+    abort_input(problem, i = "Rename one, or leave it out.", call = call)
   }
 }
 
@@ -208,11 +200,8 @@ check_finite <- function(data, features, arg, call) {
     if (is.double(column) && !is.finite(sum(column))) {
       row <- (which(is.infinite(column))[1L] - 1L) %% NROW(column) + 1L
       if (!is.na(row)) {
-        abort_input(
-          sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row),
-          i = "Remove these rows, or replace the values.",
-          call = call
-        )
+        problem <- sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row)
+        abort_input(problem, i = "Remove these rows, or replace the values.", call = call)
       }
     }
   }
@@ -222,11 +211,8 @@ check_column_missing <- function(column, name, arg, call) {
   if (anyNA(column)) {
     # In a matrix column, the index of an element runs down the rows.
     row <- (which(is.na(column))[[1L]] - 1L) %% NROW(column) + 1L
-    abort_input(
-      sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row),
-      i = "Remove these rows, or fill in the values.",
-      call = call
-    )
+    problem <- sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row)
+    abort_input(problem, i = "Remove these rows, or fill in the values.", call = call)
   }
 }
 

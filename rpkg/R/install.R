@@ -94,11 +94,8 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
     } else {
       "does not exist"
     }
-    abort_input(
-      sprintf("`%s` %s: %s.", arg, problem, source),
-      i = "Leave it out to install the copy inside the R package.",
-      call = call
-    )
+    problem <- sprintf("`%s` %s: %s.", arg, problem, source)
+    abort_input(problem, i = "Leave it out to install the copy inside the R package.", call = call)
   }
 }
 

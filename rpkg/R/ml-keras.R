@@ -266,11 +266,9 @@ pipeline_connection <- function(x, call = caller_env()) {
 check_pipeline_connection <- function(sc, call = caller_env()) {
   route <- check_sc(sc, "sc", call)
   if (route$kind != "sparklyr") {
-    abort_input(
-      "Pipelines with Keras need a connection of sparklyr itself.",
-      i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`.",
-      call = call
-    )
+    problem <- "Pipelines with Keras need a connection of sparklyr itself."
+    advice <- "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
+    abort_input(problem, i = advice, call = call)
   }
   check_installed("dplyr", "A Spark table", call)
   route

@@ -114,11 +114,8 @@ plain_label <- function(label) {
 # Save a whole fit, including what only R knows of its columns.
 save_fit <- function(fit, path, call) {
   if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
-    abort_input(
-      "This fit contains R code, which a .json file cannot store.",
-      i = "Use `saveRDS()`, which saves all of it for R.",
-      call = call
-    )
+    problem <- "This fit contains R code, which a .json file cannot store."
+    abort_input(problem, i = "Use `saveRDS()`, which saves all of it for R.", call = call)
   }
   as_json_list <- function(x) if (is.character(x)) as.list(x) else x
   named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
@@ -140,11 +137,9 @@ write_fit <- function(fit, path, call) {
   format <- fit$model_format
   is_weights <- identical(format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
-    abort_input(
-      "Keras cannot write this model as a whole: the fit has only its weights.",
-      i = "Name the file *.weights.h5, and load it with `model$load_weights()`.",
-      call = call
-    )
+    problem <- "Keras cannot write this model as a whole: the fit has only its weights."
+    advice <- "Name the file *.weights.h5, and load it with `model$load_weights()`."
+    abort_input(problem, i = advice, call = call)
   }
   save <- pybackend(call)$save_model
   if (!endsWith(path, paste0(".", format))) {
@@ -206,11 +201,8 @@ check_model <- function(model, expected = any_model, arg = caller_arg(model), ca
   required <- required_arguments(model)
   if (length(required)) {
     problem <- "`%s` must be a function without arguments, but `%s` is required."
-    abort_input(
-      sprintf(problem, arg, required[[1L]]),
-      i = "Wrap it: `function() build(...)`.",
-      call = call
-    )
+    problem <- sprintf(problem, arg, required[[1L]])
+    abort_input(problem, i = "Wrap it: `function() build(...)`.", call = call)
   }
 }
 
@@ -226,11 +218,8 @@ abort_no_model <- function(model, expected, arg, call) {
     reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
     sprintf("Load the file: `%s(\"%s\")`.", reader, model)
   }
-  abort_input(
-    sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)),
-    i = advice,
-    call = call
-  )
+  problem <- sprintf("`%s` must be %s, not %s.", arg, expected, describe(model))
+  abort_input(problem, i = advice, call = call)
 }
 
 is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)
@@ -281,11 +270,8 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
   }
   folder <- dirname(path.expand(path))
   if (!dir.exists(folder)) {
-    abort_input(
-      sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
-      i = "Create it with `dir.create()`.",
-      call = call
-    )
+    problem <- sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path))
+    abort_input(problem, i = "Create it with `dir.create()`.", call = call)
   }
   if (file.access(folder, 2L) != 0L) {
     abort_input(

@@ -79,11 +79,8 @@ check_engine_arguments <- function(given, call = caller_env()) {
   if (length(unknown)) {
     others <- sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
     advice <- find_instead(unknown[[1L]], known, others)
-    abort_input(
-      sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]),
-      i = advice,
-      call = call
-    )
+    problem <- sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]])
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -95,10 +92,8 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
     error = function(error) FALSE
   )
   if (!is_known) {
-    abort_input(
-      sprintf("Keras has no activation \"%s\".", layers$activation),
-      i = "Use for example \"relu\", \"tanh\" or \"gelu\"."
-    )
+    problem <- sprintf("Keras has no activation \"%s\".", layers$activation)
+    abort_input(problem, i = "Use for example \"relu\", \"tanh\" or \"gelu\".")
   }
   model <- keras$Sequential()
   model$add(keras$Input(reticulate::tuple(as.integer(inputs))))

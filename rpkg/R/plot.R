@@ -46,11 +46,8 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   known <- levels(history$metric)
   unknown <- setdiff(metrics, known)
   if (length(unknown)) {
-    abort_input(
-      sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]]),
-      i = sprintf("The metrics are %s.", list_names(known)),
-      call = call
-    )
+    problem <- sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]])
+    abort_input(problem, i = sprintf("The metrics are %s.", list_names(known)), call = call)
   }
   shown <- unique(metrics) %||% known
   history <- history[history$metric %in% shown, ]

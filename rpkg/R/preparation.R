@@ -9,11 +9,8 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
   check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options", call)
   check_no_database(data, "data", call)
   if (inherits(data, "recipe")) {
-    abort_input(
-      "`data` is a recipe.",
-      i = "Write `barrier_train(sc, model, data_frame, recipe)`.",
-      call = call
-    )
+    problem <- "`data` is a recipe."
+    abort_input(problem, i = "Write `barrier_train(sc, model, data_frame, recipe)`.", call = call)
   }
   if (is.null(formula)) {
     given$label <- given$label %||% "label"
@@ -32,11 +29,8 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
 # A fit reads later data frames in the same way as those of its training.
 check_no_formula <- function(formula, is_fit, call = caller_env()) {
   if (is_fit && !is.null(formula)) {
-    abort_input(
-      "`model` is a fit, which knows its columns, so `formula` must be left out.",
-      i = "To choose others, pass its model: `fit$model`.",
-      call = call
-    )
+    problem <- "`model` is a fit, which knows its columns, so `formula` must be left out."
+    abort_input(problem, i = "To choose others, pass its model: `fit$model`.", call = call)
   }
 }
 
@@ -51,11 +45,8 @@ check_formula <- function(formula, given, call) {
   if (length(unused)) {
     what <- if (is_recipe) "The recipe" else "`formula`"
     role <- if (is_recipe) ", by their roles" else ""
-    abort_input(
-      sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]]),
-      i = sprintf("Choose the columns in one of the two%s.", role),
-      call = call
-    )
+    problem <- sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]])
+    abort_input(problem, i = sprintf("Choose the columns in one of the two%s.", role), call = call)
   }
 }
 

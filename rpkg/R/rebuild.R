@@ -91,10 +91,7 @@ as_sent_model <- function(model, call, seed = NULL) {
 # Reject models that need R where Spark's own tasks use the model: they cannot run R.
 check_needs_no_r <- function(model, instead, call = caller_env()) {
   if (is_rebuilt(model)) {
-    abort_input(
-      "Spark's own tasks cannot use this model: parts of it are R functions or classes.",
-      i = instead,
-      call = call
-    )
+    problem <- "Spark's own tasks cannot use this model: parts of it are R functions or classes."
+    abort_input(problem, i = instead, call = call)
   }
 }

@@ -11,11 +11,8 @@ recipe_columns <- function(recipe, data, options, call) {
   role_of <- function(role) roles$variable[roles$role %in% role]
   label <- role_of("outcome")
   if (length(label) != 1L) {
-    abort_input(
-      sprintf("The recipe has %d outcomes, but the model needs one label.", length(label)),
-      i = "Name it in the recipe: `recipe(y ~ ., data)`.",
-      call = call
-    )
+    problem <- sprintf("The recipe has %d outcomes, but the model needs one label.", length(label))
+    abort_input(problem, i = "Name it in the recipe: `recipe(y ~ ., data)`.", call = call)
   }
   weight <- null_if_empty(role_of("case_weights"))
   columns <- column_spec(label, role_of("predictor"), weight, options, call)
@@ -57,11 +54,9 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
   }
   if (!is.null(preparation$skipped)) {
     problem <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
-    abort_input(
-      sprintf(problem, preparation$skipped, preparation$label, arg),
-      i = "Metrics of unchanged labels are not comparable: change the labels before the recipe.",
-      call = call
-    )
+    problem <- sprintf(problem, preparation$skipped, preparation$label, arg)
+    advice <- "Metrics of unchanged labels are not comparable: change the labels before the recipe."
+    abort_input(problem, i = advice, call = call)
   }
   rows <- run_recipe(recipes::bake(recipe, data), arg, call)
   plain_weights(rows, preparation$weight)

@@ -99,11 +99,9 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
 check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   route <- check_sc(sc, arg, call)
   if (!has_spark(route)) {
-    abort_input(
-      sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route)),
-      i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`.",
-      call = call
-    )
+    problem <- sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route))
+    advice <- "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
+    abort_input(problem, i = advice, call = call)
   }
   if (route$kind != "python") {
     check_installed("dplyr", "A Spark table", call)

@@ -99,11 +99,9 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
   names <- read()
   found <- select_by_tidyselect(quo, names, arg, call)
   if (!length(found)) {
-    abort_input(
-      sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo)),
-      i = sprintf("Its columns are %s.", list_names(column_names(names))),
-      call = call
-    )
+    problem <- sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo))
+    advice <- sprintf("Its columns are %s.", list_names(column_names(names)))
+    abort_input(problem, i = advice, call = call)
   }
   setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
 }
@@ -139,11 +137,8 @@ selection_helpers <- c(
 select_by_tidyselect <- function(quo, columns, arg, call) {
   if (is.null(columns)) {
     problem <- "`%s = %s` selects columns, but the column names of `data` are not known."
-    abort_input(
-      sprintf(problem, arg, rlang::as_label(quo)),
-      i = "If `data` has columns, name them as strings.",
-      call = call
-    )
+    problem <- sprintf(problem, arg, rlang::as_label(quo))
+    abort_input(problem, i = "If `data` has columns, name them as strings.", call = call)
   }
   names <- column_names(columns)
   data <- if (is.data.frame(columns)) columns else rlang::set_names(as.list(names), names)

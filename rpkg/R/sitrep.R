@@ -178,11 +178,9 @@ print_verdict <- function(report) {
 # Check every slot with a short barrier job. Problems are returned, not raised.
 gather_cluster <- function(route, sc, call = caller_env()) {
   if (route$kind == "launcher") {
-    abort_input(
-      "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark.",
-      i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks.",
-      call = call
-    )
+    problem <- "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark."
+    advice <- "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks."
+    abort_input(problem, i = advice, call = call)
   }
   # "local[4]" has the number of workers; its session is NULL.
   session <- if (route$kind == "local") sc else open_session(route, call)

@@ -41,11 +41,9 @@ check_sql_names <- function(names, call) {
   apostrophes <- lengths(regmatches(names, gregexpr("'", names, fixed = TRUE)))
   odd <- names[apostrophes %% 2L == 1L | grepl("${", names, fixed = TRUE)]
   if (length(odd)) {
-    abort_input(
-      sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]),
-      i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training.",
-      call = call
-    )
+    problem <- sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]])
+    advice <- "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -79,10 +77,7 @@ model_levels <- function(model, levels, call) {
 check_only_tables <- function(columns, call = caller_env()) {
   given <- names(Filter(Negate(is.null), columns))
   if (length(given)) {
-    abort_input(
-      sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]]),
-      i = sprintf("Leave out `%s`.", given[[1L]]),
-      call = call
-    )
+    problem <- sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]])
+    abort_input(problem, i = sprintf("Leave out `%s`.", given[[1L]]), call = call)
   }
 }

@@ -7,11 +7,8 @@ open_database <- function(con, arg, call) {
   check_installed("DBI", "A database", call)
   # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
-    abort_input(
-      sprintf("The connection of `%s` is not open.", arg),
-      i = "Connect again with `DBI::dbConnect()`.",
-      call = call
-    )
+    problem <- sprintf("The connection of `%s` is not open.", arg)
+    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.", call = call)
   }
   if (dialect == "sqlite") {
     load_functions(con)
@@ -104,11 +101,9 @@ check_table_name <- function(table, con, call) {
     quoted <- dbplyr::remote_table(table)
     parts <- unquote_table(quoted, dbplyr::remote_con(table))
     if (is.null(parts)) {
-      abort_input(
-        "`table` is a query, not a table of the database.",
-        i = "Create a view of it, or add predictions to it with `augment_sql()`.",
-        call = call
-      )
+      problem <- "`table` is a query, not a table of the database."
+      advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
+      abort_input(problem, i = advice, call = call)
     }
     return(parts)
   }

@@ -38,11 +38,9 @@ as_sql_expressions <- function(fit, call) {
   }
   expressions <- formula_expressions(preparation, call)
   if (!identical(names(expressions), as.character(fit$features))) {
-    abort_input(
-      "The formula's columns cannot be computed in SQL.",
-      i = "Compute them in the database, and pass their names as `features`.",
-      call = call
-    )
+    problem <- "The formula's columns cannot be computed in SQL."
+    advice <- "Compute them in the database, and pass their names as `features`."
+    abort_input(problem, i = advice, call = call)
   }
   expressions
 }
@@ -264,11 +262,9 @@ as_sql_call <- function(expr, call) {
 abort_not_sql <- function(expr, call) {
   # Without the numbers that the training has fixed.
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
-  abort_input(
-    sprintf("`%s` of the formula cannot be translated to SQL.", shown),
-    i = "Compute its column in the database, and pass the columns' names as `features`.",
-    call = call
-  )
+  problem <- sprintf("`%s` of the formula cannot be translated to SQL.", shown)
+  advice <- "Compute its column in the database, and pass the columns' names as `features`."
+  abort_input(problem, i = advice, call = call)
 }
 
 # Check on some rows of the database that it computes the same as R.

@@ -186,11 +186,8 @@ check_asked <- function(model, table, key, features, type, levels, call, con = N
       prepared <- prepare_query(rows, key, model, call)
     }
     if (any(names(model$tensors) %in% unlist(model$features))) {
-      abort_input(
-        "`features` is needed: training read columns with `tensors`, which SQL cannot.",
-        i = "Pass a column of arrays of numbers.",
-        call = call
-      )
+      problem <- "`features` is needed: training read columns with `tensors`, which SQL cannot."
+      abort_input(problem, i = "Pass a column of arrays of numbers.", call = call)
     }
     features <- model$features
     categories <- model$categories[names(model$categories) %in% unlist(features)]
@@ -243,11 +240,8 @@ open_rows <- function(con, table, call) {
   check_installed("dplyr", "A formula or a recipe in SQL", call)
   quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
   tryCatch(dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))), error = function(error) {
-    abort_input(
-      sprintf("`table` cannot be read: %s.", quoted),
-      x = last_message(error),
-      call = call
-    )
+    problem <- sprintf("`table` cannot be read: %s.", quoted)
+    abort_input(problem, x = last_message(error), call = call)
   })
 }
 

@@ -78,11 +78,8 @@ numeric_labels <- function(fit, data, call) {
     abort_expected(data, "a data frame with one label, or `list(x, y)`", FALSE, "data", call)
   }
   if (!is.numeric(labels)) {
-    abort_input(
-      sprintf("Residuals need numeric labels, but the label is %s.", describe(labels)),
-      i = "`predict()` returns classes and probabilities.",
-      call = call
-    )
+    problem <- sprintf("Residuals need numeric labels, but the label is %s.", describe(labels))
+    abort_input(problem, i = "`predict()` returns classes and probabilities.", call = call)
   }
   labels
 }
@@ -90,11 +87,8 @@ numeric_labels <- function(fit, data, call) {
 # The defaults of stats read elements that a fit does not have.
 abort_no_method <- function(instead, call = caller_env()) {
   generic <- name_called(call)
-  abort_input(
-    sprintf("There is no applicable method of %s for a tfdist_fit.", generic),
-    i = instead,
-    call = call
-  )
+  problem <- sprintf("There is no applicable method of %s for a tfdist_fit.", generic)
+  abort_input(problem, i = instead, call = call)
 }
 
 use_likelihood <- "A fit has no likelihood. Compare fits by `evaluate()` on validation rows."

@@ -90,10 +90,8 @@ join_workers <- function(addresses, index, secret_file = NULL) {
   index <- check_count(index, min = 0L)
   check_string(secret_file, allow_null = TRUE)
   if (!is.null(secret_file) && !file.exists(secret_file)) {
-    abort_input(
-      sprintf("`secret_file` does not exist: %s.", secret_file),
-      i = "The command `tfdist secret` creates one."
-    )
+    problem <- sprintf("`secret_file` does not exist: %s.", secret_file)
+    abort_input(problem, i = "The command `tfdist secret` creates one.")
   }
   config <- make_tf_config(addresses, index)
   Sys.setenv(TF_CONFIG = config)

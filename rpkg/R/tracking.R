@@ -94,11 +94,8 @@ view_tensorboard <- function(x = NULL, ..., open = interactive()) {
 board_folder <- function(x, call = caller_env()) {
   if (inherits(x, "tfdist_fit")) {
     if (is.null(x$tensorboard)) {
-      abort_input(
-        "This training wrote nothing for TensorBoard.",
-        i = "Train with `callbacks = track_tensorboard()`.",
-        call = call
-      )
+      problem <- "This training wrote nothing for TensorBoard."
+      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.", call = call)
     }
     return(x$tensorboard)
   }

@@ -5,11 +5,8 @@ check_validation_split <- function(split, data, validation, call = caller_env())
     return(invisible())
   }
   if (!is.null(validation)) {
-    abort_input(
-      "`validation_split` and `validation_data` cannot be used together.",
-      i = "Use one of them.",
-      call = call
-    )
+    problem <- "`validation_split` and `validation_data` cannot be used together."
+    abort_input(problem, i = "Use one of them.", call = call)
   }
   source <- switch(data$kind, table = "a Spark table", path = "files", "function" = "a function")
   if (!is.null(source)) {
@@ -18,11 +15,8 @@ check_validation_split <- function(split, data, validation, call = caller_env())
     } else {
       "Pass the rows to validate on as `validation_data`."
     }
-    abort_input(
-      sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
-      i = advice,
-      call = call
-    )
+    problem <- sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source)
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -31,18 +25,13 @@ check_shuffled <- function(data, shuffle, call = caller_env()) {
     return(invisible())
   }
   if (data$kind == "function") {
-    abort_input(
-      "`shuffle = \"global\"` cannot reorder the batches of the `data` function.",
-      i = "Shuffle in the function, with `dataset$shuffle()`.",
-      call = call
-    )
+    problem <- "`shuffle = \"global\"` cannot reorder the batches of the `data` function."
+    abort_input(problem, i = "Shuffle in the function, with `dataset$shuffle()`.", call = call)
   }
   if (data$kind == "table") {
-    abort_input(
-      "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
-      i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway.",
-      call = call
-    )
+    problem <- "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table."
+    advice <- "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -52,18 +41,13 @@ class_weight_codes <- function(weights, data, call = caller_env()) {
     return(NULL)
   }
   if (identical(data$kind, "function")) {
-    abort_input(
-      "`class_weight` needs labels that are known in advance, but `data` is a function.",
-      i = "Return batches of `(x, y, sample_weight)` from it instead.",
-      call = call
-    )
+    problem <- "`class_weight` needs labels that are known in advance, but `data` is a function."
+    advice <- "Return batches of `(x, y, sample_weight)` from it instead."
+    abort_input(problem, i = advice, call = call)
   }
   if (!is.null(data$sample_weight) || !is.null(data$weight)) {
-    abort_input(
-      "`class_weight` cannot be used together with row weights in `data`.",
-      i = "Multiply the two into one weight for each row.",
-      call = call
-    )
+    problem <- "`class_weight` cannot be used together with row weights in `data`."
+    abort_input(problem, i = "Multiply the two into one weight for each row.", call = call)
   }
   if (is_python(weights)) {
     return(weights)
@@ -92,11 +76,8 @@ class_codes <- function(classes, levels, call) {
   }
   if (anyDuplicated(codes)) {
     twice <- classes[[anyDuplicated(codes)]]
-    abort_input(
-      sprintf("`class_weight` has the class \"%s\" twice.", twice),
-      i = "Give each class one weight.",
-      call = call
-    )
+    problem <- sprintf("`class_weight` has the class \"%s\" twice.", twice)
+    abort_input(problem, i = "Give each class one weight.", call = call)
   }
   format(codes, trim = TRUE, scientific = FALSE)
 }
@@ -107,9 +88,6 @@ abort_class <- function(class, levels, call) {
   } else {
     sprintf("The levels of the label are %s.", list_names(levels))
   }
-  abort_input(
-    sprintf("`class_weight` has \"%s\", which is not a class of the label.", class),
-    i = expected,
-    call = call
-  )
+  problem <- sprintf("`class_weight` has \"%s\", which is not a class of the label.", class)
+  abort_input(problem, i = expected, call = call)
 }

@@ -361,11 +361,9 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
     return(check_model(model, arg = "model", call = call))
   }
   if (!is.null(model)) {
-    abort_input(
-      "`model` and `model_fn` cannot be used together.",
-      i = "Use `model` to send a model, or `model_fn` to have each worker build it.",
-      call = call
-    )
+    problem <- "`model` and `model_fn` cannot be used together."
+    advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
+    abort_input(problem, i = advice, call = call)
   }
   if (is.primitive(model_fn) || is_python(model_fn)) {
     abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
