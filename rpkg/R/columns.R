@@ -94,13 +94,11 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
+    also <- "`weight`, `categories` and `encode`"
     problem <- "`%s` describes columns, but `data` has no columns to which it applies."
     abort_input(
       sprintf(problem, unused[[1L]]),
-      i = paste(
-        "It works with tables and files; `weight`, `categories` and `encode` also with data",
-        "frames."
-      ),
+      i = sprintf("It works with tables and files; %s also with data frames.", also),
       call = call
     )
   }

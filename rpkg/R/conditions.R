@@ -118,3 +118,18 @@ begins_with_word <- function(text) {
   is_word <- grepl("^[a-z]+([-'][a-z]+)*[,:;]?$", first) && !grepl("^[a-z]+ = ", text)
   is_word && !sub("('s|[,:;])$", "", first) %in% lower_case_names
 }
+
+# Message of an error of another package, without the calls that led to it.
+last_message <- function(error) {
+  while (!is.null(error$parent)) {
+    error <- error$parent
+  }
+  gsub("\\s+", " ", cli::ansi_strip(conditionMessage(error)))
+}
+
+# The value of code of another package; its errors become errors of an argument.
+or_abort <- function(code, problem, ..., call) {
+  tryCatch(code, error = function(error) {
+    abort_input(problem, x = last_message(error), ..., call = call)
+  })
+}

@@ -250,9 +250,7 @@ as_python_model <- function(model, call, seed = NULL) {
   if (!is_keras_model(built)) {
     abort_input(
       sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
-      i = if (is.null(built)) {
-        "Its last line must be the model: `model$compile()` returns `NULL`."
-      },
+      i = if (is.null(built)) "Its last line must be the model: `model$compile()` returns `NULL`.",
       call = call
     )
   }

@@ -71,8 +71,5 @@ plain_weights <- function(rows, weight) {
 }
 
 run_recipe <- function(code, arg, call) {
-  tryCatch(code, error = function(error) {
-    problem <- sprintf("The recipe cannot be applied to `%s`.", arg)
-    abort_input(problem, x = last_message(error), call = call)
-  })
+  or_abort(code, sprintf("The recipe cannot be applied to `%s`.", arg), call = call)
 }

@@ -142,29 +142,12 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
   }
   names <- column_names(columns)
   data <- if (is.data.frame(columns)) columns else rlang::set_names(as.list(names), names)
-  selected <- tryCatch(
-    tidyselect::eval_select(
-      quo,
-      data,
-      allow_rename = FALSE,
-      allow_predicates = is.data.frame(columns)
-    ),
-    error = function(error) {
-      abort_input(
-        sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
-        x = last_message(error),
-        i = sprintf("Its columns are %s.", list_names(names)),
-        call = call
-      )
-    }
+  tests <- is.data.frame(columns)
+  selected <- or_abort(
+    tidyselect::eval_select(quo, data, allow_rename = FALSE, allow_predicates = tests),
+    sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
+    i = sprintf("Its columns are %s.", list_names(names)),
+    call = call
   )
   names[selected]
-}
-
-# Message of an error of another package, without the calls that led to it.
-last_message <- function(error) {
-  while (!is.null(error$parent)) {
-    error <- error$parent
-  }
-  gsub("\\s+", " ", cli::ansi_strip(conditionMessage(error)))
 }

@@ -44,14 +44,9 @@ check_open_connection <- function(sc, kind, arg, call) {
     sparklyr::spark_connection_is_open(sc)
   }
   if (!is_open) {
-    abort_tfdist(
-      c(
-        sprintf("The Spark connection `%s` is closed.", arg),
-        i = "Connect again with `sparklyr::spark_connect()`."
-      ),
-      "tfdist_error_cluster",
-      call = call
-    )
+    problem <- sprintf("The Spark connection `%s` is closed.", arg)
+    problem <- c(problem, i = "Connect again with `sparklyr::spark_connect()`.")
+    abort_tfdist(problem, "tfdist_error_cluster", call = call)
   }
 }
 

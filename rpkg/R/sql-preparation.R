@@ -57,16 +57,11 @@ list_predictors <- function(recipe) recipe$var_info$variable[recipe$var_info$rol
 
 recipe_expressions <- function(recipe, call) {
   check_installed("orbital", "A recipe in SQL", call)
-  translated <- tryCatch(
+  translated <- or_abort(
     orbital::orbital_inline(orbital::orbital(recipe)),
-    error = function(error) {
-      abort_input(
-        "The recipe cannot be translated to SQL.",
-        x = last_message(error),
-        i = "Compute its columns in the database, and pass their names as `features`.",
-        call = call
-      )
-    }
+    "The recipe cannot be translated to SQL.",
+    i = "Compute its columns in the database, and pass their names as `features`.",
+    call = call
   )
   c(known_levels(recipe), translated)
 }

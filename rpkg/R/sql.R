@@ -239,10 +239,8 @@ open_rows <- function(con, table, call) {
   }
   check_installed("dplyr", "A formula or a recipe in SQL", call)
   quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
-  tryCatch(dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))), error = function(error) {
-    problem <- sprintf("`table` cannot be read: %s.", quoted)
-    abort_input(problem, x = last_message(error), call = call)
-  })
+  rows <- dplyr::sql(paste("SELECT * FROM", quoted))
+  or_abort(dplyr::tbl(con, rows), sprintf("`table` cannot be read: %s.", quoted), call = call)
 }
 
 column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)
