@@ -87,10 +87,8 @@ check_engine_arguments <- function(given, call = caller_env()) {
 # Without classes, the model has one output number.
 build_mlp <- function(inputs, layers, classes, learn_rate) {
   keras <- reticulate::import("keras")
-  is_known <- tryCatch(
-    is.function(keras$activations$get(layers$activation)),
-    error = function(error) FALSE
-  )
+  find <- keras$activations$get
+  is_known <- tryCatch(is.function(find(layers$activation)), error = function(error) FALSE)
   if (!is_known) {
     problem <- sprintf("Keras has no activation \"%s\".", layers$activation)
     abort_input(problem, i = "Use for example \"relu\", \"tanh\" or \"gelu\".")

@@ -93,13 +93,10 @@ of_several_epochs <- function(history) {
 
 plot_ggplot2 <- function(history, smooth) {
   panels <- nlevels(history$metric)
+  alpha <- if (smooth) 0.35 else 1
   ggplot2::ggplot(history, ggplot2::aes(.data$epoch, colour = .data$data)) +
     ggplot2::geom_line(ggplot2::aes(y = .data$line), of_several_epochs, linewidth = 0.7) +
-    ggplot2::geom_point(
-      ggplot2::aes(y = .data$value),
-      size = 1.6,
-      alpha = if (smooth) 0.35 else 1
-    ) +
+    ggplot2::geom_point(ggplot2::aes(y = .data$value), size = 1.6, alpha = alpha) +
     ggplot2::facet_wrap(~metric, ncol = if (panels > 3L) 2L else 1L, scales = "free_y") +
     ggplot2::scale_x_continuous(breaks = whole_breaks) +
     ggplot2::scale_colour_manual(values = line_colours) +

@@ -4,13 +4,9 @@
 #' @export
 print.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
-  cat(sprintf(
-    "<tfdist_fit> %s, %s, %s, %.1f s\n",
-    format_count(nrow(x$workers), "worker"),
-    format_count(x$epochs, "epoch"),
-    format_count(sum(x$workers$rows), "row"),
-    x$seconds
-  ))
+  counts <- list(worker = nrow(x$workers), epoch = x$epochs, row = sum(x$workers$rows))
+  counts <- toString(Map(format_count, counts, names(counts)))
+  cat(sprintf("<tfdist_fit> %s, %.1f s\n", counts, x$seconds))
   last <- last_metrics(x)
   figures <- as.list(rlang::set_names(show_loss(last), names(last)))
   details <- list(

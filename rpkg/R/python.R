@@ -38,10 +38,8 @@ load_pybackend <- function(call = caller_env()) {
 
 # Suppress the start-up lines of Keras and TensorFlow, no matter which code imports them.
 quiet_imports <- function() {
-  tryCatch(
-    reticulate::import("pybackend.core.model.quiet_imports")$install(),
-    error = function(error) NULL
-  )
+  module <- "pybackend.core.model.quiet_imports"
+  tryCatch(reticulate::import(module)$install(), error = function(error) NULL)
 }
 
 # If reticulate found no Python, it would download one, without pybackend. A session that declared

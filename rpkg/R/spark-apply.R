@@ -133,15 +133,8 @@ spark_apply_worker <- function(df, context, barrier) {
     if (identical(as.integer(status), 127L)) {
       output <- paste("there is no Python at", context$python)
     }
-    stop(
-      "worker ",
-      barrier$partition,
-      " on ",
-      Sys.info()[["nodename"]],
-      ": ",
-      paste(output, collapse = " | "),
-      call. = FALSE
-    )
+    where <- paste("worker", barrier$partition, "on", Sys.info()[["nodename"]])
+    stop(where, ": ", paste(output, collapse = " | "), call. = FALSE)
   }
   data.frame(rank = as.integer(barrier$partition))
 }
