@@ -35,9 +35,8 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
 }
 
 check_named_parts <- function(x, check, expected, arg, call) {
-  if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
-    abort_expected(x, expected, TRUE, arg, call)
-  }
+  fits <- has_unique_names(x) && !any(grepl("/", names(x), fixed = TRUE))
+  check_fits(x, fits, expected, TRUE, arg, call)
   for (name in names(x)) {
     check(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
   }

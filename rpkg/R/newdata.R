@@ -13,9 +13,7 @@ check_newdata <- function(
   check_one_of(on_missing, c("null", "error"), arg = "on_missing", call = call)
   check_no_table(newdata, arg, call)
   check_no_database(newdata, arg, call, predicts = TRUE)
-  if (is.null(newdata)) {
-    abort_expected(newdata, "a data frame or a numeric array", FALSE, arg, call)
-  }
+  check_fits(newdata, !is.null(newdata), "a data frame or a numeric array", FALSE, arg, call)
   complete <- NULL
   if (is.data.frame(newdata)) {
     check_frame_names(newdata, arg, call)

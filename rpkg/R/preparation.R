@@ -36,9 +36,8 @@ check_no_formula <- function(formula, is_fit, call = caller_env()) {
 
 check_formula <- function(formula, given, call) {
   is_recipe <- inherits(formula, "recipe")
-  if (!is_recipe && !rlang::is_formula(formula)) {
-    abort_expected(formula, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
-  }
+  fits <- is_recipe || rlang::is_formula(formula)
+  check_fits(formula, fits, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
   unused <- c("label", "features", if (is_recipe) "weight")
   is_given <- function(quo) rlang::is_quosure(quo) && !rlang::quo_is_null(quo)
   unused <- unused[vapply(given[unused], is_given, NA)]

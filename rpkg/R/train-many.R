@@ -145,9 +145,7 @@ check_trial_model <- function(model, model_fn, call = caller_env()) {
 # A list of rows, or a list of lists of values, for Python.
 check_grid <- function(grid, call) {
   expected <- "a data frame, a named list of vectors, or a list of named lists"
-  if (!is.list(grid) || !length(grid)) {
-    abort_expected(grid, expected, FALSE, "grid", call)
-  }
+  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid", call)
   as_values <- function(values) {
     values <- if (is.factor(values)) as.character(values) else values
     lapply(unname(as.list(values)), as_python_setting, call = call)
@@ -160,9 +158,7 @@ check_grid <- function(grid, call) {
     return(lapply(grid, as_values))
   }
   is_row <- vapply(grid, function(row) is.list(row) && (rlang::is_named(row) || !length(row)), NA)
-  if (!all(is_row)) {
-    abort_expected(grid, expected, FALSE, "grid", call)
-  }
+  check_fits(grid, all(is_row), expected, FALSE, "grid", call)
   lapply(grid, function(row) lapply(row, as_python_setting, call = call))
 }
 

@@ -365,8 +365,8 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
     advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
     abort_input(problem, i = advice, call = call)
   }
-  if (is.primitive(model_fn) || is_python(model_fn)) {
-    abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
-  }
-  check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
+  fits <- !is.primitive(model_fn) && !is_python(model_fn)
+  expected <- "an R function without arguments"
+  check_fits(model_fn, fits, expected, FALSE, "model_fn", call)
+  check_model(model_fn, expected, "model_fn", call)
 }
