@@ -72,8 +72,8 @@ check_terms <- function(terms, weight, call) {
   is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
   groups <- Filter(is_group, variables)
   if (length(groups)) {
-    problem <- "`formula` has `%s`: random effects and groups are not supported."
-    problem <- sprintf(problem, deparse_line(groups[[1L]]))
+    template <- "`formula` has `%s`: random effects and groups are not supported."
+    problem <- sprintf(template, deparse_line(groups[[1L]]))
     advice <- "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
     abort_input(problem, i = advice, call = call)
   }

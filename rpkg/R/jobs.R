@@ -63,19 +63,8 @@ jobs <- function(folder = NULL) {
   found <- call_bridge("list_jobs", jobs_folder(folder))
   text <- NA_character_
   # An unreadable job has only an id, a status and a folder.
-  frame_of(
-    found,
-    list(
-      id = text,
-      status = text,
-      submitted = no_time,
-      host = text,
-      where = text,
-      workers = NA_integer_,
-      epochs = NA_integer_,
-      folder = text
-    )
-  )
+  origin <- list(id = text, status = text, submitted = no_time, host = text, where = text)
+  frame_of(found, c(origin, list(workers = NA_integer_, epochs = NA_integer_, folder = text)))
 }
 
 #' @export

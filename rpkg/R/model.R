@@ -200,8 +200,8 @@ check_model <- function(model, expected = any_model, arg = caller_arg(model), ca
   }
   required <- required_arguments(model)
   if (length(required)) {
-    problem <- "`%s` must be a function without arguments, but `%s` is required."
-    problem <- sprintf(problem, arg, required[[1L]])
+    template <- "`%s` must be a function without arguments, but `%s` is required."
+    problem <- sprintf(template, arg, required[[1L]])
     abort_input(problem, i = "Wrap it: `function() build(...)`.", call = call)
   }
 }
