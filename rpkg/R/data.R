@@ -295,10 +295,8 @@ inform_levels <- function(levels) {
   if (length(codes) > 10L) {
     codes <- c(codes[1:8], "...", codes[[length(codes)]])
   }
-  rlang::inform(
-    sprintf("The levels of the label become codes: %s.", toString(codes)),
-    class = "tfdist_message_levels"
-  )
+  text <- sprintf("The levels of the label become codes: %s.", toString(codes))
+  rlang::inform(text, class = "tfdist_message_levels")
 }
 
 # Call `code` with checked data in Python's form. A temporary view exists until `code` returns.

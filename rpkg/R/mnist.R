@@ -31,10 +31,8 @@ mnist <- function(path = NULL, limit = NULL) {
     subset = found$subset
   )
   if (isTRUE(digits$subset)) {
-    rlang::inform(
-      "The full MNIST was not found; using the images that come with tfdist.",
-      class = "tfdist_message_subset"
-    )
+    text <- "The full MNIST was not found; using the images that come with tfdist."
+    rlang::inform(text, class = "tfdist_message_subset")
   }
   digits
 }
