@@ -69,8 +69,7 @@ check_terms <- function(terms, weight, call) {
     abort_input(problem, i = advice, call = call)
   }
   variables <- as.list(attr(terms, "variables"))[-1L]
-  is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
-  groups <- Filter(is_group, variables)
+  groups <- Filter(function(expr) rlang::is_call(expr, c("|", "||")), variables)
   if (length(groups)) {
     template <- "`formula` has `%s`: random effects and groups are not supported."
     problem <- sprintf(template, deparse_line(groups[[1L]]))
@@ -91,8 +90,7 @@ check_terms <- function(terms, weight, call) {
   targets <- c(all.vars(attr(terms, "variables")[[2L]]), weight)
   both <- intersect(targets, all.vars(str2expression(labels)))
   if (length(both)) {
-    is_weight <- both[[1L]] %in% weight
-    problem <- if (is_weight) {
+    problem <- if (both[[1L]] %in% weight) {
       "`formula` has the weight `%s` among the features."
     } else {
       "`formula` has `%s` on both sides."

@@ -50,6 +50,7 @@ install_tfdist <- function(
   check_strings(pip_options, allow_null = TRUE)
   requirements <- python_requirements(source, extras)
   if (!reticulate::virtualenv_exists(envname)) {
+    # First: if create_environment() fails, it removes the folder.
     python <- find_python(python)
     create_environment(envname, python)
   }

@@ -155,8 +155,7 @@ new_ml_pipeline <- function(sc, stages) {
 }
 
 new_ml_model <- function(sc, stages) {
-  of_python <- Filter(is_python, stages)
-  keras <- call_python(pybackend_ml()$stages$find_keras, of_python)
+  keras <- call_python(pybackend_ml()$stages$find_keras, Filter(is_python, stages))
   structure(list(sc = sc, stages = stages, keras = keras), class = "tfdist_ml_model")
 }
 

@@ -112,8 +112,7 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
 
 # parsnip may be loaded before or after this package.
 register_engine <- function(...) {
-  engines <- parsnip::get_from_env("mlp")
-  if ("tfdist" %in% engines$engine) {
+  if ("tfdist" %in% parsnip::get_from_env("mlp")$engine) {
     return(invisible())
   }
   func <- c(pkg = "tfdist", fun = "train_mlp")

@@ -124,8 +124,7 @@ format_counts <- function(counts, noun) {
 }
 
 format_range <- function(x, as_text = format_number) {
-  ends <- unique(vapply(range(x), as_text, ""))
-  paste(ends, collapse = " to ")
+  paste(unique(vapply(range(x), as_text, "")), collapse = " to ")
 }
 
 # 12,345, regardless of `options(OutDec = )`.

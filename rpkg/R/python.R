@@ -157,8 +157,7 @@ warn_other_version <- function(python_version) {
   if (identical(python_version, own_version())) {
     return(invisible())
   }
-  older <- is_older(python_version, own_version())
-  advice <- if (older) {
+  advice <- if (is_older(python_version, own_version())) {
     "Run `tfdist::install_tfdist()`, then restart R."
   } else {
     "Install the R package of the same version as the Python package."

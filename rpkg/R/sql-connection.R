@@ -74,8 +74,7 @@ run_statement <- function(con, sql, values, has_rows) {
   values <- lapply(values, function(value) if (is.null(value)) NA else value)
   params <- if (length(values)) unname(values)
   if (has_rows) {
-    found <- DBI::dbGetQuery(con, sql, params = params)
-    return(unname(lapply(found, as.list)))
+    return(unname(lapply(DBI::dbGetQuery(con, sql, params = params), as.list)))
   }
   DBI::dbExecute(con, sql, params = params)
   NULL
@@ -98,8 +97,7 @@ check_table_name <- function(table, con, call) {
     return(lapply(unname(parts[lengths(parts) > 0L]), as.character))
   }
   if (inherits(table, "tbl_lazy")) {
-    quoted <- dbplyr::remote_table(table)
-    parts <- unquote_table(quoted, dbplyr::remote_con(table))
+    parts <- unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table))
     if (is.null(parts)) {
       problem <- "`table` is a query, not a table of the database."
       advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
