@@ -143,7 +143,8 @@ write_fit <- function(fit, path, call) {
   }
   save <- pybackend(call)$save_model
   if (!endsWith(path, paste0(".", format))) {
-    call_python(save, fit_model(fit, call), path, include_optimizer = TRUE, call = call)
+    model <- fit_model(fit, call)
+    call_python(save, model, path, include_optimizer = TRUE, call = call)
   } else if (is.null(fit$model_uri)) {
     call_python(save, fit$model_base64, path, call = call)
   } else {
