@@ -70,8 +70,8 @@ with_named_fields <- function(present, named) {
 
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
-    template <- "`%s` has no column other than the label %s."
-    problem <- sprintf(template, arg, list_names(unlist(columns$label)))
+    text <- "`%s` has no column other than the label %s."
+    problem <- sprintf(text, arg, list_names(unlist(columns$label)))
     abort_input(problem, i = "Add at least one feature column.", call = call)
   }
   for (part in c("label", "weight")) {

@@ -71,8 +71,8 @@ check_terms <- function(terms, weight, call) {
   variables <- as.list(attr(terms, "variables"))[-1L]
   groups <- Filter(function(expr) rlang::is_call(expr, c("|", "||")), variables)
   if (length(groups)) {
-    template <- "`formula` has `%s`: random effects and groups are not supported."
-    problem <- sprintf(template, deparse_line(groups[[1L]]))
+    text <- "`formula` has `%s`: random effects and groups are not supported."
+    problem <- sprintf(text, deparse_line(groups[[1L]]))
     advice <- "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
     abort_input(problem, i = advice, call = call)
   }

@@ -56,8 +56,8 @@ encode_features <- function(data, features, columns, arg, call) {
 check_matrix_order <- function(names, known, arg, call) {
   if (setequal(names, known) && !identical(names, known)) {
     first <- which(names != known)[[1L]]
-    template <- "`%s` has \"%s\" where the training has \"%s\"."
-    problem <- sprintf(template, arg, names[[first]], known[[first]])
+    text <- "`%s` has \"%s\" where the training has \"%s\"."
+    problem <- sprintf(text, arg, names[[first]], known[[first]])
     advice <- "Put the columns of its matrix in the order of the training."
     abort_input(problem, i = advice, call = call)
   }

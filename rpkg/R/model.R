@@ -201,8 +201,8 @@ check_model <- function(model, expected = any_model, arg = caller_arg(model), ca
   }
   required <- required_arguments(model)
   if (length(required)) {
-    template <- "`%s` must be a function without arguments, but `%s` is required."
-    problem <- sprintf(template, arg, required[[1L]])
+    text <- "`%s` must be a function without arguments, but `%s` is required."
+    problem <- sprintf(text, arg, required[[1L]])
     abort_input(problem, i = "Wrap it: `function() build(...)`.", call = call)
   }
 }

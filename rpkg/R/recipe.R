@@ -53,8 +53,8 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
     return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
   }
   if (!is.null(preparation$skipped)) {
-    template <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
-    problem <- sprintf(template, preparation$skipped, preparation$label, arg)
+    text <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
+    problem <- sprintf(text, preparation$skipped, preparation$label, arg)
     advice <- "Metrics of unchanged labels are not comparable: change the labels before the recipe."
     abort_input(problem, i = advice, call = call)
   }

@@ -136,8 +136,8 @@ selection_helpers <- c(
 
 select_by_tidyselect <- function(quo, columns, arg, call) {
   if (is.null(columns)) {
-    template <- "`%s = %s` selects columns, but the column names of `data` are not known."
-    problem <- sprintf(template, arg, rlang::as_label(quo))
+    text <- "`%s = %s` selects columns, but the column names of `data` are not known."
+    problem <- sprintf(text, arg, rlang::as_label(quo))
     abort_input(problem, i = "If `data` has columns, name them as strings.", call = call)
   }
   names <- column_names(columns)
