@@ -87,9 +87,8 @@ barrier_apply <- function(
 
   call <- rlang::current_env()
   fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f", call = call)
-  backend <- pybackend()
   run <- function(rows) {
-    arguments <- list(backend$barrier_run, open_r_workers(route, call), fn)
+    arguments <- list(pybackend()$barrier_run, open_r_workers(route, call), fn)
     plain <- as_python_settings(settings, call)
     do.call(call_python, c(arguments, plain, list(roles = roles, data = rows, call = call)))
   }
@@ -99,15 +98,12 @@ barrier_apply <- function(
 }
 
 check_worker_function <- function(f, arg = caller_arg(f), call = caller_env()) {
-  if (!is.function(f) || is_python(f) || is.primitive(f)) {
-    abort_expected(f, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
-  }
+  fits <- is.function(f) && !is_python(f) && !is.primitive(f)
+  check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
   if (length(formals(f)) == 0L) {
-    abort_input(
-      sprintf("`%s` must take an argument, the worker's context.", arg),
-      i = "Write `function(ctx)`; `ctx$rank` is the number of the worker.",
-      call = call
-    )
+    problem <- sprintf("`%s` must take an argument, the worker's context.", arg)
+    advice <- "Write `function(ctx)`; `ctx$rank` is the number of the worker."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -123,4 +119,43 @@ check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
     abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
   }
   invisible(as.list(counts))
+}
+
+# The argument `data` of barrier_apply(): named columns whose rows the function iterates over.
+
+check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_env()) {
+  if (is.null(data)) {
+    return(NULL)
+  }
+  if (is_python(data)) {
+    return(list(kind = "python", value = data))
+  }
+  if (inherits(data, "tbl_spark")) {
+    check_has_spark(route, arg, call)
+    return(list(kind = "table", value = data))
+  }
+  if (!is.list(data)) {
+    abort_apply_data(data, arg, call)
+  }
+  if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
+    problem <- sprintf("`%s` must have columns with unique names.", arg)
+    advice <- "Write `list(image = x, label = y)`, or pass a data frame."
+    abort_input(problem, i = advice, call = call)
+  }
+  at <- rlang::set_names(paste0(arg, "$", names(data)), names(data))
+  for (name in names(data)) {
+    check_array(data[[name]], at[[name]], call)
+  }
+  check_same_rows(data, at, call)
+  list(kind = "columns", value = as.list(data))
+}
+
+abort_apply_data <- function(data, arg, call) {
+  abort_input(
+    sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
+    i = "It can be:",
+    "*" = "a data frame, or a list of arrays with names;",
+    "*" = "a sparklyr table, or a PySpark or pandas DataFrame.",
+    call = call
+  )
 }

@@ -24,14 +24,12 @@ check_characters <- function(x, arg, call) {
   if (!length(bad)) {
     return(invisible(x))
   }
-  row <- if (is.factor(x)) match(texts[[bad[[1L]]]], x) else bad[[1L]]
+  text <- texts[[bad[[1L]]]]
+  row <- if (is.factor(x)) match(text, x) else bad[[1L]]
+  shown <- encodeString(iconv(text, "latin1", "ASCII", sub = "byte"), quote = "\"")
+  problem <- "`%s` has text that is not valid in its encoding, first in row %d: %s."
   abort_input(
-    sprintf(
-      "`%s` has text that is not valid in its encoding, first in row %d: %s.",
-      arg,
-      row,
-      encodeString(iconv(texts[[bad[[1L]]]], "latin1", "ASCII", sub = "byte"), quote = "\"")
-    ),
+    sprintf(problem, arg, row, shown),
     i = "Read the file in its own encoding, e.g. `read.csv(file, fileEncoding = \"latin1\")`.",
     i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`.",
     call = call
@@ -65,12 +63,9 @@ order_columns <- function(x, known, arg, call) {
   }
   absent <- setdiff(known, present)
   if (length(absent)) {
+    problem <- "The matrix `%s` has no column \"%s\", a feature of the training."
     abort_input(
-      sprintf(
-        "The matrix `%s` has no column \"%s\", a feature of the training.",
-        arg,
-        absent[[1L]]
-      ),
+      sprintf(problem, arg, absent[[1L]]),
       i = sprintf("Its columns are %s.", list_names(present)),
       i = "If they are in the order of the training, remove their names: `unname(x)`.",
       call = call
@@ -108,46 +103,31 @@ complete_rows <- function(x) {
 
 check_array_type <- function(x, arg, call, label, text) {
   if (inherits(x, "integer64")) {
-    abort_input(
-      sprintf("`%s` contains 64-bit integers (integer64).", arg),
-      i = "Convert it with `as.integer()` or `as.numeric()`.",
-      call = call
-    )
-  }
-  if (is.factor(x) && label) {
-    return(invisible())
+    problem <- sprintf("`%s` contains 64-bit integers (integer64).", arg)
+    abort_input(problem, i = "Convert it with `as.integer()` or `as.numeric()`.", call = call)
   }
   if (is.character(x) && label) {
-    abort_input(
-      sprintf("`%s` contains strings.", arg),
-      i = "Make it a factor: `factor(y)`.",
-      call = call
-    )
+    problem <- sprintf("`%s` contains strings.", arg)
+    abort_input(problem, i = "Make it a factor: `factor(y)`.", call = call)
+  }
+  if (text && is.character(x) && length(x) > count_rows(x)) {
+    problem <- sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x)))
+    advice <- "Strings are one per row: pass a list of arrays, one for each input of the model."
+    abort_input(problem, i = advice, call = call)
   }
   # is.numeric() is FALSE for factors, dates and times.
-  if (text && is.character(x) && length(x) > count_rows(x)) {
-    abort_input(
-      sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x))),
-      i = "Strings are one per row: pass a list of arrays, one for each input of the model.",
-      call = call
-    )
-  }
-  if (is.numeric(x) || is.logical(x) || is.raw(x) || (text && is.character(x))) {
-    return(invisible())
-  }
+  fits <- is.numeric(x) || is.logical(x) || is.raw(x)
+  fits <- fits || (text && is.character(x)) || (label && is.factor(x))
   expected <- if (label) "a numeric array or a factor" else "a numeric array"
-  abort_expected(x, expected, FALSE, arg, call)
+  check_fits(x, fits, expected, FALSE, arg, call)
 }
 
 check_no_missing <- function(x, arg, call) {
   if (anyNA(x)) {
     at <- which(is.na(x))[[1L]]
     where <- if (is.null(dim(x))) at else paste(arrayInd(at, dim(x)), collapse = ", ")
-    abort_input(
-      sprintf("`%s` has missing values; the first is element [%s].", arg, where),
-      i = "Remove these rows, or fill in the values.",
-      call = call
-    )
+    problem <- sprintf("`%s` has missing values; the first is element [%s].", arg, where)
+    abort_input(problem, i = "Remove these rows, or fill in the values.", call = call)
   }
 }
 
@@ -159,22 +139,24 @@ count_rows <- function(x) {
   if (is.null(dim(x))) length(x) else dim(x)[[1L]]
 }
 
-as_feature_array <- function(x) {
+as_numpy <- function(x, dtype) {
   if (is_python(x)) {
     return(x)
   }
   numpy <- reticulate::import("numpy", convert = FALSE)
-  numpy$ascontiguousarray(as_plain_array(x), dtype = feature_dtype(x))
+  numpy$ascontiguousarray(as_plain_array(x), dtype = dtype)
 }
 
-feature_dtype <- function(x) {
-  switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32")
+as_feature_array <- function(x) {
+  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32"))
+}
+
+# Columns of barrier_apply() retain their type: doubles are not converted to float32.
+as_column_array <- function(x) {
+  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", logical = "bool", "float64"))
 }
 
 as_label_array <- function(y) {
-  if (is_python(y)) {
-    return(y)
-  }
   if (is.factor(y)) {
     y <- as.integer(y) - 1L
   } else if (is.logical(y)) {

@@ -59,9 +59,8 @@ bench_scale <- function(
       abort_input("`project` needs at least two values in `workers`, e.g. `c(1, 2, 4)`.")
     }
   }
-  call <- rlang::current_env()
   result <- call_python(
-    pybackend(call)$bench_scale,
+    pybackend()$bench_scale,
     if (is.function(train)) python_train(train) else path.expand(train),
     as.list(workers),
     mode = mode,
@@ -69,37 +68,30 @@ bench_scale <- function(
     steps = steps,
     repeats = repeats,
     arguments = as.list(as.character(arguments)),
-    verbose = verbose,
-    call = call
+    verbose = verbose
   )
   measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
   class(measured) <- c("tfdist_scaling", class(measured))
-  if (is.null(project)) {
-    return(measured)
-  }
-  projected <- call_python(result$project, project, call = call)$records
+  projected <- if (!is.null(project)) call_python(result$project, project)$records
   if (!length(projected)) {
     return(measured)
   }
   projected <- cbind(scaling_frame(projected), is_projected = TRUE)
   columns <- union(names(measured), names(projected))
-  do.call(
-    rbind,
-    lapply(list(measured, projected), function(rows) {
-      rows[setdiff(columns, names(rows))] <- NA
-      rows[columns]
-    })
-  )
+  complete <- function(rows) {
+    rows[setdiff(columns, names(rows))] <- NA
+    rows[columns]
+  }
+  rbind(complete(measured), complete(projected))
 }
 
 check_train <- function(train, call = rlang::caller_env()) {
   if (rlang::is_string(train)) {
     return(invisible())
   }
-  if (!is.function(train) || is_python(train)) {
-    expected <- "a function that calls `barrier_train()`, or the path of a script"
-    abort_expected(train, expected, FALSE, "train", call)
-  }
+  fits <- is.function(train) && !is_python(train)
+  expected <- "a function that calls `barrier_train()`, or the path of a script"
+  check_fits(train, fits, expected, FALSE, "train", call)
   takes <- names(formals(args(train)))
   if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
     abort_input(

@@ -56,19 +56,14 @@ check_kind <- function(value, name, shown, call) {
     abort_input(sprintf("`%s` must not be a vector of length 0.", shown), call = call)
   }
   if (inherits(value, "difftime")) {
-    abort_input(
-      sprintf("`%s` must not be a difftime.", shown),
-      i = "Pass a number in the unit of its help page, or text such as \"10min\".",
-      call = call
-    )
+    problem <- sprintf("`%s` must not be a difftime.", shown)
+    advice <- "Pass a number in the unit of its help page, or text such as \"10min\"."
+    abort_input(problem, i = advice, call = call)
   }
   maker <- if (name == "workers") "elastic" else name
   if (is.function(value) && maker %in% names(python_makers)) {
-    abort_input(
-      sprintf("`%s` must not be a function.", shown),
-      i = sprintf("Call it: `%s = %s(...)`.", shown, maker),
-      call = call
-    )
+    problem <- sprintf("`%s` must not be a function.", shown)
+    abort_input(problem, i = sprintf("Call it: `%s = %s(...)`.", shown, maker), call = call)
   }
 }
 
@@ -148,8 +143,7 @@ check_arguments <- function(names, frame = caller_env()) {
   if (has_pybackend()) {
     plain <- lapply(plain, as_python_setting, call = frame)
     takes_elastic <- exists("validation_data", frame, inherits = FALSE)
-    check <- pybackend(frame)$bridge$check_options
-    call_python(check, plain, as.list(shown), takes_elastic, call = frame)
+    call_bridge("check_options", plain, as.list(shown), takes_elastic, call = frame)
   }
   values
 }
@@ -180,11 +174,7 @@ hint_observer <- function(x) {
 }
 
 check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x) || inherits(x, "python.builtin.dict")) {
-    return(invisible(x))
-  }
-  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
-    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
-  }
-  invisible(x)
+  is_dict <- inherits(x, "python.builtin.dict")
+  fits <- is_dict || (is.list(x) && !is_python(x) && rlang::is_named(x))
+  check_fits(x, fits, "a named list of Python classes or functions", TRUE, arg, call)
 }

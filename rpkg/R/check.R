@@ -1,12 +1,6 @@
 # Every check returns its value invisibly, so that it can be used where the value is needed.
 
-check_count <- function(
-  x,
-  min = 1L,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
+check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
   # A factor is made of integers, and is.numeric() is FALSE for it.
   fits <- is.numeric(x) && rlang::is_scalar_integerish(x, finite = TRUE)
   fits <- fits && x >= min && x <= .Machine$integer.max
@@ -38,42 +32,175 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   check_fits(x, fits, "a vector of strings", allow_null, arg, call)
 }
 
-check_one_of <- function(
-  x,
-  choices,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
+check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
   fits <- length(x) == 1L && x %in% choices
   expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
   check_fits(x, fits, expected, allow_null, arg, call)
 }
 
-check_fits <- function(x, fits, expected, allow_null, arg, call) {
+check_fits <- function(
+  x,
+  fits,
+  expected,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  call = caller_env()
+) {
   if (!fits && !(allow_null && is.null(x))) {
     abort_expected(x, expected, allow_null, arg, call)
   }
   invisible(x)
 }
 
-check_installed <- function(package, why, call = caller_env()) {
-  if (!requireNamespace(package, quietly = TRUE)) {
-    abort_input(
-      sprintf("%s needs the R package %s, which is not installed.", why, package),
-      i = sprintf("Run `install.packages(\"%s\")`.", package),
-      call = call
-    )
+check_installed <- function(packages, why, call = caller_env()) {
+  for (package in packages) {
+    if (!requireNamespace(package, quietly = TRUE)) {
+      problem <- sprintf("%s needs the R package %s, which is not installed.", why, package)
+      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package), call = call)
+    }
   }
 }
 
 abort_expected <- function(x, expected, allow_null, arg, call, hint = NULL) {
   null_or <- if (allow_null) "`NULL` or " else ""
-  abort_input(
-    sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)),
-    i = hint,
-    call = call
-  )
+  problem <- sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x))
+  abort_input(problem, i = hint, call = call)
 }
 
 quote_for <- function(choices) if (is.character(choices)) "\"" else ""
+
+# Description of an unexpected value for an error: "the string \"two\"", "a list of 3".
+describe <- function(x) {
+  if (missing(x)) {
+    "missing"
+  } else if (is.null(x)) {
+    "`NULL`"
+  } else if (is_python(x)) {
+    sprintf("a Python object of class %s", class(x)[[1L]])
+  } else if (is.function(x)) {
+    "a function"
+  } else if (is.object(x) || !is.atomic(x) || !is.null(dim(x))) {
+    describe_object(x)
+  } else if (length(x) == 1L) {
+    describe_scalar(x)
+  } else {
+    describe_vector(x)
+  }
+}
+
+describe_object <- function(x) {
+  if (is.data.frame(x)) {
+    sprintf("a data frame of %s", format_count(nrow(x), "row"))
+  } else if (is.object(x)) {
+    sprintf("an object of class %s", class(x)[[1L]])
+  } else if (is.list(x)) {
+    sprintf("a list of %d", length(x))
+  } else if (!is.null(dim(x))) {
+    kind <- if (is.numeric(x)) "an array" else sprintf("an array of type %s", typeof(x))
+    sprintf("%s, %s", kind, paste(dim(x), collapse = " x "))
+  } else {
+    sprintf("an object of type %s", typeof(x))
+  }
+}
+
+describe_scalar <- function(x) {
+  if (is.na(x) && !is.nan(x)) {
+    "`NA`"
+  } else if (is.character(x)) {
+    sprintf("the string %s", encodeString(shorten(x), quote = "\""))
+  } else if (is.logical(x)) {
+    sprintf("`%s`", x)
+  } else if (is.numeric(x)) {
+    sprintf("the number %s", format(x, digits = 15, decimal.mark = "."))
+  } else {
+    sprintf("a value of type %s", typeof(x))
+  }
+}
+
+describe_vector <- function(x) {
+  kind <- switch(
+    typeof(x),
+    character = "strings",
+    double = ,
+    integer = "numbers",
+    logical = "logical values",
+    sprintf("values of type %s", typeof(x))
+  )
+  sprintf("a vector of %d %s", length(x), kind)
+}
+
+shorten <- function(x, width = 60L) {
+  if (nchar(x) > width) paste0(substr(x, 1L, width), "...") else x
+}
+
+# Errors about unknown arguments, with what to pass instead.
+
+# Arguments after `...` must be named. What `...` receives is misspelt, unnamed or unknown.
+check_dots_empty <- function(..., call = caller_env()) {
+  given <- rlang::enquos(..., .ignore_empty = "all")
+  if (!length(given)) {
+    return(check_given(call))
+  }
+  name <- rlang::names2(given)[[1L]]
+  called <- name_called(call)
+  if (!nzchar(name)) {
+    value <- rlang::as_label(given[[1L]])
+    problem <- sprintf("%s got the unnamed argument %s.", called, value)
+    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(call)), call = call)
+  }
+  known <- names(formals(rlang::frame_fn(call)))
+  instead <- find_instead(name, setdiff(known, "..."))
+  abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead, call = call)
+}
+
+# Arguments without a default.
+check_given <- function(call = caller_env()) {
+  required <- required_arguments(rlang::frame_fn(call))
+  is_absent <- function(name) eval(as.call(list(quote(missing), as.name(name))), call)
+  absent <- Filter(is_absent, required)
+  if (length(absent)) {
+    named <- sub("(.*), ", "\\1 and ", toString(sprintf("`%s`", absent)))
+    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(call)))
+    advice <- if (absent[[1L]] != "sc" || starts_workers) required_advice[[absent[[1L]]]]
+    abort_input(sprintf("%s needs %s.", name_called(call), named), i = advice, call = call)
+  }
+}
+
+required_advice <- list(
+  sc = "`sc = \"local\"` starts the workers on this machine. See `?barrier_train` for clusters.",
+  newdata = "Pass the rows to predict; `fitted()` predicts the training rows.",
+  con = "Pass a connection from `DBI::dbConnect()`.",
+  model = "Pass a fit, as from `barrier_train()`, or a Keras model."
+)
+
+# "`barrier_train()`"; "The function" if do.call() received a function without a name.
+name_called <- function(frame) {
+  called <- rlang::frame_call(frame)
+  # Users call a method by the name of its generic.
+  name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
+  if (is.null(name)) "The function" else sprintf("`%s()`", name)
+}
+
+list_positions <- function(frame) {
+  known <- names(formals(rlang::frame_fn(frame)))
+  paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
+}
+
+# Python knows what to pass instead of arguments that have another form here.
+find_instead <- function(name, known, otherwise = "See its help page for its arguments.") {
+  advice <- if (has_pybackend()) pybackend()$bridge$suggest(name, as.list(known))
+  if (is.null(advice) || startsWith(advice, "did you mean")) {
+    return(name_near(name, known) %||% otherwise)
+  }
+  as_sentences(advice)
+}
+
+# Suggest a similar known name; NULL if there is none.
+name_near <- function(name, known, quoted = "`%s`") {
+  distances <- utils::adist(name, known, ignore.case = TRUE)[1L, ]
+  near <- known[distances <= max(1L, nchar(name) %/% 3L)]
+  near <- near[order(distances[match(near, known)])]
+  begins <- if (nchar(name) > 2L) known[startsWith(known, name)]
+  found <- c(near, begins)
+  if (length(found)) sprintf("Did you mean %s?", sprintf(quoted, found[[1L]]))
+}

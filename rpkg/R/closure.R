@@ -12,9 +12,8 @@ as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   if (length(bytes) > max_closure_bytes(call)) {
     abort_too_large(length(bytes), NULL, arg, call)
   }
-  backend <- pybackend(call)
   call_python(
-    backend$RFunction,
+    pybackend(call)$RFunction,
     bytes,
     packages = as.list(union(packages, variables$packages)),
     library_paths = as.list(.libPaths()),
@@ -41,17 +40,12 @@ new_carrier <- function(f, globals, extra, pack) {
 find_variables <- function(f, arg, call) {
   found <- find_globals(f)
   for (g in list_functions(found$values)) {
-    inner <- find_globals(g)
-    found <- list(
-      values = c(found$values, inner$values),
-      where = c(found$where, inner$where),
-      packages = union(found$packages, inner$packages)
-    )
+    found <- Map(c, found, find_globals(g))
   }
   check_no_python(found$values, arg, call)
   in_workspace <- vapply(found$where, is_workspace, NA)
   used <- found$values[in_workspace]
-  left_out <- c(default_packages(), if (!"package:tfdist" %in% search()) "tfdist")
+  left_out <- c(default_packages, if (!"package:tfdist" %in% search()) "tfdist")
   list(
     globals = c(used, workspace_functions(except = names(used))),
     packages = setdiff(found$packages, left_out)
@@ -126,9 +120,7 @@ workspace_functions <- function(except) {
   lapply(functions, utils::removeSource)
 }
 
-default_packages <- function() {
-  c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
-}
+default_packages <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
 
 check_no_python <- function(found, arg, call) {
   is_pointer <- vapply(found, contains_python, NA)
@@ -145,32 +137,16 @@ check_no_python <- function(found, arg, call) {
     } else {
       "Create it inside the function."
     }
-    abort_input(
-      sprintf(
-        "`%s` uses `%s`, a Python or Spark object that exists only in this session.",
-        arg,
-        name
-      ),
-      i = hint,
-      call = call
-    )
+    problem <- "`%s` uses `%s`, a Python or Spark object that exists only in this session."
+    abort_input(sprintf(problem, arg, name), i = hint, call = call)
   }
 }
 
 # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
 abort_python_class <- function(class, arg, call) {
-  abort_input(
-    sprintf(
-      "`%s` uses the class `%s`, which exists only in this session: workers cannot get it.",
-      arg,
-      class$`__name__`
-    ),
-    i = sprintf(
-      "Define the class inside `%s`, or in a Python module that is installed on the workers.",
-      arg
-    ),
-    call = call
-  )
+  advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
+  problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
+  abort_input(sprintf(problem, arg, class$`__name__`), i = sprintf(advice, arg), call = call)
 }
 
 contains_python <- function(x) {
@@ -184,22 +160,17 @@ check_closure_size <- function(f, globals, extra, arg, call) {
   # A missing argument has no size.
   size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
   sizes <- vapply(carried, size_of, 1)
-  if (sum(sizes) <= max_closure_bytes(call)) {
-    return(invisible())
+  if (sum(sizes) > max_closure_bytes(call)) {
+    abort_too_large(sum(sizes), sizes, arg, call)
   }
-  abort_too_large(sum(sizes), sizes, arg, call)
 }
 
 abort_too_large <- function(bytes, sizes, arg, call) {
   largest <- utils::head(sort(sizes[sizes > sum(sizes) / 100], decreasing = TRUE), 3L)
   named <- sprintf("`%s` (%s MB)", names(largest), format_mb(largest))
+  problem <- "`%s` would carry %s MB to every worker; at most %s MB are allowed."
   abort_input(
-    sprintf(
-      "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
-      arg,
-      format_mb(bytes),
-      format_mb(max_closure_bytes(call))
-    ),
+    sprintf(problem, arg, format_mb(bytes), format_mb(max_closure_bytes(call))),
     x = if (length(named)) {
       sprintf("The largest variables it captures are %s.", toString(named))
     } else {

@@ -35,9 +35,8 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
 }
 
 check_named_parts <- function(x, check, expected, arg, call) {
-  if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
-    abort_expected(x, expected, TRUE, arg, call)
-  }
+  fits <- has_unique_names(x) && !any(grepl("/", names(x), fixed = TRUE))
+  check_fits(x, fits, expected, TRUE, arg, call)
   for (name in names(x)) {
     check(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
   }
@@ -71,24 +70,16 @@ with_named_fields <- function(present, named) {
 
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
-    abort_input(
-      sprintf(
-        "`%s` has no column other than the label %s.",
-        arg,
-        list_names(unlist(columns$label))
-      ),
-      i = "Add at least one feature column.",
-      call = call
-    )
+    text <- "`%s` has no column other than the label %s."
+    problem <- sprintf(text, arg, list_names(unlist(columns$label)))
+    abort_input(problem, i = "Add at least one feature column.", call = call)
   }
   for (part in c("label", "weight")) {
     both <- intersect(unlist(columns[[part]]), features)
     if (length(both)) {
-      abort_input(
-        sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part),
-        i = sprintf("Leave it out of `features`, or name another column as `%s`.", part),
-        call = call
-      )
+      problem <- sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part)
+      advice <- sprintf("Leave it out of `features`, or name another column as `%s`.", part)
+      abort_input(problem, i = advice, call = call)
     }
   }
 }
@@ -102,15 +93,11 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
+    also <- "`weight`, `categories` and `encode`"
+    problem <- "`%s` describes columns, but `data` has no columns to which it applies."
     abort_input(
-      sprintf(
-        "`%s` describes columns, but `data` has no columns to which it applies.",
-        unused[[1L]]
-      ),
-      i = paste(
-        "It works with tables and files; `weight`, `categories` and `encode` also with data",
-        "frames."
-      ),
+      sprintf(problem, unused[[1L]]),
+      i = sprintf("It works with tables and files; %s also with data frames.", also),
       call = call
     )
   }

@@ -79,11 +79,10 @@ abort_python <- function(error, call) {
 }
 
 traceback_tail <- function(traceback, lines = 6L) {
-  if (is.null(traceback)) {
-    return(NULL)
+  if (!is.null(traceback)) {
+    rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
+    paste(utils::tail(rows, lines), collapse = "\n")
   }
-  rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
-  paste(utils::tail(rows, lines), collapse = "\n")
 }
 
 # Programs and packages that a message of Python may begin with.
@@ -118,4 +117,19 @@ begins_with_word <- function(text) {
   first <- sub(" .*", "", text)
   is_word <- grepl("^[a-z]+([-'][a-z]+)*[,:;]?$", first) && !grepl("^[a-z]+ = ", text)
   is_word && !sub("('s|[,:;])$", "", first) %in% lower_case_names
+}
+
+# Message of an error of another package, without the calls that led to it.
+last_message <- function(error) {
+  while (!is.null(error$parent)) {
+    error <- error$parent
+  }
+  gsub("\\s+", " ", cli::ansi_strip(conditionMessage(error)))
+}
+
+# The value of code of another package; its errors become errors of an argument.
+or_abort <- function(code, problem, ..., call) {
+  tryCatch(code, error = function(error) {
+    abort_input(problem, x = last_message(error), ..., call = call)
+  })
 }

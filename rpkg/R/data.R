@@ -156,11 +156,9 @@ check_table <- function(data, columns, route, arg, call) {
 
 check_has_spark <- function(route, arg, call) {
   if (!has_spark(route)) {
-    abort_input(
-      sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route)),
-      i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table.",
-      call = call
-    )
+    problem <- sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route))
+    advice <- "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -189,11 +187,8 @@ check_data_path <- function(path, arg, call) {
   is_there <- file.exists(local) | lengths(lapply(local, Sys.glob)) > 0L
   absent <- path[is_here & !is_there]
   if (length(absent)) {
-    abort_input(
-      sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]]),
-      i = "Pass the path or URI of Parquet or TFRecord files.",
-      call = call
-    )
+    problem <- sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]])
+    abort_input(problem, i = "Pass the path or URI of Parquet or TFRecord files.", call = call)
   }
   if (length(absolute) == 1L) absolute else as.list(absolute)
 }
@@ -233,17 +228,12 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   used <- given[tabulate(data$y, length(given)) > 0L]
   unknown <- setdiff(used, trained)
   if (length(unknown)) {
+    known <- if (is.null(trained)) "not a factor" else list_names(trained)
+    problem <- "The label of `%s` has the value \"%s\", which the training did not have."
     abort_input(
-      sprintf(
-        "The label of `%s` has the value \"%s\", which the training did not have.",
-        arg,
-        unknown[[1L]]
-      ),
+      sprintf(problem, arg, unknown[[1L]]),
       x = sprintf("`%s`: %s.", arg, list_names(given)),
-      x = sprintf(
-        "The training: %s.",
-        if (is.null(trained)) "not a factor" else list_names(trained)
-      ),
+      x = sprintf("The training: %s.", known),
       i = "Leave these rows out, or make a factor with the levels of the training.",
       call = call
     )
@@ -282,7 +272,7 @@ check_label_levels <- function(model, y, call) {
     return(invisible())
   }
   tryCatch(
-    call_python(pybackend(call)$bridge$check_levels, model, as.list(known), call = call),
+    call_bridge("check_levels", model, as.list(known), call = call),
     tfdist_error_input = function(error) {
       unused <- setdiff(known, as.character(y))
       if (!length(unused)) {
@@ -305,10 +295,8 @@ inform_levels <- function(levels) {
   if (length(codes) > 10L) {
     codes <- c(codes[1:8], "...", codes[[length(codes)]])
   }
-  rlang::inform(
-    sprintf("The levels of the label become codes: %s.", toString(codes)),
-    class = "tfdist_message_levels"
-  )
+  text <- sprintf("The levels of the label become codes: %s.", toString(codes))
+  rlang::inform(text, class = "tfdist_message_levels")
 }
 
 # Call `code` with checked data in Python's form. A temporary view exists until `code` returns.

@@ -12,7 +12,10 @@ encode_frame <- function(data, features, columns, arg, call) {
   for (name in features) {
     check_characters(data[[name]], sprintf("%s$%s", arg, name), call)
   }
-  check_encoded(columns$encode, features, call)
+  unused <- setdiff(names(columns$encode), features)
+  if (length(unused)) {
+    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]), call = call)
+  }
   categories <- columns$categories
   encode <- list()
   for (name in features) {
@@ -21,23 +24,11 @@ encode_frame <- function(data, features, columns, arg, call) {
       next
     }
     encode[[name]] <- encoding
-    if (encoding == "text") {
-      next
+    if (encoding != "text" && is.null(categories[[name]])) {
+      categories[[name]] <- find_values(data[[name]], name, encoding, columns, arg, call)
     }
-    categories[[name]] <- categories[[name]] %||%
-      find_values(data[[name]], name, encoding, columns, arg, call)
   }
   list(categories = categories, encode = null_if_empty(encode))
-}
-
-check_encoded <- function(encode, features, call) {
-  unused <- setdiff(names(encode), features)
-  if (length(unused)) {
-    abort_input(
-      sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]),
-      call = call
-    )
-  }
 }
 
 # Columns that form a text input by themselves.
@@ -71,28 +62,16 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   }
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
-    abort_input(
-      sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column)),
-      i = "Text, factors and whole numbers can be encoded; other types need `categories`.",
-      call = call
-    )
+    problem <- sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column))
+    advice <- "Text, factors and whole numbers can be encoded; other types need `categories`."
+    abort_input(problem, i = advice, call = call)
   }
   check_column_missing(column, name, arg, call)
   values <- column_values(column)
   if (encoding == "one_hot" && length(values) > most_one_hot) {
-    abort_input(
-      sprintf(
-        "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\".",
-        name,
-        arg,
-        length(values)
-      ),
-      i = sprintf(
-        "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding.",
-        name
-      ),
-      call = call
-    )
+    advice <- "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding."
+    problem <- "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\"."
+    abort_input(sprintf(problem, name, arg, length(values)), i = sprintf(advice, name), call = call)
   }
   values
 }
@@ -178,6 +157,6 @@ narrow_columns <- function(columns, data) {
 check_inputs <- function(model, names, call) {
   if (!is.null(names)) {
     names <- if (is.list(names)) lapply(names, as.list) else as.list(names)
-    call_python(pybackend(call)$bridge$check_inputs, model, names, call = call)
+    call_bridge("check_inputs", model, names, call = call)
   }
 }

@@ -6,19 +6,15 @@ find_python <- function(python, call = caller_env()) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
     wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
-    abort_input(
-      sprintf("No %s was found on this machine.", wanted),
-      i = "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`.",
-      call = call
-    )
+    problem <- sprintf("No %s was found on this machine.", wanted)
+    advice <- "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
+    abort_input(problem, i = advice, call = call)
   }
   version <- version_of_python(found, call)
   if (version < "3.11" || version >= "3.14") {
-    abort_input(
-      sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version),
-      i = "Leave out `python` to use the newest of these on this machine.",
-      call = call
-    )
+    problem <- sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version)
+    advice <- "Leave out `python` to use the newest of these on this machine."
+    abort_input(problem, i = advice, call = call)
   }
   found
 }
@@ -152,4 +148,34 @@ abort_logged <- function(problem, log, call, lines = 8L) {
     "tfdist_error_python",
     call = call
   )
+}
+
+#' Pack a Python environment for workers on other hosts
+#'
+#' Writes the packages, the interpreter and the standard library of a Python environment to one
+#' file, for the argument `environment` of [resources()]. Then nothing needs to be installed on the
+#' workers' hosts. Without a file, `resources(environment = "this")` packs the environment in each
+#' session again.
+#'
+#' The file works in any folder where it is unpacked, with `bin/python` as its Python. Equal
+#' environments give files with equal digests. Left out are files that no worker needs: PySpark's
+#' jars, TensorFlow's C++ headers, tests of the standard library, and packages that are folders of
+#' sources (`pip install -e`). tfdist itself is always sent with the job.
+#'
+#' @param path File to write, which ends with `.tar.gz`.
+#' @param environment `"this"` (default): the environment of this session, such as the one that
+#'   [install_tfdist()] made. Or the folder of a virtual environment on this machine. For conda
+#'   environments use conda-pack, whose files [resources()] accepts.
+#'
+#' @return `path`, invisibly. A message shows the size of the file and what it contains.
+#' @export
+#' @examplesIf FALSE
+#' pack_environment("environment.tar.gz")
+#' fit <- train_mnist(sc, workers = 3, resources = resources(environment = "environment.tar.gz"))
+pack_environment <- function(path = "environment.tar.gz", environment = "this") {
+  check_string(path)
+  check_string(environment)
+  packed <- call_python(pybackend()$pack_environment, path, environment)
+  rlang::inform(packed$summary())
+  invisible(path)
 }

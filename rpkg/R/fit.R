@@ -81,13 +81,7 @@ NULL
 
 # `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is the result
 # of keep_model_fn().
-new_fit <- function(
-  result,
-  columns = list(),
-  settings = list(),
-  call = NULL,
-  kept = NULL
-) {
+new_fit <- function(result, columns = list(), settings = list(), call = NULL, kept = NULL) {
   fields <- result$to_dict()
   # The decoded model is stored in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
@@ -157,29 +151,24 @@ generation_frame <- function(generations) {
 }
 
 restart_frame <- function(restarts) {
-  rows <- frame_of(
-    restarts,
-    list(time = NA_real_, lost = NA_character_, checkpoint = NA_character_)
-  )
-  rows$time <- .POSIXct(rows$time)
-  rows
+  frame_of(restarts, list(time = no_time, lost = NA_character_, checkpoint = NA_character_))
 }
 
 # A data frame from Python's records. `absent` has the values of absent fields, by column.
 frame_of <- function(records, absent) {
-  column <- function(none, name) vapply(records, function(one) one[[name]] %||% none, none)
+  column <- function(none, name) {
+    values <- vapply(records, function(one) one[[name]] %||% none, none)
+    if (inherits(none, "POSIXct")) .POSIXct(values) else values
+  }
   as.data.frame(Map(column, absent, names(absent)))
 }
 
+no_time <- .POSIXct(NA_real_)
+
 timeline_frame <- function(timeline) {
-  text <- function(field) vapply(timeline, function(one) one[[field]], "")
-  data.frame(
-    rank = vapply(timeline, function(one) as.integer(one$rank), 0L),
-    host = text("host"),
-    time = .POSIXct(vapply(timeline, function(one) as.double(one$time), 0)),
-    state = text("state"),
-    reason = text("reason")
-  )
+  rows <- frame_of(timeline, list(rank = 0, host = "", time = no_time, state = "", reason = ""))
+  rows$rank <- as.integer(rows$rank)
+  rows
 }
 
 plain_audit <- function(audit) {
@@ -225,11 +214,8 @@ number_epochs <- function(epochs_of) {
 # The epochs of each metric in the history, as a list.
 epochs_of <- function(fit) {
   in_validation <- startsWith(as.character(names(fit$history)), "val_")
-  Map(
-    function(values, data) fit$numbered[[data]] %||% seq_along(values),
-    fit$history,
-    ifelse(in_validation, "validation", "training")
-  )
+  number <- function(values, data) fit$numbered[[data]] %||% seq_along(values)
+  Map(number, fit$history, ifelse(in_validation, "validation", "training"))
 }
 
 worker_frame <- function(reports) {

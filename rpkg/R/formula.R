@@ -14,19 +14,19 @@ formula_columns <- function(formula, data, weight, options, call) {
     return(columns)
   }
   computed <- sprintf("`%s`", computed[[1L]])
-  check_can_prepare(
-    structure(list(computed = computed), class = "tfdist_formula"),
-    data,
-    "data",
-    call
-  )
-  check_formula_encoding(options$encode, computed, call)
+  unprepared <- structure(list(computed = computed), class = "tfdist_formula")
+  check_can_prepare(unprepared, data, "data", call)
+  if (!identical(options$encode, "one_hot")) {
+    abort_input(
+      sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
+      i = "Leave out `encode`: all text then becomes one-hot.",
+      call = call
+    )
+  }
   preparation <- prepare_formula(terms, data, computed, options$categories, call)
   options["categories"] <- list(NULL)
   columns <- column_spec(preparation$label, NULL, weight, options, call)
-  columns$formula <- formula
-  columns$preparation <- preparation
-  columns
+  c(columns, list(formula = formula, preparation = preparation))
 }
 
 # The terms of a formula, in which `.` stands for all columns except the label and the weight.
@@ -64,46 +64,33 @@ read_formula <- function(formula, data, weight, options, call) {
 
 check_terms <- function(terms, weight, call) {
   if (!is.null(attr(terms, "offset"))) {
-    abort_input(
-      "`formula` has an offset, which is not supported.",
-      i = "Make the column an input of the model, and add it there.",
-      call = call
-    )
+    problem <- "`formula` has an offset, which is not supported."
+    advice <- "Make the column an input of the model, and add it there."
+    abort_input(problem, i = advice, call = call)
   }
   variables <- as.list(attr(terms, "variables"))[-1L]
-  is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
-  groups <- Filter(is_group, variables)
+  groups <- Filter(function(expr) rlang::is_call(expr, c("|", "||")), variables)
   if (length(groups)) {
-    abort_input(
-      sprintf(
-        "`formula` has `%s`: random effects and groups are not supported.",
-        deparse_line(groups[[1L]])
-      ),
-      i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`.",
-      call = call
-    )
+    text <- "`formula` has `%s`: random effects and groups are not supported."
+    problem <- sprintf(text, deparse_line(groups[[1L]]))
+    advice <- "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
+    abort_input(problem, i = advice, call = call)
   }
   is_contrast <- function(expr) is.call(expr) && deparse_line(expr[[1L]]) %in% c("C", "stats::C")
   if (any(vapply(variables, is_contrast, NA))) {
-    abort_input(
-      "`formula` sets contrasts, which are not used: each level of a factor has a column.",
-      i = "Use the column's name alone, or compute its columns with `model.matrix()` first.",
-      call = call
-    )
+    problem <- "`formula` sets contrasts, which are not used: each level of a factor has a column."
+    advice <- "Use the column's name alone, or compute its columns with `model.matrix()` first."
+    abort_input(problem, i = advice, call = call)
   }
   labels <- attr(terms, "term.labels")
   if (!length(labels)) {
-    abort_input(
-      "`formula` names no feature.",
-      i = "Name some on the right: `y ~ a + b`, or `y ~ .`",
-      call = call
-    )
+    problem <- "`formula` names no feature."
+    abort_input(problem, i = "Name some on the right: `y ~ a + b`, or `y ~ .`", call = call)
   }
   targets <- c(all.vars(attr(terms, "variables")[[2L]]), weight)
   both <- intersect(targets, all.vars(str2expression(labels)))
   if (length(both)) {
-    is_weight <- both[[1L]] %in% weight
-    problem <- if (is_weight) {
+    problem <- if (both[[1L]] %in% weight) {
       "`formula` has the weight `%s` among the features."
     } else {
       "`formula` has `%s` on both sides."
@@ -121,16 +108,6 @@ bare_name <- function(term) {
 computed_terms <- function(terms, features) attr(terms, "term.labels")[is.na(features)]
 
 deparse_line <- function(expr) paste(deparse(expr, width.cutoff = 500L), collapse = " ")
-
-check_formula_encoding <- function(encode, computed, call) {
-  if (!identical(encode, "one_hot")) {
-    abort_input(
-      sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
-      i = "Leave out `encode`: all text then becomes one-hot.",
-      call = call
-    )
-  }
-}
 
 # Values that come from the training data: `predvars`, as of poly() or scale(), and levels.
 prepare_formula <- function(terms, data, computed, categories, call) {
@@ -174,20 +151,14 @@ check_by_row <- function(terms, data, predictors, call) {
   # The first or the last row may have the smallest value: also without these, and one row alone.
   spread <- function(from, to) unique(round(seq(from, to, length.out = 5L)))
   subsets <- list(spread(1, count), spread(0.3 * count, 0.7 * count), ceiling(0.6 * count))
+  terms <- stats::delete.response(terms)
   for (rows in subsets) {
-    some <- suppressWarnings(as.list(formula_frame(
-      stats::delete.response(terms),
-      data[rows, , drop = FALSE],
-      "data",
-      call
-    )))
+    some <- suppressWarnings(formula_frame(terms, data[rows, , drop = FALSE], "data", call))
     is_same <- \(name) has_same_rows(predictors[[name]], rows, some[[name]])
     for (name in Filter(Negate(is_same), names(predictors))) {
+      problem <- "`%s` in `formula` depends on all rows: for some of them alone, its values differ."
       abort_input(
-        sprintf(
-          "`%s` in `formula` depends on all rows: for some of them alone, its values differ.",
-          name
-        ),
+        sprintf(problem, name),
         i = "The prediction of a row would depend on the other rows.",
         i = "Compute the column first, or use `scale()`, `poly()` or a recipe: the fit stores it.",
         call = call
@@ -208,11 +179,9 @@ has_same_rows <- function(whole, rows, some) {
 inform_variables <- function(names) {
   names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
   if (length(names)) {
+    shown <- toString(sprintf("`%s`", names))
     rlang::inform(c(
-      sprintf(
-        "`formula` uses %s of this session, which the fit does not store.",
-        toString(sprintf("`%s`", names))
-      ),
+      sprintf("`formula` uses %s of this session, which the fit does not store.", shown),
       i = "Predictions will use its value at that time. Write the value itself into the formula."
     ))
   }
@@ -226,25 +195,17 @@ check_predictors <- function(predictors, call) {
   is_time <- vapply(predictors, inherits, NA, c("Date", "POSIXt", "difftime"))
   if (any(is_time)) {
     name <- names(predictors)[is_time][[1L]]
-    abort_input(
-      sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
-      i = sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name),
-      call = call
-    )
+    problem <- sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]])
+    advice <- sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name)
+    abort_input(problem, i = advice, call = call)
   }
 }
 
 formula_frame <- function(terms, data, arg, call) {
-  tryCatch(
-    stats::model.frame(terms, data, na.action = stats::na.pass),
-    error = function(error) {
-      abort_input(
-        sprintf("The formula cannot be applied to `%s`.", arg),
-        x = conditionMessage(error),
-        call = call
-      )
-    }
-  )
+  tryCatch(stats::model.frame(terms, data, na.action = stats::na.pass), error = function(error) {
+    problem <- sprintf("The formula cannot be applied to `%s`.", arg)
+    abort_input(problem, x = conditionMessage(error), call = call)
+  })
 }
 
 apply_formula <- function(preparation, data, arg, call, with_label, keeps_missing) {
@@ -264,12 +225,8 @@ apply_formula <- function(preparation, data, arg, call, with_label, keeps_missin
   }
   is_flag <- vapply(frame, is.logical, NA)
   frame[is_flag] <- lapply(frame[is_flag], as.integer)
-  contrasts <- lapply(preparation$levels, one_hot_contrasts)
-  matrix <- stats::model.matrix(
-    stats::delete.response(terms),
-    frame,
-    contrasts.arg = if (length(contrasts)) contrasts
-  )
+  contrasts <- null_if_empty(lapply(preparation$levels, one_hot_contrasts))
+  matrix <- stats::model.matrix(stats::delete.response(terms), frame, contrasts.arg = contrasts)
   columns <- setdiff(colnames(matrix), "(Intercept)")
   rows <- as.data.frame(matrix[, columns, drop = FALSE], optional = TRUE)
   if (with_label) {

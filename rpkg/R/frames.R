@@ -27,9 +27,12 @@ check_frame <- function(data, columns, arg, call) {
   of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
   check_matrix_order(unlist(coded$feature_names), unlist(columns$feature_names), arg, call)
   coded["categories"] <- list(c(coded$categories, of_labels))
-  weight <- frame_weight(data, columns$weight, arg, call)
+  weight <- columns$weight
+  if (!is.null(weight)) {
+    check_array(data[[weight]], sprintf("%s$%s", arg, weight), call)
+  }
   c(
-    list(kind = "arrays", y = y, sample_weight = weight),
+    list(kind = "arrays", y = y, sample_weight = if (!is.null(weight)) as.double(data[[weight]])),
     coded,
     list(arguments_used = c("weight", "categories", "encode"))
   )
@@ -53,16 +56,10 @@ encode_features <- function(data, features, columns, arg, call) {
 check_matrix_order <- function(names, known, arg, call) {
   if (setequal(names, known) && !identical(names, known)) {
     first <- which(names != known)[[1L]]
-    abort_input(
-      sprintf(
-        "`%s` has \"%s\" where the training has \"%s\".",
-        arg,
-        names[[first]],
-        known[[first]]
-      ),
-      i = "Put the columns of its matrix in the order of the training.",
-      call = call
-    )
+    text <- "`%s` has \"%s\" where the training has \"%s\"."
+    problem <- sprintf(text, arg, names[[first]], known[[first]])
+    advice <- "Put the columns of its matrix in the order of the training."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -108,28 +105,14 @@ levels_of_labels <- function(y, label) {
 check_frame_names <- function(data, arg, call) {
   names <- rlang::names2(data)
   if (!all(nzchar(names))) {
-    abort_input(
-      sprintf("Column %d of `%s` has no name.", match("", names), arg),
-      i = "Name it, or leave it out.",
-      call = call
-    )
+    problem <- sprintf("Column %d of `%s` has no name.", match("", names), arg)
+    abort_input(problem, i = "Name it, or leave it out.", call = call)
   }
   twice <- names[duplicated(names)]
   if (length(twice)) {
-    abort_input(
-      sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]]),
-      i = "Rename one, or leave it out.",
-      call = call
-    )
+    problem <- sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]])
+    abort_input(problem, i = "Rename one, or leave it out.", call = call)
   }
-}
-
-frame_weight <- function(data, weight, arg, call) {
-  if (is.null(weight)) {
-    return(NULL)
-  }
-  check_array(data[[weight]], sprintf("%s$%s", arg, weight), call)
-  as.double(data[[weight]])
 }
 
 check_columns <- function(wanted, columns, arg, what, call) {
@@ -201,12 +184,10 @@ advise_on_column <- function(name, column) {
 # haven's labelled columns have codes of categories: as numbers they would be ordered.
 check_not_labelled <- function(column, name, arg, call) {
   if (inherits(column, "haven_labelled")) {
+    advice <- "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`."
     abort_input(
       sprintf("Column \"%s\" of `%s` has codes with labels, of class haven_labelled.", name, arg),
-      i = sprintf(
-        "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`.",
-        name
-      ),
+      i = sprintf(advice, name),
       call = call
     )
   }
@@ -219,11 +200,8 @@ check_finite <- function(data, features, arg, call) {
     if (is.double(column) && !is.finite(sum(column))) {
       row <- (which(is.infinite(column))[1L] - 1L) %% NROW(column) + 1L
       if (!is.na(row)) {
-        abort_input(
-          sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row),
-          i = "Remove these rows, or replace the values.",
-          call = call
-        )
+        problem <- sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row)
+        abort_input(problem, i = "Remove these rows, or replace the values.", call = call)
       }
     }
   }
@@ -233,11 +211,8 @@ check_column_missing <- function(column, name, arg, call) {
   if (anyNA(column)) {
     # In a matrix column, the index of an element runs down the rows.
     row <- (which(is.na(column))[[1L]] - 1L) %% NROW(column) + 1L
-    abort_input(
-      sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row),
-      i = "Remove these rows, or fill in the values.",
-      call = call
-    )
+    problem <- sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row)
+    abort_input(problem, i = "Remove these rows, or fill in the values.", call = call)
   }
 }
 
@@ -258,14 +233,11 @@ frame_inputs <- function(data, features, categories = NULL, encode = NULL) {
     return(frame_matrix(data, features, categories, encode))
   }
   lapply(features, function(group) {
-    if (remains_text(group[[1L]], encode)) {
-      return(frame_matrix(data, group, categories, encode))
-    }
     matrix <- frame_matrix(data, group, categories, encode)
     is_whole <- function(name) {
       !is.null(categories[[name]]) || typeof(data[[name]]) %in% c("integer", "logical")
     }
-    if (all(vapply(group, is_whole, NA))) {
+    if (is.numeric(matrix) && all(vapply(group, is_whole, NA))) {
       storage.mode(matrix) <- "integer"
     }
     matrix
@@ -311,16 +283,12 @@ complete_cases <- function(data, features, categories) {
 }
 
 warn_of_other_values <- function(name, value, values) {
-  rlang::warn(
-    c(
-      sprintf(
-        "No value of column \"%s\" is one of its categories (e.g. %s): no row gets a prediction.",
-        name,
-        encodeString(as.character(value), quote = "\"")
-      ),
-      i = sprintf("The categories are %s.", list_names(as.character(values)))
-    )
-  )
+  value <- encodeString(as.character(value), quote = "\"")
+  is_not <- sprintf("is one of its categories (e.g. %s): no row gets a prediction.", value)
+  rlang::warn(c(
+    sprintf("No value of column \"%s\" %s", name, is_not),
+    i = sprintf("The categories are %s.", list_names(as.character(values)))
+  ))
 }
 
 # The positions, from 0, of a column's values among its categories.
@@ -330,14 +298,9 @@ category_codes <- function(data, name, values, arg, call) {
   codes <- match_values(column, values) - 1L
   if (anyNA(codes)) {
     row <- which(is.na(codes))[[1L]]
+    problem <- "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories."
     abort_input(
-      sprintf(
-        "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories.",
-        name,
-        arg,
-        encodeString(as.character(column[[row]]), quote = "\""),
-        row
-      ),
+      sprintf(problem, name, arg, encodeString(as.character(column[[row]]), quote = "\""), row),
       i = sprintf("The categories are %s.", list_names(as.character(values))),
       call = call
     )

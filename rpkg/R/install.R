@@ -50,6 +50,7 @@ install_tfdist <- function(
   check_strings(pip_options, allow_null = TRUE)
   requirements <- python_requirements(source, extras)
   if (!reticulate::virtualenv_exists(envname)) {
+    # First: if create_environment() fails, it removes the folder.
     python <- find_python(python)
     create_environment(envname, python)
   }
@@ -65,10 +66,8 @@ inform_installed <- function(envname, path, extras) {
   )
   if (!identical(envname, "r-tfdist")) {
     python <- reticulate::virtualenv_python(envname)
-    next_steps <- c(
-      next_steps,
-      i = sprintf("Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`.", python)
-    )
+    step <- "Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`."
+    next_steps <- c(next_steps, i = sprintf(step, python))
   }
   spark <- Sys.glob(file.path(path, "lib", "python*", "site-packages", "pyspark"))
   if ("spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))) {
@@ -96,11 +95,8 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
     } else {
       "does not exist"
     }
-    abort_input(
-      sprintf("`%s` %s: %s.", arg, problem, source),
-      i = "Leave it out to install the copy inside the R package.",
-      call = call
-    )
+    problem <- sprintf("`%s` %s: %s.", arg, problem, source)
+    abort_input(problem, i = "Leave it out to install the copy inside the R package.", call = call)
   }
 }
 

@@ -12,10 +12,9 @@ new_pane <- function(call = caller_env()) {
 
 update_pane <- function(pane, kind, event) {
   if (pane$is_shown) {
-    tryCatch(
-      suppressWarnings(show_in_pane(pane, kind, event)),
-      error = function(error) pane$is_shown <- FALSE
-    )
+    tryCatch(suppressWarnings(show_in_pane(pane, kind, event)), error = function(error) {
+      pane$is_shown <- FALSE
+    })
   }
   invisible()
 }

@@ -50,39 +50,21 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
   check_string(folder, allow_null = TRUE)
   callbacks <- check_callbacks(callbacks)
   call <- rlang::current_env()
-  job <- call_python(
-    pybackend(call)$attach_job,
-    id,
-    callbacks = as_python_callbacks(callbacks, call),
-    folder = jobs_folder(folder),
-    call = call
-  )
-  as_job(job)
+  callbacks <- as_python_callbacks(callbacks, call)
+  folder <- jobs_folder(folder)
+  attach <- pybackend(call)$attach_job
+  as_job(call_python(attach, id, callbacks = callbacks, folder = folder, call = call))
 }
 
 #' @rdname attach_job
 #' @export
 jobs <- function(folder = NULL) {
   check_string(folder, allow_null = TRUE)
-  call <- rlang::current_env()
-  found <- call_python(pybackend(call)$bridge$list_jobs, jobs_folder(folder), call = call)
+  found <- call_bridge("list_jobs", jobs_folder(folder))
   text <- NA_character_
   # An unreadable job has only an id, a status and a folder.
-  rows <- frame_of(
-    found,
-    list(
-      id = text,
-      status = text,
-      submitted = NA_real_,
-      host = text,
-      where = text,
-      workers = NA_integer_,
-      epochs = NA_integer_,
-      folder = text
-    )
-  )
-  rows$submitted <- as.POSIXct(rows$submitted, origin = "1970-01-01")
-  rows
+  origin <- list(id = text, status = text, submitted = no_time, host = text, where = text)
+  frame_of(found, c(origin, list(workers = NA_integer_, epochs = NA_integer_, folder = text)))
 }
 
 #' @export
@@ -154,14 +136,11 @@ own_part <- function(folder) file.path(folder, "fit.rds")
 read_own_part <- function(job) {
   path <- own_part(job$folder)
   if (file.exists(path)) {
-    tryCatch(
-      readRDS(path),
-      error = function(error) {
-        text <- sprintf("%s is damaged: %s.", path, conditionMessage(error))
-        advice <- "`pybackend.attach_job()` in Python reads the result without it."
-        abort_tfdist(c(text, i = advice), "tfdist_error_serialization", call = NULL)
-      }
-    )
+    tryCatch(readRDS(path), error = function(error) {
+      text <- sprintf("%s is damaged: %s.", path, conditionMessage(error))
+      advice <- "`pybackend.attach_job()` in Python reads the result without it."
+      abort_tfdist(c(text, i = advice), "tfdist_error_serialization", call = NULL)
+    })
   }
 }
 

@@ -25,7 +25,6 @@ ml_options <- setdiff(
 #' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
 #' @param model A compiled Keras model, a [tfdist_fit], or an R function that takes no arguments and
 #'   returns a model. The function is called once, in this session.
-#' @param ... Must be empty: the arguments that follow must be named.
 #' @param features_col,label_col,prediction_col,probability_col,raw_prediction_col Names of columns,
 #'   as in sparklyr's classifiers.
 #' @param weight_col Column with the weight of each row in the loss, or `NULL`.
@@ -79,10 +78,8 @@ ml_keras <- take_options(
     check_installed("sparklyr", "A pipeline of Spark ML")
     sc <- pipeline_connection(x)
     check_model(model)
-    check_needs_no_r(
-      model,
-      "Train it further with `barrier_train()`, and predict with `predict()`."
-    )
+    advice <- "Train it further with `barrier_train()`, and predict with `predict()`."
+    check_needs_no_r(model, advice)
     columns <- list(
       featuresCol = check_string(features_col),
       labelCol = check_string(label_col),
@@ -103,18 +100,10 @@ ml_keras <- take_options(
     open_session(check_pipeline_connection(sc), call)
     names(settings)[names(settings) == "batch_size"] <- "batchSize"
     params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
-    stage <- do.call(
-      call_python,
-      c(
-        list(
-          pybackend_ml(call)$KerasEstimator,
-          as_python_model(model, call, settings$seed),
-          call = call
-        ),
-        list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE),
-        drop_null(params)
-      )
-    )
+    keras_model <- as_python_model(model, call, settings$seed)
+    given <- list(pybackend_ml(call)$KerasEstimator, keras_model, call = call)
+    loading <- list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE)
+    stage <- do.call(call_python, c(given, loading, drop_null(params)))
     if (inherits(x, "tbl_spark")) {
       return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
     }
@@ -125,11 +114,8 @@ ml_keras <- take_options(
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
 as_train_options <- function(options, call) {
-  is_default <- mapply(
-    function(value, default) isTRUE(all.equal(value, default)),
-    options,
-    option_defaults[names(options)]
-  )
+  is_equal <- function(value, default) isTRUE(all.equal(value, default))
+  is_default <- mapply(is_equal, options, option_defaults[names(options)])
   options <- options[!is_default]
   options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
   found <- drop_null(as_python_settings(options, call))
@@ -147,10 +133,8 @@ add_stage <- function(x, stage) {
   if (inherits(x, "ml_pipeline") && length(sparklyr::ml_stages(x))) {
     stages <- list(x)
   }
-  if (!is_python(stage) && !inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))) {
-    expected <- "a stage of a pipeline"
-    abort_expected(stage, expected, FALSE, "stage", rlang::current_env())
-  }
+  fits <- is_python(stage) || inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))
+  check_fits(stage, fits, "a stage of a pipeline")
   new_ml_pipeline(sc, c(stages, list(stage)))
 }
 
@@ -170,8 +154,7 @@ new_ml_pipeline <- function(sc, stages) {
 }
 
 new_ml_model <- function(sc, stages) {
-  of_python <- Filter(is_python, stages)
-  keras <- call_python(pybackend_ml()$model$find_keras, of_python)
+  keras <- call_python(pybackend_ml()$model$find_keras, Filter(is_python, stages))
   structure(list(sc = sc, stages = stages, keras = keras), class = "tfdist_ml_model")
 }
 
@@ -197,15 +180,32 @@ ml_transform.tfdist_ml_model <- function(x, dataset, ...) {
 #' @exportS3Method sparklyr::ml_predict
 ml_predict.tfdist_ml_model <- function(x, dataset, ...) sparklyr::ml_transform(x, dataset)
 
+# Python writes Spark ML's format. Stages of sparklyr are passed to it as files.
 #' @exportS3Method sparklyr::ml_save
 ml_save.tfdist_ml_pipeline <- function(x, path, overwrite = FALSE, ...) {
-  save_stages(x, path, overwrite, FALSE, rlang::current_env())
+  check_string(path)
+  check_flag(overwrite)
+  path <- absolute_path(path)
+  session <- open_session(check_pipeline_connection(x$sc))
+  part_path <- paste0(path, ".part-", random_hex())
+  on.exit(delete_from_spark(x$sc, part_path), add = TRUE)
+  parts <- lapply(seq_along(x$stages), function(place) {
+    stage <- x$stages[[place]]
+    if (is_python(stage)) {
+      return(stage)
+    }
+    saved <- paste0(part_path, "/", place)
+    suppressMessages(sparklyr::ml_save(stage, saved))
+    saved
+  })
+  stages <- pybackend_ml()$persistence
+  is_fitted <- inherits(x, "tfdist_ml_model")
+  call_python(persistence$save_stages, session, parts, path, overwrite, is_fitted)
+  invisible(NULL)
 }
 
 #' @exportS3Method sparklyr::ml_save
-ml_save.tfdist_ml_model <- function(x, path, overwrite = FALSE, ...) {
-  save_stages(x, path, overwrite, TRUE, rlang::current_env())
-}
+ml_save.tfdist_ml_model <- ml_save.tfdist_ml_pipeline
 
 #' @export
 print.tfdist_ml_pipeline <- function(x, ...) print_stages("Pipeline", x)
@@ -214,11 +214,8 @@ print.tfdist_ml_pipeline <- function(x, ...) print_stages("Pipeline", x)
 print.tfdist_ml_model <- function(x, ...) print_stages("Pipeline model", x)
 
 print_stages <- function(title, x) {
-  names <- vapply(
-    x$stages,
-    function(stage) if (is_python(stage)) stage$uid else sparklyr::ml_uid(stage),
-    ""
-  )
+  name_of <- function(stage) if (is_python(stage)) stage$uid else sparklyr::ml_uid(stage)
+  names <- vapply(x$stages, name_of, "")
   cat(sprintf("<%s with Keras>\n", title), sprintf("  %s\n", names), sep = "")
   invisible(x)
 }
@@ -246,28 +243,6 @@ transform_by <- function(stages, dataset, session, call) {
   dataset
 }
 
-# Python writes Spark ML's format. Stages of sparklyr are passed to it as files.
-save_stages <- function(x, path, overwrite, is_fitted, call) {
-  check_string(path, call = call)
-  check_flag(overwrite, call = call)
-  path <- absolute_path(path)
-  session <- open_session(check_pipeline_connection(x$sc, call), call)
-  part_path <- paste0(path, ".part-", random_hex())
-  on.exit(delete_from_spark(x$sc, part_path), add = TRUE)
-  parts <- lapply(seq_along(x$stages), function(place) {
-    stage <- x$stages[[place]]
-    if (is_python(stage)) {
-      return(stage)
-    }
-    saved <- paste0(part_path, "/", place)
-    suppressMessages(sparklyr::ml_save(stage, saved))
-    saved
-  })
-  save_stages <- pybackend_ml(call)$persistence$save_stages
-  call_python(save_stages, session, parts, path, overwrite, is_fitted, call = call)
-  invisible(NULL)
-}
-
 delete_from_spark <- function(sc, path) {
   place <- sparklyr::invoke_new(sc, "org.apache.hadoop.fs.Path", path)
   settings <- sparklyr::invoke(sparklyr::spark_context(sc), "hadoopConfiguration")
@@ -278,11 +253,9 @@ pipeline_connection <- function(x, call = caller_env()) {
   if (inherits(x, "tfdist_ml_pipeline")) {
     return(x$sc)
   }
-  known <- c("spark_connection", "ml_pipeline", "tbl_spark")
-  if (!inherits(x, known)) {
-    expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-    abort_expected(x, expected, FALSE, "x", call)
-  }
+  fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
+  expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
+  check_fits(x, fits, expected, call = call)
   sc <- sparklyr::spark_connection(x)
   check_pipeline_connection(sc, call)
   sc
@@ -291,11 +264,9 @@ pipeline_connection <- function(x, call = caller_env()) {
 check_pipeline_connection <- function(sc, call = caller_env()) {
   route <- check_sc(sc, "sc", call)
   if (route$kind != "sparklyr") {
-    abort_input(
-      "Pipelines with Keras need a connection of sparklyr itself.",
-      i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`.",
-      call = call
-    )
+    problem <- "Pipelines with Keras need a connection of sparklyr itself."
+    advice <- "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
+    abort_input(problem, i = advice, call = call)
   }
   check_installed("dplyr", "A Spark table", call)
   route

@@ -21,8 +21,7 @@
 mnist <- function(path = NULL, limit = NULL) {
   check_string(path, allow_null = TRUE)
   limit <- check_count(limit, allow_null = TRUE)
-  backend <- pybackend()
-  found <- call_python(backend$mnist, path, limit = limit)
+  found <- call_python(pybackend()$mnist, path, limit = limit)
   digits <- list(
     x_train = found$x_train,
     y_train = as_plain_labels(found$y_train),
@@ -32,10 +31,8 @@ mnist <- function(path = NULL, limit = NULL) {
     subset = found$subset
   )
   if (isTRUE(digits$subset)) {
-    rlang::inform(
-      "The full MNIST was not found; using the images that come with tfdist.",
-      class = "tfdist_message_subset"
-    )
+    text <- "The full MNIST was not found; using the images that come with tfdist."
+    rlang::inform(text, class = "tfdist_message_subset")
   }
   digits
 }

@@ -40,13 +40,9 @@ model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
-  backend <- pybackend()
-  call_python(
-    backend$model_to_base64,
-    as_python_model(model, rlang::current_env()),
-    format = format,
-    include_optimizer = include_optimizer
-  )
+  encode <- pybackend()$model_to_base64
+  model <- as_python_model(model, rlang::current_env())
+  call_python(encode, model, format = format, include_optimizer = include_optimizer)
 }
 
 #' @rdname model_to_base64
@@ -62,9 +58,10 @@ model_from_base64 <- function(
   check_string(text)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
-  check_sha256(sha256)
+  is_digest <- rlang::is_string(sha256) && grepl("^[0-9a-fA-F]{64}$", sha256)
+  check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", allow_null = TRUE)
   check_flag(compile)
-  decode_model(text, custom_objects, safe_mode, sha256, compile, call = rlang::current_env())
+  decode_model(text, custom_objects, safe_mode, sha256, compile, rlang::current_env())
 }
 
 #' @rdname model_to_base64
@@ -83,7 +80,7 @@ write_model <- function(x, path) {
     save_fit(x, file, call)
   } else if (endsWith(path, ".onnx")) {
     model <- if (is_fit) fit_model(x, call) else x
-    call_python(pybackend(call)$bridge$write_onnx, model, file, call = call)
+    call_bridge("write_onnx", model, file, call = call)
   } else if (is_fit) {
     write_fit(x, file, call)
   } else {
@@ -99,14 +96,7 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
   check_string(path)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
-  call <- rlang::current_env()
-  found <- call_python(
-    pybackend(call)$bridge$load_result,
-    path.expand(path),
-    custom_objects,
-    safe_mode,
-    call = call
-  )
+  found <- call_bridge("load_result", path.expand(path), custom_objects, safe_mode)
   columns <- list(label = found$label, labels = null_if_empty(lapply(found$labels, plain_label)))
   options <- list(custom_objects = custom_objects, safe_mode = safe_mode)
   new_fit(found$result, columns, list(model_options = options))
@@ -124,11 +114,8 @@ plain_label <- function(label) {
 # Save a whole fit, including what only R knows of its columns.
 save_fit <- function(fit, path, call) {
   if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
-    abort_input(
-      "This fit contains R code, which a .json file cannot store.",
-      i = "Use `saveRDS()`, which saves all of it for R.",
-      call = call
-    )
+    problem <- "This fit contains R code, which a .json file cannot store."
+    abort_input(problem, i = "Use `saveRDS()`, which saves all of it for R.", call = call)
   }
   as_json_list <- function(x) if (is.character(x)) as.list(x) else x
   named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
@@ -142,8 +129,7 @@ save_fit <- function(fit, path, call) {
     encode = null_if_empty(as.list(fit$encode))
   )
   changes <- Filter(Negate(is.null), changes)
-  backend <- pybackend(call)
-  call_python(backend$bridge$save_result, fit$record, fit$model_base64, path, changes, call = call)
+  call_bridge("save_result", fit$record, fit$model_base64, path, changes, call = call)
 }
 
 # Write the trained file unchanged, or through Keras if the path has the other format.
@@ -151,27 +137,24 @@ write_fit <- function(fit, path, call) {
   format <- fit$model_format
   is_weights <- identical(format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
-    abort_input(
-      "Keras cannot write this model as a whole: the fit has only its weights.",
-      i = "Name the file *.weights.h5, and load it with `model$load_weights()`.",
-      call = call
-    )
+    problem <- "Keras cannot write this model as a whole: the fit has only its weights."
+    advice <- "Name the file *.weights.h5, and load it with `model$load_weights()`."
+    abort_input(problem, i = advice, call = call)
   }
-  backend <- pybackend(call)
+  save <- pybackend(call)$save_model
   if (!endsWith(path, paste0(".", format))) {
     model <- fit_model(fit, call)
-    call_python(backend$save_model, model, path, include_optimizer = TRUE, call = call)
+    call_python(save, model, path, include_optimizer = TRUE, call = call)
   } else if (is.null(fit$model_uri)) {
-    call_python(backend$save_model, fit$model_base64, path, call = call)
+    call_python(save, fit$model_base64, path, call = call)
   } else {
-    call_python(backend$bridge$copy_model, fit$model_uri, path, call = call)
+    call_bridge("copy_model", fit$model_uri, path, call = call)
   }
 }
 
 decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE, call) {
-  backend <- pybackend(call)
   call_python(
-    backend$model_from_base64,
+    pybackend(call)$model_from_base64,
     text,
     custom_objects = custom_objects,
     safe_mode = safe_mode,
@@ -189,16 +172,15 @@ decode_fit <- function(fit, call) {
   }
   result <- .subset2(fit, "decoded")$result
   if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
-    return(call_python(pybackend(call)$bridge$model_of, result, call = call))
+    return(call_bridge("model_of", result, call = call))
   }
   custom_objects <- living_objects(fit$custom_objects)
   if (is.null(fit$model_uri)) {
     text <- fit$model_base64
     return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256, call = call))
   }
-  backend <- pybackend(call)
-  call_python(
-    backend$bridge$read_model,
+  call_bridge(
+    "read_model",
     fit$model_uri,
     custom_objects = custom_objects,
     safe_mode = fit$safe_mode,
@@ -207,16 +189,10 @@ decode_fit <- function(fit, call) {
   )
 }
 
-model_kinds <-
-  "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
+any_model <- "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
 
 # Check what barrier_train() accepts: a model, a fit, or a function that returns a model.
-check_model <- function(
-  model,
-  expected = model_kinds,
-  arg = caller_arg(model),
-  call = caller_env()
-) {
+check_model <- function(model, expected = any_model, arg = caller_arg(model), call = caller_env()) {
   if (is_python(model) || inherits(model, "tfdist_fit")) {
     return(check_model_object(model, arg, call))
   }
@@ -225,15 +201,9 @@ check_model <- function(
   }
   required <- required_arguments(model)
   if (length(required)) {
-    abort_input(
-      sprintf(
-        "`%s` must be a function without arguments, but `%s` is required.",
-        arg,
-        required[[1L]]
-      ),
-      i = "Wrap it: `function() build(...)`.",
-      call = call
-    )
+    text <- "`%s` must be a function without arguments, but `%s` is required."
+    problem <- sprintf(text, arg, required[[1L]])
+    abort_input(problem, i = "Wrap it: `function() build(...)`.", call = call)
   }
 }
 
@@ -249,11 +219,8 @@ abort_no_model <- function(model, expected, arg, call) {
     reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
     sprintf("Load the file: `%s(\"%s\")`.", reader, model)
   }
-  abort_input(
-    sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)),
-    i = advice,
-    call = call
-  )
+  problem <- sprintf("`%s` must be %s, not %s.", arg, expected, describe(model))
+  abort_input(problem, i = advice, call = call)
 }
 
 is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)
@@ -283,45 +250,27 @@ as_python_model <- function(model, call, seed = NULL) {
   built <- model()
   if (!is_keras_model(built)) {
     abort_input(
-      sprintf(
-        "The `model` function must return a compiled Keras model, not %s.",
-        describe(built)
-      ),
-      i = if (is.null(built)) {
-        "Its last line must be the model: `model$compile()` returns `NULL`."
-      },
+      sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
+      i = if (is.null(built)) "Its last line must be the model: `model$compile()` returns `NULL`.",
       call = call
     )
   }
   built
 }
 
-check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is.null(x) && !(rlang::is_string(x) && grepl("^[0-9a-fA-F]{64}$", x))) {
-    abort_expected(x, "a string of 64 hexadecimal digits", TRUE, arg, call)
-  }
-}
-
 check_model_path <- function(path, endings, arg = caller_arg(path), call = caller_env()) {
   check_string(path, arg = arg, call = call)
   if (!grepl(sprintf("[.](%s)$", paste(endings, collapse = "|")), path)) {
+    problem <- "`%s` must end in %s, but is %s."
     abort_input(
-      sprintf(
-        "`%s` must end in %s, but is %s.",
-        arg,
-        paste0(".", endings, collapse = " or "),
-        describe(path)
-      ),
+      sprintf(problem, arg, paste0(".", endings, collapse = " or "), describe(path)),
       call = call
     )
   }
   folder <- dirname(path.expand(path))
   if (!dir.exists(folder)) {
-    abort_input(
-      sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
-      i = "Create it with `dir.create()`.",
-      call = call
-    )
+    problem <- sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path))
+    abort_input(problem, i = "Create it with `dir.create()`.", call = call)
   }
   if (file.access(folder, 2L) != 0L) {
     abort_input(
@@ -330,17 +279,3 @@ check_model_path <- function(path, endings, arg = caller_arg(path), call = calle
     )
   }
 }
-
-#' Options for a model's classes and its file
-#'
-#' Value for the `model_options` argument of [barrier_train()] and of other calls with a model.
-#'
-#' @param custom_objects Named list of Python classes and functions that the model needs in addition
-#'   to Keras's own. `NULL` (default): none, or those of the fit if the model is a [tfdist_fit].
-#'
-#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
-#'   `tfdist_error_input`.
-#' @export
-#' @examples
-#' model_options(uri = "/shared/models/digits.keras")
-model_options <- new_maker("model_options")

@@ -13,9 +13,7 @@ check_newdata <- function(
   check_one_of(on_missing, c("null", "error"), arg = "on_missing", call = call)
   check_no_table(newdata, arg, call)
   check_no_database(newdata, arg, call, predicts = TRUE)
-  if (is.null(newdata)) {
-    abort_expected(newdata, "a data frame or a numeric array", FALSE, arg, call)
-  }
+  check_fits(newdata, !is.null(newdata), "a data frame or a numeric array", FALSE, arg, call)
   complete <- NULL
   if (is.data.frame(newdata)) {
     check_frame_names(newdata, arg, call)
@@ -64,7 +62,7 @@ spread_rows <- function(scores, complete) {
 
 # The names of a model's inputs that take strings; NULL if its inputs are not known.
 find_text_inputs <- function(model, call) {
-  call_python(pybackend(call)$bridge$find_text_inputs, model, call = call)
+  call_bridge("find_text_inputs", model, call = call)
 }
 
 encode_newdata <- function(newdata, model, on_missing, arg, call) {

@@ -53,9 +53,7 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x)) {
     return(invisible(NULL))
   }
-  if (!is.function(x) || is_python(x)) {
-    abort_expected(x, "an R function", TRUE, arg, call)
-  }
+  check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg, call)
   taken <- names(formals(x))
   if (length(taken) < 2L && !"..." %in% taken) {
     abort_input(

@@ -46,16 +46,12 @@ train_mlp <- function(
   check_string(activation)
   check_positive(learn_rate)
   label <- ".outcome"
-  columns <- column_spec(label, names(x), NULL, data_options(encode = "one_hot"))
+  options <- data_options(encode = "one_hot")
+  columns <- column_spec(label, names(x), NULL, options)
   data <- x
   data[[label]] <- y
   rows <- check_frame(data, columns, "data", rlang::current_env())
-  layers <- list(
-    units = hidden_units,
-    activation = activation,
-    penalty = penalty,
-    dropout = dropout
-  )
+  layers <- mget(c("hidden_units", "activation", "penalty", "dropout"))
   model <- function() {
     build_mlp(length(rows$feature_names), layers, nlevels(rows$y), learn_rate)
   }
@@ -66,7 +62,7 @@ train_mlp <- function(
       model,
       data,
       label = ".outcome",
-      data_options = data_options(encode = "one_hot"),
+      data_options = options,
       epochs = epochs,
       verbose = verbose,
       ...
@@ -83,30 +79,23 @@ check_engine_arguments <- function(given, call = caller_env()) {
   if (length(unknown)) {
     others <- sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
     advice <- find_instead(unknown[[1L]], known, others)
-    abort_input(
-      sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]),
-      i = advice,
-      call = call
-    )
+    problem <- sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]])
+    abort_input(problem, i = advice, call = call)
   }
 }
 
 # Without classes, the model has one output number.
 build_mlp <- function(inputs, layers, classes, learn_rate) {
   keras <- reticulate::import("keras")
-  is_known <- tryCatch(
-    is.function(keras$activations$get(layers$activation)),
-    error = function(error) FALSE
-  )
+  find <- keras$activations$get
+  is_known <- tryCatch(is.function(find(layers$activation)), error = function(error) FALSE)
   if (!is_known) {
-    abort_input(
-      sprintf("Keras has no activation \"%s\".", layers$activation),
-      i = "Use for example \"relu\", \"tanh\" or \"gelu\"."
-    )
+    problem <- sprintf("Keras has no activation \"%s\".", layers$activation)
+    abort_input(problem, i = "Use for example \"relu\", \"tanh\" or \"gelu\".")
   }
   model <- keras$Sequential()
   model$add(keras$Input(reticulate::tuple(as.integer(inputs))))
-  for (units in layers$units) {
+  for (units in layers$hidden_units) {
     shrink <- if (layers$penalty > 0) keras$regularizers$L2(layers$penalty)
     dense <- keras$layers$Dense(units, layers$activation, kernel_regularizer = shrink)
     model$add(dense)
@@ -114,11 +103,8 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
       model$add(keras$layers$Dropout(layers$dropout))
     }
   }
-  if (classes) {
-    model$add(keras$layers$Dense(classes, activation = "softmax"))
-  } else {
-    model$add(keras$layers$Dense(1L))
-  }
+  output <- if (classes) list(classes, activation = "softmax") else list(1L)
+  model$add(do.call(keras$layers$Dense, output))
   loss <- if (classes) "sparse_categorical_crossentropy" else "mean_squared_error"
   model$compile(optimizer = keras$optimizers$Adam(learn_rate), loss = loss)
   model
@@ -126,35 +112,19 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
 
 # parsnip may be loaded before or after this package.
 register_engine <- function(...) {
-  engines <- parsnip::get_from_env("mlp")
-  if ("tfdist" %in% engines$engine) {
+  if ("tfdist" %in% parsnip::get_from_env("mlp")$engine) {
     return(invisible())
   }
+  func <- c(pkg = "tfdist", fun = "train_mlp")
+  fit <- list(interface = "data.frame", protect = c("x", "y"), func = func, defaults = list())
+  # Nothing is done to the predictors before train_mlp() gets them.
+  nothing <- c("compute_intercept", "remove_intercept", "allow_sparse_x")
+  encoding <- c(list(predictor_indicators = "none"), rlang::rep_named(nothing, list(FALSE)))
   for (mode in c("classification", "regression")) {
     parsnip::set_model_engine("mlp", mode, "tfdist")
     parsnip::set_dependency("mlp", "tfdist", "tfdist", mode)
-    parsnip::set_fit(
-      "mlp",
-      mode,
-      "tfdist",
-      list(
-        interface = "data.frame",
-        protect = c("x", "y"),
-        func = c(pkg = "tfdist", fun = "train_mlp"),
-        defaults = list()
-      )
-    )
-    parsnip::set_encoding(
-      "mlp",
-      mode,
-      "tfdist",
-      list(
-        predictor_indicators = "none",
-        compute_intercept = FALSE,
-        remove_intercept = FALSE,
-        allow_sparse_x = FALSE
-      )
-    )
+    parsnip::set_fit("mlp", mode, "tfdist", fit)
+    parsnip::set_encoding("mlp", mode, "tfdist", encoding)
   }
   # Names of the arguments, and dials's functions with the values to try in tuning.
   arguments <- c("hidden_units", "penalty", "dropout", "epochs", "activation", "learn_rate")

@@ -35,7 +35,9 @@ line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 
 # The values to draw, and with `smooth` their smooth line.
 plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
-  check_smooth(smooth, call = call)
+  fits <- rlang::is_bool(smooth) || (is_number(smooth) && smooth >= 0 && smooth < 1)
+  expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
+  check_fits(smooth, fits, expected, call = call)
   check_strings(metrics, allow_null = TRUE, call = call)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {
@@ -44,11 +46,8 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   known <- levels(history$metric)
   unknown <- setdiff(metrics, known)
   if (length(unknown)) {
-    abort_input(
-      sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]]),
-      i = sprintf("The metrics are %s.", list_names(known)),
-      call = call
-    )
+    problem <- sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]])
+    abort_input(problem, i = sprintf("The metrics are %s.", list_names(known)), call = call)
   }
   shown <- unique(metrics) %||% known
   history <- history[history$metric %in% shown, ]
@@ -56,13 +55,6 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   history$data <- droplevels(history$data)
   history$line <- if (smooth) smooth_lines(history, smooth) else history$value
   history
-}
-
-check_smooth <- function(smooth, arg = caller_arg(smooth), call = caller_env()) {
-  if (!rlang::is_bool(smooth) && !(is_number(smooth) && smooth >= 0 && smooth < 1)) {
-    expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
-    abort_expected(smooth, expected, FALSE, arg, call)
-  }
 }
 
 smooth_lines <- function(history, smooth) {
@@ -101,13 +93,10 @@ of_several_epochs <- function(history) {
 
 plot_ggplot2 <- function(history, smooth) {
   panels <- nlevels(history$metric)
+  alpha <- if (smooth) 0.35 else 1
   ggplot2::ggplot(history, ggplot2::aes(.data$epoch, colour = .data$data)) +
     ggplot2::geom_line(ggplot2::aes(y = .data$line), of_several_epochs, linewidth = 0.7) +
-    ggplot2::geom_point(
-      ggplot2::aes(y = .data$value),
-      size = 1.6,
-      alpha = if (smooth) 0.35 else 1
-    ) +
+    ggplot2::geom_point(ggplot2::aes(y = .data$value), size = 1.6, alpha = alpha) +
     ggplot2::facet_wrap(~metric, ncol = if (panels > 3L) 2L else 1L, scales = "free_y") +
     ggplot2::scale_x_continuous(breaks = whole_breaks) +
     ggplot2::scale_colour_manual(values = line_colours) +

@@ -74,21 +74,14 @@ predict.tfdist_fit <- function(
   call <- rlang::current_env()
   columns <- list(features = features, tensors = tensors, categories = categories)
   if (inherits(newdata, "tbl_spark")) {
-    return(
-      predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call)
-    )
+    return(predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call))
   }
   check_only_tables(c(columns, list(runtime = runtime)))
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   checked <- check_newdata(newdata, object, on_missing)
   rows <- as_input(checked$rows, as_feature_array)
-  scores <- call_python(
-    pybackend(call)$bridge$predict_rows,
-    fit_model(object, call),
-    rows,
-    batch_size,
-    call = call
-  )
+  model <- fit_model(object, call)
+  scores <- call_bridge("predict_rows", model, rows, batch_size, call = call)
   shape_scores(scores, object, checked$complete, type, newdata, call)
 }
 
@@ -99,10 +92,8 @@ shape_scores <- function(scores, model, complete, type, newdata, call) {
     scores <- spread_rows(scores, complete)
     return(if (is_fit) name_scores(scores, model) else scores)
   }
-  if (is_fit) {
-    return(as_columns(scores, model, fit_model(model, call), complete, type, call))
-  }
-  as_columns(scores, list(), model, complete, type, call)
+  fit <- if (is_fit) model else list()
+  as_columns(scores, fit, if (is_fit) fit_model(model, call) else model, complete, type, call)
 }
 
 # Whether predictions are columns, not the raw outputs.
@@ -114,20 +105,11 @@ shows_columns <- function(type, newdata) {
 as_columns <- function(scores, fit, model, complete, type, call) {
   outputs <- c(character(), union(names(.subset2(fit, "labels")), names(fit$label)))
   levels_of <- lapply(rlang::set_names(outputs), function(name) label_of(fit, name)$levels)
-  found <- call_python(
-    pybackend(call)$bridge$shape_columns,
-    model,
-    scores,
-    type,
-    as_list_or_null(fit$levels),
-    if (is.null(type)) lapply(Filter(length, levels_of), as.list),
-    call = call
-  )
-  columns <- Map(
-    function(one, name) name_output(one, name, label_of(fit, name)),
-    found,
-    names(found)
-  )
+  levels_of <- if (is.null(type)) lapply(Filter(length, levels_of), as.list)
+  levels <- as_list_or_null(fit$levels)
+  found <- call_bridge("shape_columns", model, scores, type, levels, levels_of, call = call)
+  name_one <- function(one, name) name_output(one, name, label_of(fit, name))
+  columns <- Map(name_one, found, names(found))
   as_rows(lapply(do.call(c, unname(columns)), spread_rows, complete))
 }
 

@@ -9,11 +9,8 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
   check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options", call)
   check_no_database(data, "data", call)
   if (inherits(data, "recipe")) {
-    abort_input(
-      "`data` is a recipe.",
-      i = "Write `barrier_train(sc, model, data_frame, recipe)`.",
-      call = call
-    )
+    problem <- "`data` is a recipe."
+    abort_input(problem, i = "Write `barrier_train(sc, model, data_frame, recipe)`.", call = call)
   }
   if (is.null(formula)) {
     given$label <- given$label %||% "label"
@@ -25,55 +22,36 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
     return(recipe_columns(formula, data, data_options, call))
   }
   weight <- select_columns(list(label = "label", weight = given$weight), data, data_options, call)
-  formula_columns(
-    formula,
-    data,
-    check_string(weight$weight, TRUE, "weight", call),
-    data_options,
-    call
-  )
+  weight <- check_string(weight$weight, TRUE, "weight", call)
+  formula_columns(formula, data, weight, data_options, call)
 }
 
 # A fit reads later data frames in the same way as those of its training.
 check_no_formula <- function(formula, is_fit, call = caller_env()) {
   if (is_fit && !is.null(formula)) {
-    abort_input(
-      "`model` is a fit, which knows its columns, so `formula` must be left out.",
-      i = "To choose others, pass its model: `fit$model`.",
-      call = call
-    )
+    problem <- "`model` is a fit, which knows its columns, so `formula` must be left out."
+    abort_input(problem, i = "To choose others, pass its model: `fit$model`.", call = call)
   }
 }
 
 check_formula <- function(formula, given, call) {
   is_recipe <- inherits(formula, "recipe")
-  if (!is_recipe && !rlang::is_formula(formula)) {
-    abort_expected(formula, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
-  }
+  fits <- is_recipe || rlang::is_formula(formula)
+  check_fits(formula, fits, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
   unused <- c("label", "features", if (is_recipe) "weight")
   is_given <- function(quo) rlang::is_quosure(quo) && !rlang::quo_is_null(quo)
   unused <- unused[vapply(given[unused], is_given, NA)]
   if (length(unused)) {
     what <- if (is_recipe) "The recipe" else "`formula`"
     role <- if (is_recipe) ", by their roles" else ""
-    abort_input(
-      sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]]),
-      i = sprintf("Choose the columns in one of the two%s.", role),
-      call = call
-    )
+    problem <- sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]])
+    abort_input(problem, i = sprintf("Choose the columns in one of the two%s.", role), call = call)
   }
 }
 
 # Prepare the rows of a data frame as in the training. Without `with_label`, only the columns of the
 # features must exist. With `keeps_missing`, values that cannot be computed are NA.
-prepare_rows <- function(
-  preparation,
-  data,
-  arg,
-  call,
-  with_label = FALSE,
-  keeps_missing = FALSE
-) {
+prepare_rows <- function(preparation, data, arg, call, with_label = FALSE, keeps_missing = FALSE) {
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
   if (with_label) {
     # Otherwise a variable of this session with that name would be the label.
@@ -105,4 +83,41 @@ check_can_prepare <- function(preparation, data, arg, call) {
     advice <- "Pass a data frame."
   }
   abort_input(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice, call = call)
+}
+
+#' Count the input columns of a model
+#'
+#' Text, factors, formulas and recipes produce more columns than the data have. `tfdist_shape()`
+#' counts the columns that [barrier_train()] passes to the model, so that you can build a model for
+#' them.
+#'
+#' @inheritParams barrier_train
+#' @param data A data frame.
+#'
+#' @return A whole number for the `input_shape` argument of `keras_model_sequential()`. If
+#'   `features` describes several inputs, a list of numbers, named after the inputs. The
+#'   `feature_names` attribute contains the names of the columns.
+#' @section Errors:
+#' The same errors about columns that [barrier_train()] raises.
+#' @seealso [barrier_train()], whose fit has `feature_names`, too.
+#' @export
+#' @examples
+#' tfdist_shape(iris, Sepal.Length ~ .)
+#' tfdist_shape(mtcars, mpg ~ log(disp) + factor(gear) * hp)
+tfdist_shape <- function(
+  data,
+  formula = NULL,
+  ...,
+  label = "label",
+  features = NULL,
+  weight = NULL,
+  data_options = NULL
+) {
+  check_dots_empty(...)
+  call <- rlang::current_env()
+  check_fits(data, is.data.frame(data), "a data frame")
+  columns <- choose_columns(named_columns(call), formula, data_options, data)
+  names <- check_frame(data, columns, "data", call)$feature_names
+  counts <- if (is.list(names)) lapply(names, length) else length(names)
+  structure(counts, feature_names = names)
 }

@@ -4,13 +4,9 @@
 #' @export
 print.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
-  cat(sprintf(
-    "<tfdist_fit> %s, %s, %s, %.1f s\n",
-    format_count(nrow(x$workers), "worker"),
-    format_count(x$epochs, "epoch"),
-    format_count(sum(x$workers$rows), "row"),
-    x$seconds
-  ))
+  counts <- list(worker = nrow(x$workers), epoch = x$epochs, row = sum(x$workers$rows))
+  counts <- toString(Map(format_count, counts, names(counts)))
+  cat(sprintf("<tfdist_fit> %s, %.1f s\n", counts, x$seconds))
   last <- last_metrics(x)
   figures <- as.list(rlang::set_names(show_loss(last), names(last)))
   details <- list(
@@ -128,8 +124,7 @@ format_counts <- function(counts, noun) {
 }
 
 format_range <- function(x, as_text = format_number) {
-  ends <- unique(vapply(range(x), as_text, ""))
-  paste(ends, collapse = " to ")
+  paste(unique(vapply(range(x), as_text, "")), collapse = " to ")
 }
 
 # 12,345, regardless of `options(OutDec = )`.
@@ -180,11 +175,7 @@ print.summary.tfdist_fit <- function(x, ...) {
     print(x$generations, row.names = FALSE, right = FALSE)
   }
   if (!is.null(x$straggler)) {
-    cat(sprintf(
-      "The others waited %.1f s for worker %d\n",
-      x$straggler$seconds,
-      x$straggler$rank
-    ))
+    cat(sprintf("The others waited %.1f s for worker %d\n", x$straggler$seconds, x$straggler$rank))
   }
   invisible(x)
 }

@@ -75,10 +75,7 @@ keep_conditions <- function(code) {
 
 # The same, for functions of the user: on its way through Python an error would lose its class.
 within_python <- function(code) {
-  withCallingHandlers(
-    keep_conditions(code),
-    error = function(error) the$observer_error <- error
-  )
+  withCallingHandlers(keep_conditions(code), error = function(error) the$observer_error <- error)
 }
 
 # Documents include only standard output.
@@ -129,10 +126,7 @@ is_imported <- function(module) {
 
 # The environment of a bar for an epoch; cli evaluates its format there.
 start_bar <- function(event) {
-  bar <- rlang::env(
-    epoch = sprintf("epoch %d/%d", event$epoch, event$epochs),
-    figures = ""
-  )
+  bar <- rlang::env(epoch = sprintf("epoch %d/%d", event$epoch, event$epochs), figures = "")
   # The bar itself would take half of a narrow console.
   done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
   format <- paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}")
@@ -159,12 +153,11 @@ describe_speed <- function(now, event, most = 20L) {
   first <- now$recent[[1L]]
   steps <- event$step - first$step
   seconds <- event$seconds - first$seconds
-  if (steps <= 0 || seconds <= 0) {
-    return(NULL)
+  if (steps > 0 && seconds > 0) {
+    left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
+    rows <- format_number(round((event$rows - first$rows) / seconds))
+    c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
   }
-  left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
-  rows <- format_number(round((event$rows - first$rows) / seconds))
-  c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
 }
 
 # As in Python: an estimate is in seconds or, from 100 s on, in minutes.

@@ -20,10 +20,7 @@ load_pybackend <- function(call = caller_env()) {
   # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {
     local_no_managed_python()
-    config <- discover_python()
-    if (is.null(config$required_module_path)) {
-      abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
-    }
+    find_pybackend(call)
   }
   tryCatch(
     {
@@ -41,10 +38,8 @@ load_pybackend <- function(call = caller_env()) {
 
 # Suppress the start-up lines of Keras and TensorFlow, no matter which code imports them.
 quiet_imports <- function() {
-  tryCatch(
-    reticulate::import("pybackend.core.quiet")$install(),
-    error = function(error) NULL
-  )
+  module <- "pybackend.core.quiet"
+  tryCatch(reticulate::import(module)$install(), error = function(error) NULL)
 }
 
 # If reticulate found no Python, it would download one, without pybackend. A session that declared
@@ -75,6 +70,15 @@ discover_python <- function() {
     reticulate::py_discover_config("pybackend", use_environment = "r-tfdist"),
     error = function(error) list(problem = conditionMessage(error))
   )
+}
+
+# The Python that has pybackend, without starting it.
+find_pybackend <- function(call) {
+  config <- discover_python()
+  if (is.null(config$required_module_path)) {
+    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
+  }
+  config
 }
 
 running_python <- function() {
@@ -153,21 +157,14 @@ warn_other_version <- function(python_version) {
   if (identical(python_version, own_version())) {
     return(invisible())
   }
-  older <- is_older(python_version, own_version())
-  advice <- if (older) {
+  advice <- if (is_older(python_version, own_version())) {
     "Run `tfdist::install_tfdist()`, then restart R."
   } else {
     "Install the R package of the same version as the Python package."
   }
+  problem <- "The Python package is version %s and the R package %s; they must be the same."
   rlang::warn(
-    c(
-      sprintf(
-        "The Python package is version %s and the R package %s; they must be the same.",
-        python_version,
-        own_version()
-      ),
-      i = advice
-    ),
+    c(sprintf(problem, python_version, own_version()), i = advice),
     class = "tfdist_warning_version"
   )
 }
@@ -218,12 +215,14 @@ call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   answer$value
 }
 
+# The same for a function of bridge.py.
+call_bridge <- function(name, ..., call = caller_env()) {
+  call_python(pybackend(call)$bridge[[name]], ..., call = call)
+}
+
 # The same in a separate process, for calls that must not start Python in this session.
 call_python_apart <- function(name, arguments, named, call = caller_env()) {
-  config <- discover_python()
-  if (is.null(config$required_module_path)) {
-    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
-  }
+  config <- find_pybackend(call)
   request <- list(call = name, arguments = arguments, named = named)
   program <- "import sys; from pybackend.bridge import answer; print(answer(sys.stdin.read()))"
   output <- suppressWarnings(system2(

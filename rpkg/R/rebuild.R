@@ -49,7 +49,7 @@ is_rebuilt <- function(model) inherits(model, "tfdist_fit") && !is.null(.subset2
 rebuild_model <- function(fit, call) {
   attach_packages(fit$rebuilding$packages, call)
   model <- as_python_model(fit$model_fn, call)
-  call_python(pybackend(call)$bridge$restore_model, model, weights_of(fit, call), call = call)
+  call_bridge("restore_model", model, weights_of(fit, call), call = call)
 }
 
 attach_packages <- function(packages, call) {
@@ -73,7 +73,7 @@ build_with_weights <- function(fit, call) {
 weights_of <- function(fit, call) {
   text <- fit$model_base64
   if (!is.null(fit$model_uri)) {
-    text <- call_python(pybackend(call)$bridge$read_model_text, fit$model_uri, call = call)
+    text <- call_bridge("read_model_text", fit$model_uri, call = call)
   }
   known <- fit$rebuilding[c("inputs", "digest")]
   c(list(text = text, sha256 = fit$model_sha256), known)
@@ -91,10 +91,7 @@ as_sent_model <- function(model, call, seed = NULL) {
 # Reject models that need R where Spark's own tasks use the model: they cannot run R.
 check_needs_no_r <- function(model, instead, call = caller_env()) {
   if (is_rebuilt(model)) {
-    abort_input(
-      "Spark's own tasks cannot use this model: parts of it are R functions or classes.",
-      i = instead,
-      call = call
-    )
+    problem <- "Spark's own tasks cannot use this model: parts of it are R functions or classes."
+    abort_input(problem, i = instead, call = call)
   }
 }

@@ -11,11 +11,8 @@ recipe_columns <- function(recipe, data, options, call) {
   role_of <- function(role) roles$variable[roles$role %in% role]
   label <- role_of("outcome")
   if (length(label) != 1L) {
-    abort_input(
-      sprintf("The recipe has %d outcomes, but the model needs one label.", length(label)),
-      i = "Name it in the recipe: `recipe(y ~ ., data)`.",
-      call = call
-    )
+    problem <- sprintf("The recipe has %d outcomes, but the model needs one label.", length(label))
+    abort_input(problem, i = "Name it in the recipe: `recipe(y ~ ., data)`.", call = call)
   }
   weight <- null_if_empty(role_of("case_weights"))
   columns <- column_spec(label, role_of("predictor"), weight, options, call)
@@ -25,10 +22,8 @@ recipe_columns <- function(recipe, data, options, call) {
   }
   skipped <- if (!is_prepped) find_skipped(recipe, data, label)
   recipe$template <- recipe$template[0L, ]
-  columns$preparation <- structure(
-    list(recipe = recipe, label = label, weight = weight, skipped = skipped),
-    class = "tfdist_recipe"
-  )
+  prepared <- list(recipe = recipe, label = label, weight = weight, skipped = skipped)
+  columns$preparation <- structure(prepared, class = "tfdist_recipe")
   columns
 }
 
@@ -58,16 +53,10 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
     return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
   }
   if (!is.null(preparation$skipped)) {
-    abort_input(
-      sprintf(
-        "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`.",
-        preparation$skipped,
-        preparation$label,
-        arg
-      ),
-      i = "Metrics of unchanged labels are not comparable: change the labels before the recipe.",
-      call = call
-    )
+    text <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
+    problem <- sprintf(text, preparation$skipped, preparation$label, arg)
+    advice <- "Metrics of unchanged labels are not comparable: change the labels before the recipe."
+    abort_input(problem, i = advice, call = call)
   }
   rows <- run_recipe(recipes::bake(recipe, data), arg, call)
   plain_weights(rows, preparation$weight)
@@ -82,11 +71,5 @@ plain_weights <- function(rows, weight) {
 }
 
 run_recipe <- function(code, arg, call) {
-  tryCatch(code, error = function(error) {
-    abort_input(
-      sprintf("The recipe cannot be applied to `%s`.", arg),
-      x = last_message(error),
-      call = call
-    )
-  })
+  or_abort(code, sprintf("The recipe cannot be applied to `%s`.", arg), call = call)
 }

@@ -49,17 +49,17 @@ write_tfrecords <- function(
   partitions = NULL
 ) {
   check_dots_empty(...)
-  check_written_table(tbl)
+  call <- rlang::current_env()
+  is_table <- inherits(tbl, "tbl_spark") || is_spark_frame(tbl)
+  check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame")
   path <- absolute_path(check_string(path))
   check_one_of(compression, c("gzip", "zlib"), allow_null = TRUE)
   check_flag(overwrite)
   partitions <- check_count(partitions, allow_null = TRUE)
 
-  call <- rlang::current_env()
-  backend <- pybackend()
   write <- function(frame) {
     call_python(
-      backend$write_tfrecords,
+      pybackend()$write_tfrecords,
       frame,
       path,
       compression = compression,
@@ -84,13 +84,9 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   route <- check_spark(sc)
   path <- absolute_path(check_string(path))
 
-  backend <- pybackend()
-  frame <- call_python(
-    backend$read_tfrecords,
-    open_session(route),
-    path,
-    tfrecord_spec = as_list_or_null(tfrecord_spec)
-  )
+  read <- pybackend()$read_tfrecords
+  spec <- as_list_or_null(tfrecord_spec)
+  frame <- call_python(read, open_session(route), path, tfrecord_spec = spec)
   if (route$kind == "python") {
     return(frame)
   }
@@ -100,21 +96,12 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   dplyr::tbl(sc, name)
 }
 
-check_written_table <- function(tbl, arg = caller_arg(tbl), call = caller_env()) {
-  if (!inherits(tbl, "tbl_spark") && !is_spark_frame(tbl)) {
-    expected <- "a sparklyr table or a PySpark DataFrame"
-    abort_expected(tbl, expected, FALSE, arg, call)
-  }
-}
-
 check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   route <- check_sc(sc, arg, call)
   if (!has_spark(route)) {
-    abort_input(
-      sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route)),
-      i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`.",
-      call = call
-    )
+    problem <- sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route))
+    advice <- "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
+    abort_input(problem, i = advice, call = call)
   }
   if (route$kind != "python") {
     check_installed("dplyr", "A Spark table", call)

@@ -27,31 +27,24 @@
 report <- function(x, path, ..., title = NULL) {
   check_dots_empty(...)
   is_failure <- inherits(x, "tfdist_error_worker_failed")
-  if (!is_failure && !inherits(x, "tfdist_fit")) {
-    expected <- "a `tfdist_fit` or the error of a failed worker"
-    abort_expected(x, expected, FALSE, "x", rlang::current_env())
-  }
+  fits <- is_failure || inherits(x, "tfdist_fit")
+  check_fits(x, fits, "a `tfdist_fit` or the error of a failed worker")
   check_model_path(path, c("html", "htm"))
   check_string(title, allow_null = TRUE)
-  if (is_failure) {
-    report_failure(x, path, title)
-  } else {
-    report_fit(x, path, title)
-  }
+  write <- if (is_failure) report_failure else report_fit
+  write(x, path, title)
   invisible(path)
 }
 
 report_fit <- function(fit, path, title, call = caller_env()) {
-  write <- pybackend(call)$bridge$report_record
   # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  call_python(write, fit$record, model, path.expand(path), title, call = call)
+  call_bridge("report_record", fit$record, model, path.expand(path), title, call = call)
 }
 
 report_failure <- function(error, path, title, call = caller_env()) {
-  backend <- pybackend(call)
-  call_python(
-    backend$bridge$report_failure,
+  call_bridge(
+    "report_failure",
     rank = error$rank,
     host = error$host,
     exception_type = error$exception_type,

@@ -48,7 +48,7 @@ read_columns <- function(data, options, call) {
   }
   spec <- options$tfrecord_spec
   path <- check_data_path(data, "data", call)
-  as.character(unlist(call_python(pybackend(call)$bridge$list_columns, path, spec, call = call)))
+  as.character(unlist(call_bridge("list_columns", path, spec, call = call)))
 }
 
 # One column, or, for a model of several outputs, a named list of one for each.
@@ -99,11 +99,9 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
   names <- read()
   found <- select_by_tidyselect(quo, names, arg, call)
   if (!length(found)) {
-    abort_input(
-      sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo)),
-      i = sprintf("Its columns are %s.", list_names(column_names(names))),
-      call = call
-    )
+    problem <- sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo))
+    advice <- sprintf("Its columns are %s.", list_names(column_names(names)))
+    abort_input(problem, i = advice, call = call)
   }
   setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
 }
@@ -138,41 +136,18 @@ selection_helpers <- c(
 
 select_by_tidyselect <- function(quo, columns, arg, call) {
   if (is.null(columns)) {
-    abort_input(
-      sprintf(
-        "`%s = %s` selects columns, but the column names of `data` are not known.",
-        arg,
-        rlang::as_label(quo)
-      ),
-      i = "If `data` has columns, name them as strings.",
-      call = call
-    )
+    text <- "`%s = %s` selects columns, but the column names of `data` are not known."
+    problem <- sprintf(text, arg, rlang::as_label(quo))
+    abort_input(problem, i = "If `data` has columns, name them as strings.", call = call)
   }
   names <- column_names(columns)
   data <- if (is.data.frame(columns)) columns else rlang::set_names(as.list(names), names)
-  selected <- tryCatch(
-    tidyselect::eval_select(
-      quo,
-      data,
-      allow_rename = FALSE,
-      allow_predicates = is.data.frame(columns)
-    ),
-    error = function(error) {
-      abort_input(
-        sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
-        x = last_message(error),
-        i = sprintf("Its columns are %s.", list_names(names)),
-        call = call
-      )
-    }
+  tests <- is.data.frame(columns)
+  selected <- or_abort(
+    tidyselect::eval_select(quo, data, allow_rename = FALSE, allow_predicates = tests),
+    sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
+    i = sprintf("Its columns are %s.", list_names(names)),
+    call = call
   )
   names[selected]
-}
-
-# Message of an error of another package, without the calls that led to it.
-last_message <- function(error) {
-  while (!is.null(error$parent)) {
-    error <- error$parent
-  }
-  gsub("\\s+", " ", cli::ansi_strip(conditionMessage(error)))
 }

@@ -7,10 +7,9 @@ open_r_workers <- function(route, call = caller_env()) {
   if (route$kind != "sparklyr") {
     return(session)
   }
-  backend <- pybackend(call)
   sc <- route$sc
   python <- executor_python(the$applications[[application_id(sc)]])
-  backend$bridge$SparklyrWorkers(
+  pybackend(call)$bridge$SparklyrWorkers(
     session,
     function(view, archive, group, cores) run_workers(sc, view, archive, group, cores, python),
     function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))
@@ -36,14 +35,8 @@ apply_to_view <- function(sc, view, group, worker, columns, context, ...) {
   spark <- sparklyr::spark_context(sc)
   properties <- c("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
   before <- lapply(properties, function(name) sparklyr::invoke(spark, "getLocalProperty", name))
-  on.exit(
-    Map(
-      function(name, value) sparklyr::invoke(spark, "setLocalProperty", name, value),
-      properties,
-      before
-    ),
-    add = TRUE
-  )
+  restore <- function(name, value) sparklyr::invoke(spark, "setLocalProperty", name, value)
+  on.exit(Map(restore, properties, before), add = TRUE)
   sparklyr::invoke(spark, "setJobGroup", group, "tfdist training", TRUE)
   environment(worker) <- globalenv()
   # Given a table, spark_apply() would create another one and leave it behind; so give a DataFrame.
@@ -140,15 +133,8 @@ spark_apply_worker <- function(df, context, barrier) {
     if (identical(as.integer(status), 127L)) {
       output <- paste("there is no Python at", context$python)
     }
-    stop(
-      "worker ",
-      barrier$partition,
-      " on ",
-      Sys.info()[["nodename"]],
-      ": ",
-      paste(output, collapse = " | "),
-      call. = FALSE
-    )
+    where <- paste("worker", barrier$partition, "on", Sys.info()[["nodename"]])
+    stop(where, ": ", paste(output, collapse = " | "), call. = FALSE)
   }
   data.frame(rank = as.integer(barrier$partition))
 }

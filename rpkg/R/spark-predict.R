@@ -9,14 +9,13 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, run
   columns <- table_columns(fit, colnames(table), columns, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
-  backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
   levels <- model_levels(model, fit$levels, call)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
-      backend$predict_spark,
+      pybackend(call)$predict_spark,
       model,
       frame,
       features = columns$features,
@@ -42,11 +41,9 @@ check_sql_names <- function(names, call) {
   apostrophes <- lengths(regmatches(names, gregexpr("'", names, fixed = TRUE)))
   odd <- names[apostrophes %% 2L == 1L | grepl("${", names, fixed = TRUE)]
   if (length(odd)) {
-    abort_input(
-      sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]),
-      i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training.",
-      call = call
-    )
+    problem <- sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]])
+    advice <- "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
+    abort_input(problem, i = advice, call = call)
   }
 }
 
@@ -72,12 +69,7 @@ table_columns <- function(fit, present, given, call) {
 # A model may distinguish fewer classes than the label has levels, or none.
 model_levels <- function(model, levels, call) {
   if (length(levels)) {
-    known <- call_python(
-      pybackend(call)$bridge$match_levels,
-      model,
-      as.list(levels),
-      call = call
-    )
+    known <- call_bridge("match_levels", model, as.list(levels), call = call)
     if (!is.null(known)) as.list(known)
   }
 }
@@ -85,10 +77,7 @@ model_levels <- function(model, levels, call) {
 check_only_tables <- function(columns, call = caller_env()) {
   given <- names(Filter(Negate(is.null), columns))
   if (length(given)) {
-    abort_input(
-      sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]]),
-      i = sprintf("Leave out `%s`.", given[[1L]]),
-      call = call
-    )
+    problem <- sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]])
+    abort_input(problem, i = sprintf("Leave out `%s`.", given[[1L]]), call = call)
   }
 }

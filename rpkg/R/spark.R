@@ -6,8 +6,8 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (inherits(sc, "tfdist_launcher")) {
     return(list(kind = "launcher", sc = sc))
   }
-  if (is_python(sc)) {
-    return(check_python_session(sc, arg, call))
+  if (is_python(sc) && any(grepl("^pyspark\\..*SparkSession$", class(sc)))) {
+    return(list(kind = "python", sc = sc))
   }
   if (!inherits(sc, "spark_connection")) {
     abort_sc(sc, arg, call)
@@ -17,10 +17,7 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   check_open_connection(sc, kind, arg, call)
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
-      sprintf(
-        "`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.",
-        arg
-      ),
+      sprintf("`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.", arg),
       i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks.",
       call = call
     )
@@ -28,16 +25,14 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   list(kind = kind, sc = sc)
 }
 
-is_local <- function(sc) {
-  rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
+has_spark <- function(route) !route$kind %in% c("local", "launcher")
+
+place_without_spark <- function(route) {
+  if (route$kind == "local") "this machine without Spark" else "a launcher without Spark"
 }
 
-check_python_session <- function(sc, arg, call) {
-  is_session <- grepl("^pyspark\\..*SparkSession$", class(sc))
-  if (!any(is_session)) {
-    abort_sc(sc, arg, call)
-  }
-  list(kind = "python", sc = sc)
+is_local <- function(sc) {
+  rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
 }
 
 check_open_connection <- function(sc, kind, arg, call) {
@@ -49,14 +44,9 @@ check_open_connection <- function(sc, kind, arg, call) {
     sparklyr::spark_connection_is_open(sc)
   }
   if (!is_open) {
-    abort_tfdist(
-      c(
-        sprintf("The Spark connection `%s` is closed.", arg),
-        i = "Connect again with `sparklyr::spark_connect()`."
-      ),
-      "tfdist_error_cluster",
-      call = call
-    )
+    problem <- sprintf("The Spark connection `%s` is closed.", arg)
+    problem <- c(problem, i = "Connect again with `sparklyr::spark_connect()`.")
+    abort_tfdist(problem, "tfdist_error_cluster", call = call)
   }
 }
 
@@ -104,9 +94,8 @@ attach_session <- function(sc, call = caller_env()) {
     the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
   }
   gateway <- the$applications[[application]]
-  backend <- pybackend(call)
-  call_python(
-    backend$bridge$attach_spark,
+  call_bridge(
+    "attach_spark",
     port = gateway$port,
     secret = gateway$secret,
     spark_home = spark_home(sc),

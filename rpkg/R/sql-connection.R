@@ -7,11 +7,8 @@ open_database <- function(con, arg, call) {
   check_installed("DBI", "A database", call)
   # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
-    abort_input(
-      sprintf("The connection of `%s` is not open.", arg),
-      i = "Connect again with `DBI::dbConnect()`.",
-      call = call
-    )
+    problem <- sprintf("The connection of `%s` is not open.", arg)
+    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.", call = call)
   }
   if (dialect == "sqlite") {
     load_functions(con)
@@ -61,15 +58,8 @@ find_dialect <- function(con, arg, call) {
     } else if (is.character(con)) {
       c(i = "Connect with `DBI::dbConnect()`.")
     }
-    abort_input(
-      sprintf(
-        "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
-        arg,
-        describe(con)
-      ),
-      hint,
-      call = call
-    )
+    problem <- "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s."
+    abort_input(sprintf(problem, arg, describe(con)), hint, call = call)
   }
   known[[1L]]
 }
@@ -84,8 +74,7 @@ run_statement <- function(con, sql, values, has_rows) {
   values <- lapply(values, function(value) if (is.null(value)) NA else value)
   params <- if (length(values)) unname(values)
   if (has_rows) {
-    found <- DBI::dbGetQuery(con, sql, params = params)
-    return(unname(lapply(found, as.list)))
+    return(unname(lapply(DBI::dbGetQuery(con, sql, params = params), as.list)))
   }
   DBI::dbExecute(con, sql, params = params)
   NULL
@@ -108,14 +97,11 @@ check_table_name <- function(table, con, call) {
     return(lapply(unname(parts[lengths(parts) > 0L]), as.character))
   }
   if (inherits(table, "tbl_lazy")) {
-    quoted <- dbplyr::remote_table(table)
-    parts <- unquote_table(quoted, dbplyr::remote_con(table))
+    parts <- unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table))
     if (is.null(parts)) {
-      abort_input(
-        "`table` is a query, not a table of the database.",
-        i = "Create a view of it, or add predictions to it with `augment_sql()`.",
-        call = call
-      )
+      problem <- "`table` is a query, not a table of the database."
+      advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
+      abort_input(problem, i = advice, call = call)
     }
     return(parts)
   }
@@ -132,9 +118,8 @@ check_table_name <- function(table, con, call) {
 # Parts of a quoted name. NULL if it is not a name, or if there is no connection.
 unquote_table <- function(quoted, con) {
   quoted <- as.character(unclass(quoted))
-  if (
-    !length(quoted) || !inherits(con, "DBIConnection") || grepl("^\\s*(SELECT|WITH)\\s", quoted)
-  ) {
+  can_unquote <- length(quoted) && inherits(con, "DBIConnection")
+  if (!can_unquote || grepl("^\\s*(SELECT|WITH)\\s", quoted)) {
     return(NULL)
   }
   if (inherits(con, "spark_connection")) {

@@ -3,8 +3,7 @@
 # A query of the rows of a table or query, with the key and the columns of the model's input:
 # `.feature_1`, `.feature_2`, ...
 prepare_query <- function(rows, key, fit, call) {
-  check_installed("dplyr", "A formula or a recipe in SQL", call)
-  check_installed("dbplyr", "A formula or a recipe in SQL", call)
+  check_installed(c("dplyr", "dbplyr"), "A formula or a recipe in SQL", call)
   features <- fit$features
   expressions <- as_sql_expressions(fit, call)
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
@@ -28,10 +27,7 @@ prepare_query <- function(rows, key, fit, call) {
   check_columns(used, colnames(rows), "table", "a feature of the training", call)
   found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
   check_prepared(as.data.frame(found), used, names, fit, call)
-  list(
-    sql = as.character(dbplyr::remote_query(prepare(rows, key))),
-    features = names
-  )
+  list(sql = as.character(dbplyr::remote_query(prepare(rows, key))), features = names)
 }
 
 # In the order of their computation; each may use those before it.
@@ -42,11 +38,9 @@ as_sql_expressions <- function(fit, call) {
   }
   expressions <- formula_expressions(preparation, call)
   if (!identical(names(expressions), as.character(fit$features))) {
-    abort_input(
-      "The formula's columns cannot be computed in SQL.",
-      i = "Compute them in the database, and pass their names as `features`.",
-      call = call
-    )
+    problem <- "The formula's columns cannot be computed in SQL."
+    advice <- "Compute them in the database, and pass their names as `features`."
+    abort_input(problem, i = advice, call = call)
   }
   expressions
 }
@@ -63,16 +57,11 @@ list_predictors <- function(recipe) recipe$var_info$variable[recipe$var_info$rol
 
 recipe_expressions <- function(recipe, call) {
   check_installed("orbital", "A recipe in SQL", call)
-  translated <- tryCatch(
+  translated <- or_abort(
     orbital::orbital_inline(orbital::orbital(recipe)),
-    error = function(error) {
-      abort_input(
-        "The recipe cannot be translated to SQL.",
-        x = last_message(error),
-        i = "Compute its columns in the database, and pass their names as `features`.",
-        call = call
-      )
-    }
+    "The recipe cannot be translated to SQL.",
+    i = "Compute its columns in the database, and pass their names as `features`.",
+    call = call
   )
   c(known_levels(recipe), translated)
 }
@@ -94,11 +83,8 @@ formula_expressions <- function(preparation, call) {
   terms <- stats::delete.response(preparation$terms)
   variables <- as.list(attr(terms, "predvars"))[-1L]
   labels <- rownames(attr(terms, "factors"))
-  parts <- Map(
-    function(expr, label) variable_columns(expr, label, preparation$levels[[label]], call),
-    variables,
-    labels
-  )
+  columns_of <- \(expr, label) variable_columns(expr, label, preparation$levels[[label]], call)
+  parts <- Map(columns_of, variables, labels)
   names(parts) <- labels
   columns <- lapply(colnames(attr(terms, "factors")), function(term) {
     Reduce(cross_columns, parts[attr(terms, "factors")[, term] > 0L])
@@ -271,11 +257,9 @@ as_sql_call <- function(expr, call) {
 abort_not_sql <- function(expr, call) {
   # Without the numbers that the training has fixed.
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
-  abort_input(
-    sprintf("`%s` of the formula cannot be translated to SQL.", shown),
-    i = "Compute its column in the database, and pass the columns' names as `features`.",
-    call = call
-  )
+  problem <- sprintf("`%s` of the formula cannot be translated to SQL.", shown)
+  advice <- "Compute its column in the database, and pass the columns' names as `features`."
+  abort_input(problem, i = advice, call = call)
 }
 
 # Check on some rows of the database that it computes the same as R.
@@ -302,13 +286,10 @@ check_prepared <- function(rows, used, names, fit, call) {
     bad <- which(missing != also | (!missing & !also & !same))
     if (length(bad)) {
       row <- bad[[1L]]
+      shown <- function(values) format(values[[row]], digits = 6L)
+      problem <- "The database computes %s for the feature \"%s\" where R computes %s."
       abort_input(
-        sprintf(
-          "The database computes %s for the feature \"%s\" where R computes %s.",
-          format(got[[row]], digits = 6L),
-          feature,
-          format(wanted[[row]], digits = 6L)
-        ),
+        sprintf(problem, shown(got), feature, shown(wanted)),
         x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
         i = "Compute the column in the database, and pass the columns' names as `features`.",
         call = call

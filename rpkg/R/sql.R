@@ -93,16 +93,11 @@ deploy_model <- function(
   call <- rlang::current_env()
   database <- open_database(con, "con", call)
   table <- check_table_name(table, con, call)
-  asked <- check_question(model, table, key, features, type, levels, call, con)
+  asked <- check_asked(model, table, key, features, type, levels, call, con)
   given <- list(database, asked$model, name, table = asked$table, call = call)
   made <- do.call(call_python, c(list(pybackend(call)$deploy_model), given, asked$columns))
-  list(
-    name = made$name,
-    version = made$version,
-    view = made$view,
-    weights = made$weights,
-    difference = made$difference
-  )
+  fields <- c("name", "version", "view", "weights", "difference")
+  lapply(rlang::set_names(fields), function(field) made[[field]])
 }
 
 #' @rdname deploy_model
@@ -111,9 +106,8 @@ undeploy_model <- function(con, name, version = NULL) {
   check_given()
   check_string(name)
   version <- check_count(version, allow_null = TRUE)
-  call <- rlang::current_env()
-  database <- open_database(con, "con", call)
-  call_python(pybackend(call)$undeploy_model, database, name, version = version, call = call)
+  database <- open_database(con, "con", rlang::current_env())
+  call_python(pybackend()$undeploy_model, database, name, version = version)
   invisible(name)
 }
 
@@ -121,8 +115,7 @@ undeploy_model <- function(con, name, version = NULL) {
 #' @export
 augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   check_given()
-  check_installed("dplyr", "A query", rlang::current_env())
-  check_installed("dbplyr", "A query", rlang::current_env())
+  check_installed(c("dplyr", "dbplyr"), "A query")
   if (!inherits(x, "tbl_lazy")) {
     abort_input("`x` must be a table or query of dbplyr, such as `dplyr::tbl(con, \"rows\")`.")
   }
@@ -130,7 +123,7 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   con <- dbplyr::remote_con(x)
   database <- open_database(con, "x", call)
   columns <- colnames(x)
-  asked <- check_question(model, list("rows"), columns, features, type, levels, call, rows = x)
+  asked <- check_asked(model, list("rows"), columns, features, type, levels, call, rows = x)
   given <- list(
     database,
     asked$model,
@@ -138,7 +131,7 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
     columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features))),
     call = call
   )
-  query <- do.call(call_python, c(list(pybackend(call)$bridge$augment), given, asked$columns))
+  query <- do.call(call_bridge, c(list("augment"), given, asked$columns))
   scored <- dplyr::tbl(con, dplyr::sql(query))
   dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
 }
@@ -166,7 +159,7 @@ to_sql <- function(
   } else {
     dialect <- find_dialect(dialect, "dialect", call)
   }
-  asked <- check_question(model, table, key, features, type, levels, call, con)
+  asked <- check_asked(model, table, key, features, type, levels, call, con)
   given <- list(asked$model, dialect, table = asked$table, weights = weights, call = call)
   made <- do.call(call_python, c(list(pybackend(call)$to_sql), given, asked$columns))
   described <- pybackend(call)$bridge$describe_sql(made)
@@ -177,17 +170,7 @@ to_sql <- function(
 
 # The arguments that define the computation, as Python takes them. The computations of a formula or
 # a recipe become a query of `rows`, or of the connection's table.
-check_question <- function(
-  model,
-  table,
-  key,
-  features,
-  type,
-  levels,
-  call,
-  con = NULL,
-  rows = NULL
-) {
+check_asked <- function(model, table, key, features, type, levels, call, con = NULL, rows = NULL) {
   is_fit <- inherits(model, "tfdist_fit")
   prepared <- NULL
   if (!is_fit) {
@@ -203,11 +186,8 @@ check_question <- function(
       prepared <- prepare_query(rows, key, model, call)
     }
     if (any(names(model$tensors) %in% unlist(model$features))) {
-      abort_input(
-        "`features` is needed: training read columns with `tensors`, which SQL cannot.",
-        i = "Pass a column of arrays of numbers.",
-        call = call
-      )
+      problem <- "`features` is needed: training read columns with `tensors`, which SQL cannot."
+      abort_input(problem, i = "Pass a column of arrays of numbers.", call = call)
     }
     features <- model$features
     categories <- model$categories[names(model$categories) %in% unlist(features)]
@@ -259,16 +239,8 @@ open_rows <- function(con, table, call) {
   }
   check_installed("dplyr", "A formula or a recipe in SQL", call)
   quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
-  tryCatch(
-    dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted))),
-    error = function(error) {
-      abort_input(
-        sprintf("`table` cannot be read: %s.", quoted),
-        x = last_message(error),
-        call = call
-      )
-    }
-  )
+  rows <- dplyr::sql(paste("SELECT * FROM", quoted))
+  or_abort(dplyr::tbl(con, rows), sprintf("`table` cannot be read: %s.", quoted), call = call)
 }
 
 column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)

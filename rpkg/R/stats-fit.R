@@ -53,8 +53,7 @@ nobs.tfdist_fit <- function(object, ...) {
 formula.tfdist_fit <- function(x, ...) {
   x$formula %||%
     abort_input(
-      "This fit has no formula: none was passed, or it comes from a .json file, which has none.",
-      call = rlang::current_env()
+      "This fit has no formula: none was passed, or it comes from a .json file, which has none."
     )
 }
 
@@ -79,11 +78,8 @@ numeric_labels <- function(fit, data, call) {
     abort_expected(data, "a data frame with one label, or `list(x, y)`", FALSE, "data", call)
   }
   if (!is.numeric(labels)) {
-    abort_input(
-      sprintf("Residuals need numeric labels, but the label is %s.", describe(labels)),
-      i = "`predict()` returns classes and probabilities.",
-      call = call
-    )
+    problem <- sprintf("Residuals need numeric labels, but the label is %s.", describe(labels))
+    abort_input(problem, i = "`predict()` returns classes and probabilities.", call = call)
   }
   labels
 }
@@ -91,11 +87,8 @@ numeric_labels <- function(fit, data, call) {
 # The defaults of stats read elements that a fit does not have.
 abort_no_method <- function(instead, call = caller_env()) {
   generic <- name_called(call)
-  abort_input(
-    sprintf("There is no applicable method of %s for a tfdist_fit.", generic),
-    i = instead,
-    call = call
-  )
+  problem <- sprintf("There is no applicable method of %s for a tfdist_fit.", generic)
+  abort_input(problem, i = instead, call = call)
 }
 
 use_likelihood <- "A fit has no likelihood. Compare fits by `evaluate()` on validation rows."
@@ -105,42 +98,29 @@ use_formula <- "`formula(fit)` returns the formula, and `fit$features` the featu
 
 #' @exportS3Method stats::coef
 coef.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::confint
 confint.tfdist_fit <- function(object, parm, level = 0.95, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::vcov
 vcov.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::logLik
 logLik.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::AIC
 AIC.tfdist_fit <- function(object, ..., k = 2) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::BIC
 BIC.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::anova
 anova.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
-
 #' @exportS3Method stats::weights
 weights.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
-
 #' @exportS3Method stats::deviance
 deviance.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::sigma
 sigma.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::df.residual
 df.residual.tfdist_fit <- function(object, ...) abort_no_method(use_history)
-
 #' @exportS3Method stats::terms
 terms.tfdist_fit <- function(x, ...) abort_no_method(use_formula)
-
 #' @exportS3Method stats::model.frame
 model.frame.tfdist_fit <- function(formula, ...) abort_no_method(use_formula)
-
 #' @exportS3Method stats::model.matrix
 model.matrix.tfdist_fit <- function(object, ...) abort_no_method(use_formula)

@@ -53,3 +53,115 @@ track_mlflow <- new_maker("track_mlflow", "tracker")
 #' @rdname track_mlflow
 #' @export
 track_wandb <- new_maker("track_wandb", "tracker")
+
+#' View a training run in TensorBoard
+#'
+#' Starts TensorBoard on a free port, reachable only from this machine, and opens it in the browser
+#' or in RStudio's viewer. It stops when this session ends, or when you call `view$close()`. To
+#' watch a run with [track_tensorboard()] while it is training, use a second session or
+#' `tfdist tensorboard` on the command line.
+#'
+#' The keras3 and tensorflow packages each have their own `tensorboard()` function, which can show
+#' the same folder, `fit$tensorboard`.
+#'
+#' @param x A [tfdist_fit] from a training run with `track_tensorboard()`, a folder, or a URI.
+#'   `NULL` (default): the `logs` folder, to which training runs with `track_tensorboard()` write.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param open `TRUE` opens TensorBoard in the browser. The default is `TRUE` only in interactive
+#'   sessions.
+#'
+#' @return The running TensorBoard, a Python object with `url`, `folder` and `close()`, invisibly.
+#'   It requires the Python package `tensorboard`.
+#' @export
+#' @examplesIf FALSE
+#' fit <- train_mnist("local", epochs = 5, callbacks = track_tensorboard())
+#' view <- view_tensorboard(fit)
+#' view$close()
+view_tensorboard <- function(x = NULL, ..., open = interactive()) {
+  check_dots_empty(...)
+  check_flag(open)
+  folder <- board_folder(x)
+  view <- call_python(pybackend()$view_tensorboard, folder)
+  # Python ends a TensorBoard when nothing refers to it.
+  the$boards <- c(the$boards, view)
+  rlang::inform(sprintf("TensorBoard of %s: %s", view$folder, view$url))
+  if (open) {
+    getOption("viewer", utils::browseURL)(view$url)
+  }
+  invisible(view)
+}
+
+board_folder <- function(x, call = caller_env()) {
+  if (inherits(x, "tfdist_fit")) {
+    if (is.null(x$tensorboard)) {
+      problem <- "This training wrote nothing for TensorBoard."
+      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.", call = call)
+    }
+    return(x$tensorboard)
+  }
+  fits <- is.null(x) || rlang::is_string(x)
+  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", call = call)
+  if (!is.null(x)) expand_path(x)
+}
+
+#' Write event files for TensorBoard
+#'
+#' Pass the result in the `callbacks` argument of [barrier_train()]. The files contain the metrics
+#' of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
+#' cluster, the first worker sends them to this session at the end of each epoch and every 10
+#' seconds. See [view_tensorboard()] and the `tensorboard` element of the fit. For a profile, pass a
+#' `keras3::callback_tensorboard()` instead.
+#'
+#' @param folder Folder on this machine, or a URI that TensorFlow can write to: then the worker
+#'   writes there directly. `NULL` (default): a new folder in `logs` for each training run. Each
+#'   trial of [train_many()] has a folder in it: `trial-1` and so on.
+#'
+#' @return An object for `callbacks`.
+#' @export
+#' @examples
+#' track_tensorboard("logs/run1")
+track_tensorboard <- new_maker("track_tensorboard", "tracker")
+
+# Runs of tfruns: they get the same metadata as from keras3's fit() and evaluate(), for ls_runs().
+
+# keras3 loads tfruns, and so does the start of a run.
+is_run_active <- function() isNamespaceLoaded("tfruns") && tfruns::is_run_active()
+
+record_training <- function(fit) {
+  if (!is_run_active()) {
+    return(invisible())
+  }
+  wide <- wide_history(fit)
+  tfruns::write_run_metadata("metrics", wide[names(wide) != "epoch"])
+  # A model that cannot be read here must not make the training fail.
+  described <- tryCatch(describe_model(fit_model(fit)), error = function(error) NULL)
+  properties <- list(
+    samples = sum(fit$workers$rows),
+    workers = nrow(fit$workers),
+    epochs = fit$settings$epochs,
+    batch_size = fit$settings$batch_size
+  )
+  tfruns::write_run_metadata("properties", drop_null(c(properties, described)))
+  if (length(fit$metrics)) {
+    record_evaluation(rlang::set_names(fit$metrics, sub("^test_", "", names(fit$metrics))))
+  }
+}
+
+record_evaluation <- function(figures) {
+  if (is_run_active()) {
+    tfruns::write_run_metadata("evaluation", as.list(unlist(figures)))
+  }
+}
+
+describe_model <- function(model) {
+  loss <- model$loss
+  if (is_python(loss)) {
+    loss <- if (reticulate::py_has_attr(loss, "name")) loss$name else loss$`__name__`
+  }
+  list(
+    model = reticulate::py_capture_output(model$summary(line_length = 80L)),
+    loss_function = if (rlang::is_string(loss)) loss,
+    optimizer = model$optimizer$name,
+    learning_rate = as.double(model$optimizer$learning_rate$numpy())
+  )
+}

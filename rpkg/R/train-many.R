@@ -137,19 +137,15 @@ check_trial_model <- function(model, model_fn, call = caller_env()) {
   }
   arg <- if (is.null(model)) "model_fn" else "model"
   f <- model %||% model_fn
-  if (!is.function(f) || is.primitive(f) || is_python(f)) {
-    expected <- "an R function whose arguments are the names in `grid`"
-    abort_expected(f, expected, FALSE, arg, call)
-  }
-  f
+  fits <- is.function(f) && !is.primitive(f) && !is_python(f)
+  expected <- "an R function whose arguments are the names in `grid`"
+  check_fits(f, fits, expected, FALSE, arg, call)
 }
 
 # A list of rows, or a list of lists of values, for Python.
 check_grid <- function(grid, call) {
   expected <- "a data frame, a named list of vectors, or a list of named lists"
-  if (!is.list(grid) || !length(grid)) {
-    abort_expected(grid, expected, FALSE, "grid", call)
-  }
+  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid", call)
   as_values <- function(values) {
     values <- if (is.factor(values)) as.character(values) else values
     lapply(unname(as.list(values)), as_python_setting, call = call)
@@ -162,9 +158,7 @@ check_grid <- function(grid, call) {
     return(lapply(grid, as_values))
   }
   is_row <- vapply(grid, function(row) is.list(row) && (rlang::is_named(row) || !length(row)), NA)
-  if (!all(is_row)) {
-    abort_expected(grid, expected, FALSE, "grid", call)
-  }
+  check_fits(grid, all(is_row), expected, FALSE, "grid", call)
   lapply(grid, function(row) lapply(row, as_python_setting, call = call))
 }
 
@@ -185,29 +179,22 @@ trial_models <- function(f, is_sent, data, call) {
   names <- names(formals(args(f)))
   known <- setdiff(names, "...")
   needed <- required_arguments(f)
-  pybackend(call)$bridge$model_function(
-    building,
-    as.list(known),
-    as.list(needed),
-    "..." %in% names
-  )
+  pybackend(call)$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
 }
 
 as_python_noting <- function(f, call = caller_env()) {
-  if (is.null(f)) {
-    return(NULL)
-  }
-  if (!is.function(f) || is_python(f)) {
-    abort_expected(f, "an R function of a trial", TRUE, "on_trial", call)
-  }
-  function(trial) {
-    within_python(f(pybackend()$bridge$describe_trial(trial)))
-    NULL
+  fits <- is.function(f) && !is_python(f)
+  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial", call)
+  if (!is.null(f)) {
+    function(trial) {
+      within_python(f(pybackend()$bridge$describe_trial(trial)))
+      NULL
+    }
   }
 }
 
 new_trials <- function(result, run, call) {
-  found <- call_python(pybackend(call)$bridge$describe_trials, result, call = call)
+  found <- call_bridge("describe_trials", result, call = call)
   names <- names(found$records[[1L]])
   columns <- lapply(names, function(name) {
     values <- lapply(found$records, function(record) record[[name]] %||% NA)
@@ -256,32 +243,27 @@ best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL)
   check_dots_empty(...)
   trial <- check_count(trial, allow_null = TRUE)
   metric <- check_string(metric, allow_null = TRUE)
-  call <- rlang::current_env()
   if (!is.null(trial) && !is.null(c(metric, mode))) {
-    abort_input("Pass either the number of a `trial`, or `metric` and `mode`.", call = call)
+    abort_input("Pass either the number of a `trial`, or `metric` and `mode`.")
   }
   run <- attr(x, "run")
   if (is.null(run) || reticulate::py_is_null_xptr(run$result)) {
     abort_input(
       "The models of these trials do not exist any more.",
-      i = "They end with the session that trained them, and a part of the table has none.",
-      call = call
+      i = "They end with the session that trained them, and a part of the table has none."
     )
   }
-  find <- pybackend(call)$bridge$find_trial
-  found <- call_python(find, run$result, trial, metric, mode, call = call)
+  found <- call_bridge("find_trial", run$result, trial, metric, mode)
   kept <- if (!is.null(run$kept)) {
     build <- run$kept
     arguments <- found$arguments
-    keep_builder(NULL, function() do.call(build, arguments), call)
+    keep_builder(NULL, function() do.call(build, arguments))
   }
   settings <- run$settings
-  own <- intersect(names(found$arguments), names(settings))
-  settings[own] <- found$arguments[own]
-  make_fit(
-    found$result,
-    list(columns = run$columns, settings = settings, call = run$call, kept = kept)
-  )
+  tried <- intersect(names(found$arguments), names(settings))
+  settings[tried] <- found$arguments[tried]
+  own <- list(columns = run$columns, settings = settings, call = run$call, kept = kept)
+  make_fit(found$result, own)
 }
 
 #' @export

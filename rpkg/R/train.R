@@ -189,7 +189,6 @@
 barrier_train <- take_options(
   function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     training <- prepare_training(barrier_train_options)
     settings <- training$settings
     # Levels of text in a table or in files are known only to the workers.
@@ -200,7 +199,7 @@ barrier_train <- take_options(
       inform_levels(levels)
     }
     kept <- keep_builder(model, model_fn)
-    result <- run_training(training, pybackend(call)$barrier_train)
+    result <- run_training(training, pybackend()$barrier_train)
     fit <- make_fit(result, describe_training(training, match.call(), kept))
     if (informs && is.null(levels)) {
       inform_levels(fit$levels)
@@ -237,60 +236,11 @@ submit_training <- take_options(
   function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, folder = NULL) {
     check_dots_empty(...)
     check_string(folder, allow_null = TRUE)
-    call <- rlang::current_env()
     training <- prepare_training(barrier_train_options)
     kept <- keep_builder(model, model_fn)
     share_address()
-    job <- run_training(training, pybackend(call)$submit_training, folder = jobs_folder(folder))
+    job <- run_training(training, pybackend()$submit_training, folder = jobs_folder(folder))
     new_job(job, describe_training(training, match.call(), kept))
-  },
-  barrier_train_options
-)
-
-#' Show what a training run would start
-#'
-#' `plan()` performs all checks of [barrier_train()] without starting any workers. Spark runs only
-#' the jobs that collect the distinct values of text columns.
-#'
-#' @inheritParams barrier_train
-#' @param submit `TRUE`, or the `folder` of [submit_training()]: plan a training that is handed
-#'   over.
-#'
-#' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
-#'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
-#'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
-#'   submitted to Kubernetes or Slurm), `later` (what is known only after training has started), and
-#'   `driver` (where the process runs that would drive the training, with `submit`).
-#' @section Errors:
-#' The errors that [barrier_train()] raises before it starts anything.
-#' @section With the package future:
-#' The package future has a `plan()`, too. R calls that of the package that was attached last. Write
-#' `tfdist::plan()` and `future::plan()` in code that uses both. A strategy of futures, as in
-#' `plan(multisession)`, raises an error here that explains it.
-#' @seealso [barrier_train()]
-#' @export
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
-#' new_model <- function() {
-#'   keras3::keras_model_sequential(input_shape = 4) |>
-#'     keras3::layer_dense(3, activation = "softmax") |>
-#'     keras3::compile("adam", "sparse_categorical_crossentropy")
-#' }
-#' tfdist::plan("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
-plan <- take_options(
-  function(sc, model = NULL, data = NULL, formula = NULL, ..., model_fn = NULL, submit = FALSE) {
-    if (!missing(sc)) {
-      check_no_strategy(sc)
-    }
-    check_dots_empty(...)
-    fits <- rlang::is_bool(submit) || (rlang::is_string(submit) && nzchar(submit))
-    frame <- rlang::current_env()
-    check_fits(submit, fits, "`TRUE`, `FALSE` or one string", FALSE, "submit", frame)
-    training <- prepare_training(barrier_train_options)
-    if (!isFALSE(submit)) {
-      share_address()
-    }
-    submit <- if (isTRUE(submit)) jobs_folder() %||% TRUE else submit
-    new_plan(run_training(training, pybackend(rlang::current_env())$plan, submit = submit))
   },
   barrier_train_options
 )
@@ -325,14 +275,7 @@ prepare_training <- function(options, frame = caller_env()) {
   }
   columns <- narrow_columns(columns, data)
   columns$labels <- describe_labels(data$y)
-  validation <- check_data(
-    args$validation_data,
-    columns,
-    route,
-    allow_null = TRUE,
-    arg = "validation_data",
-    call = frame
-  )
+  validation <- check_data(args$validation_data, columns, route, TRUE, "validation_data", frame)
   check_validation_split(settings$validation_split, data, validation, call = frame)
   validation <- match_levels(validation, label_levels(data), "validation_data", call = frame)
   check_has_columns(given, data, validation, call = frame)
@@ -405,13 +348,8 @@ run_training <- function(training, fn, ...) {
     do.call(call_python, arguments)
   }
   with_python_data(data, session, call = call, code = function(rows) {
-    with_python_data(
-      validation,
-      session,
-      function(validation_rows) train(rows, validation_rows),
-      arg = "validation_data",
-      call = call
-    )
+    train_on <- function(validation_rows) train(rows, validation_rows)
+    with_python_data(validation, session, train_on, "validation_data", call)
   })
 }
 
@@ -423,14 +361,12 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
     return(check_model(model, arg = "model", call = call))
   }
   if (!is.null(model)) {
-    abort_input(
-      "`model` and `model_fn` cannot be used together.",
-      i = "Use `model` to send a model, or `model_fn` to have each worker build it.",
-      call = call
-    )
+    problem <- "`model` and `model_fn` cannot be used together."
+    advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
+    abort_input(problem, i = advice, call = call)
   }
-  if (is.primitive(model_fn) || is_python(model_fn)) {
-    abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
-  }
-  check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
+  fits <- !is.primitive(model_fn) && !is_python(model_fn)
+  expected <- "an R function without arguments"
+  check_fits(model_fn, fits, expected, FALSE, "model_fn", call)
+  check_model(model_fn, expected, "model_fn", call)
 }

@@ -38,11 +38,9 @@ fit.tfdist_fit <- update.tfdist_fit
 train_on <- function(fit, given, epochs, frame, call) {
   # As in `update(fit, . ~ . - x)` of other models.
   if (any(vapply(given[!nzchar(rlang::names2(given))], rlang::is_call, NA, "~"))) {
-    abort_input(
-      sprintf("%s trains the model further, and keeps its columns.", name_called(call)),
-      i = "Train a new model, whose inputs fit another formula, with `barrier_train()`.",
-      call = call
-    )
+    problem <- sprintf("%s trains the model further, and keeps its columns.", name_called(call))
+    advice <- "Train a new model, whose inputs fit another formula, with `barrier_train()`."
+    abort_input(problem, i = advice, call = call)
   }
   check_update_names(rlang::names2(given), call)
   epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
@@ -95,11 +93,8 @@ check_update_known <- function(known, given, frame, call) {
   unknown <- setdiff(c("sc", "data"), names(known))
   if (length(unknown)) {
     named <- paste0("`", unknown, "`", collapse = " and ")
-    abort_input(
-      sprintf("This fit does not store the %s of its training.", named),
-      i = sprintf("Pass %s.", named),
-      call = call
-    )
+    problem <- sprintf("This fit does not store the %s of its training.", named)
+    abort_input(problem, i = sprintf("Pass %s.", named), call = call)
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]

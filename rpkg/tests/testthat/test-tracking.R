@@ -37,3 +37,60 @@ test_full("a training in R is a run of MLflow", {
   found <- mlflow$models$get_model_info(paste0("models:/", model))$signature
   expect_identical(as.integer(found$inputs$inputs[[1L]]$shape), c(-1L, 4L))
 })
+
+test_full("a training writes for TensorBoard, which opens and ends", {
+  skip_if_no_pybackend()
+  folder <- file.path(withr::local_tempdir(), "run")
+  fit <- train_flowers(iris, epochs = 2, callbacks = track_tensorboard(folder))
+  expect_identical(fit$tensorboard, normalizePath(folder))
+  expect_length(list.files(file.path(folder, "train"), "tfevents"), 1L)
+
+  expect_message(view <- view_tensorboard(fit, open = FALSE), "http://127.0.0.1:")
+  on.exit(view$close())
+  answer <- jsonlite::fromJSON(paste0(view$url, "data/environment"))
+  expect_match(answer$data_location, folder, fixed = TRUE)
+  view$close()
+  expect_error(suppressWarnings(readLines(view$url)))
+})
+
+test_that("there must be something to show", {
+  skip_if_no_pybackend()
+  expect_snapshot(error = TRUE, {
+    view_tensorboard(example_fit())
+    view_tensorboard(7)
+    track_tensorboard(7)
+    track_tensorboard("")
+    train_mnist("local", tensorboard = TRUE)
+  })
+})
+
+test_that("a run of tfruns is told what keras3 would tell it", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("tfruns")
+  folder <- withr::local_tempdir()
+  model <- dense_model()
+  script <- withr::local_tempfile(
+    lines = c(
+      "fit <- barrier_train('local', model, list(x, y), workers = 1, epochs = 2, verbose = 0)",
+      "figures <- evaluate.tfdist_fit(fit, x, y)"
+    ),
+    fileext = ".R"
+  )
+  scope <- rlang::env(asNamespace("tfdist"), model = model)
+  list2env(rlang::set_names(iris_arrays(), c("x", "y")), scope)
+  suppressMessages(tfruns::training_run(
+    script,
+    run_dir = file.path(folder, "first"),
+    envir = scope,
+    view = FALSE,
+    echo = FALSE
+  ))
+  runs <- tfruns::ls_runs(runs_dir = folder)
+  # tfruns stores four decimals of a metric.
+  expect_equal(runs$metric_accuracy, round(scope$fit$history$accuracy[[2]], 4))
+  expect_equal(runs$eval_loss, scope$figures[["loss"]], tolerance = 1e-4)
+  expect_identical(c(runs$samples, runs$batch_size, runs$epochs_completed), c(150L, 32L, 2L))
+  expect_equal(runs$learning_rate, 0.01, tolerance = 1e-6)
+  expect_identical(runs$loss_function, "sparse_categorical_crossentropy")
+  expect_match(runs$model, "Dense")
+})

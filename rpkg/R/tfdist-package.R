@@ -1,3 +1,0 @@
-#' @keywords internal
-#' @importFrom rlang %||% .data abort caller_arg caller_env
-"_PACKAGE"
