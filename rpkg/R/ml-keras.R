@@ -198,7 +198,7 @@ ml_save.tfdist_ml_pipeline <- function(x, path, overwrite = FALSE, ...) {
     suppressMessages(sparklyr::ml_save(stage, saved))
     saved
   })
-  stages <- pybackend_ml()$persistence
+  persistence <- pybackend_ml()$persistence
   is_fitted <- inherits(x, "tfdist_ml_model")
   call_python(persistence$save_stages, session, parts, path, overwrite, is_fitted)
   invisible(NULL)
