@@ -363,3 +363,13 @@ def test_few_names_are_exported() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'pybackend' has no attribute 'train'"):
         _ = pybackend.train  # type: ignore[attr-defined]
+
+
+def test_every_path_of_the_architecture_page_exists() -> None:
+    text = re.sub(r"(?m)^[-*=]{4,}.*$", "", ARCHITECTURE.read_text())
+    folders = [ROOT, ROOT / "core", ROOT.parent, *(one for one in ROOT.rglob("*") if one.is_dir())]
+    folders += [ROOT.parent / "rpkg" / "R", ROOT.parent / "scripts"]
+    named = re.findall(r"(?<![\w/.-])[\w/.-]+\.(?:py|R|md|sh)\b", text)
+    assert len(named) > 100
+    missing = [name for name in named if not any((folder / name).exists() for folder in folders)]
+    assert missing == []
