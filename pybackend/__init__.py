@@ -10,6 +10,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from pybackend.core.api import hooks as _hooks
+
 __version__ = "0.1.0"
 
 # Names by module.
@@ -145,15 +147,14 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _register_hooks() -> None:
-    """In a process that bench-scale started, let it change the training calls.
+def _find_scale_hook() -> Any:
+    """Let bench-scale change the training calls of a script that it started.
 
-    A script in R can be told only through its environment, which Python in it shares.
+    Such a process is known by its environment, which Python shares with R.
     """
     if "TFDIST_BENCH_SCALE" in os.environ:
-        from pybackend.core.api import hooks
+        return importlib.import_module("pybackend.scaling.script_hook").HOOK
+    return None
 
-        hooks.append(lambda: importlib.import_module("pybackend.scaling.script_hook").HOOK)
 
-
-_register_hooks()
+_hooks["bench-scale"] = _find_scale_hook

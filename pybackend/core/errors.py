@@ -284,12 +284,12 @@ class WorkerFailedError(TfdistError):
         own = [moment for moment in self.timeline if moment.rank == root.rank]
         super().__init__(_describe(root, others, own[-_MOST_SHOWN:]))
 
-    def is_loss(self, is_saved: bool) -> bool:
+    def is_loss(self, is_kept: bool) -> bool:
         """Return whether workers were lost, and no worker failed because of the code that it ran.
 
-        If there are checkpoints (``is_saved``), reaching a time limit also counts as a loss.
+        If there are checkpoints (``is_kept``), reaching a time limit also counts as a loss.
         """
-        lost = [f.is_loss or (is_saved and f.exception_type == "TimeLimit") for f in self.failures]
+        lost = [f.is_loss or (is_kept and f.exception_type == "TimeLimit") for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost or failure.follows(are_lost)

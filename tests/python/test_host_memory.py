@@ -40,6 +40,19 @@ def add_up(members: list[Any], count: int = 100_003) -> None:
         np.testing.assert_array_equal(buffer, parts.sum(axis=0))
 
 
+@pytest.mark.parametrize("lengths", [[1000, 1, 0], [7, 7, 7], [0, 0, 0], [5000], [1, 4999]])
+def test_parts_share_a_slot_in_as_few_turns_as_possible(lengths: list[int]) -> None:
+    ends = np.cumsum(lengths)
+    parts = [slice(int(end) - length, int(end)) for end, length in zip(ends, lengths, strict=True)]
+    steps = host_memory._cut_slot(parts, 100)
+    assert sum(steps) <= 100
+    turns = list(host_memory._advance(parts, steps))
+    assert len(turns) <= max(1, -(-sum(lengths) // 100) + 1)
+    for number, part in enumerate(parts):
+        taken = [n for turn in turns for n in range(turn[number].start, turn[number].stop)]
+        assert taken == list(range(part.start, part.stop))
+
+
 def list_open() -> list[str]:
     """Return the files of this process that are shared memory, open or mapped."""
     gc.collect()  # tracebacks of earlier tests may refer to their memory

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.launcher, needs_slurm]
 
 SHOW = """
 import json, os, socket
-from pybackend.core.launchers.place import find_slurm_place
+from pybackend.core.launchers.joined.place import find_slurm_place
 place = find_slurm_place(os.environ)
 shown = place and [place.rank, place.size, place.meeting, place.peers]
 print(json.dumps([socket.gethostname(), shown]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,7 @@ def test_the_figure_can_be_written_and_is_a_picture_in_notebooks(tmp_path: Path)
     figure = result({"loss": [2.0, 1.0]}).plot(tmp_path / "history.svg")
     assert (tmp_path / "history.svg").read_text().startswith("<?xml")
     assert figure._repr_png_().startswith(b"\x89PNG")
+    assert pickle.loads(pickle.dumps(figure))._repr_png_().startswith(b"\x89PNG")  # noqa: S301
     assert pyplot.get_fignums() == []  # or notebooks would show it twice
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -78,6 +80,36 @@ def test_each_listener_binds_another_port_on_that_address(host: str) -> None:
 def test_listening_on_a_foreign_address_is_a_cluster_error() -> None:
     with pytest.raises(ClusterError, match=r"on '192\.0\.2\.1'.* an address of this machine"):
         listen("192.0.2.1")  # an unused address (RFC 5737)
+
+
+@pytest.mark.parametrize("opens", [listen, reserve])
+def test_too_many_open_files_say_nothing_about_the_host(
+    opens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.EMFILE, "too many open files")
+    monkeypatch.setattr(socket, "socket", mock.Mock(side_effect=full))
+    with pytest.raises(OSError, match="too many open files") as caught:
+        opens("127.0.0.1")
+    assert caught.value.__cause__ is None  # it once was its own cause: programs followed it forever
+
+
+def test_a_socket_that_cannot_listen_is_closed() -> None:
+    with reserve("127.0.0.1") as other:
+        other.listen()
+        with pytest.raises(ClusterError, match="another process uses it"):
+            listen("127.0.0.1", other.getsockname()[1])
+    made = []
+    own = socket.socket
+
+    def fails(*args: Any) -> Any:
+        made.append(own(*args))
+        wrapped = mock.Mock(wraps=made[0])
+        wrapped.listen = mock.Mock(side_effect=OSError(errno.EADDRINUSE, "in use"))
+        return wrapped
+
+    with mock.patch.object(socket, "socket", fails), pytest.raises(ClusterError):
+        listen("127.0.0.1")
+    assert made[0].fileno() == -1
 
 
 def test_the_acceptor_lets_in_clients_that_know_the_token() -> None:

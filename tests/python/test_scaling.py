@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import pybackend
 from pybackend import InputError
 from pybackend.cli import main
-from pybackend.core import api
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.collective import Alone, CostModel
 from pybackend.core.engine.step_clock import Arrivals, StepClock
@@ -419,7 +418,6 @@ def test_batches_that_cannot_be_of_that_size_are_refused(
 ) -> None:
     order = ScaleOrder(2, is_shared, None, None, str(tmp_path))
     monkeypatch.setenv(VARIABLE, write_order(order)[VARIABLE])
-    monkeypatch.setattr(api, "hooks", [lambda: HOOK])
     with pytest.raises(InputError, match=named):
         pybackend.barrier_train("local", build_dense, data, verbose=0)
 
@@ -427,8 +425,9 @@ def test_batches_that_cannot_be_of_that_size_are_refused(
 @pytest.mark.parametrize(("value", "count"), [(None, "0"), ("{}", "1")])
 def test_only_processes_of_the_command_have_the_hook(value: str | None, count: str) -> None:
     variables = {name: text for name, text in os.environ.items() if name != VARIABLE}
-    program = "import sys, pybackend; from pybackend.core import api; print(len(api.hooks))"
-    program += "; assert not any(name.startswith('pybackend.scaling') for name in sys.modules)"
+    program = "import sys, pybackend; from pybackend.core.api import training_hooks; "
+    program += "assert not any(name.startswith('pybackend.scaling') for name in sys.modules); "
+    program += "print(len(training_hooks()))"
     shown = subprocess.run(
         [sys.executable, "-c", program],
         env=variables if value is None else {**variables, VARIABLE: value},
@@ -440,9 +439,19 @@ def test_only_processes_of_the_command_have_the_hook(value: str | None, count: s
 
 
 def test_a_script_does_not_hand_its_training_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "hooks", [lambda: HOOK])
+    monkeypatch.setenv(VARIABLE, "{}")
     with pytest.raises(InputError, match=r"bench-scale waits for the training: call barrier_train"):
         pybackend.submit_training("local", build_dense, np.zeros((8, 8)))
+
+
+def test_a_process_whose_variable_was_unset_trains_as_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "nothing of bench-scale's")
+    with pytest.raises(ClusterError, match=f"{VARIABLE} is set, but not by .* Unset it"):
+        pybackend.plan("local", build_dense, (np.zeros((8, 8)), np.zeros(8)))
+    monkeypatch.delenv(VARIABLE)
+    assert pybackend.plan("local", build_dense, (np.zeros((8, 8)), np.zeros(8)), workers=1).workers
 
 
 def test_rows_of_a_step_are_counted() -> None:

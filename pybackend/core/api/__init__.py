@@ -26,9 +26,9 @@ class TrainingHook(Protocol):
         """Check that another process may drive the training, where there are no hooks."""
 
 
-hooks: list[Callable[[], TrainingHook]] = []
-"""Functions that return the hooks, so that registering one loads nothing."""
+hooks: dict[str, Callable[[], TrainingHook | None]] = {}
+"""Functions that return the hooks by name, or None, so that registering one loads nothing."""
 
 
 def training_hooks() -> list[TrainingHook]:
-    return [find() for find in hooks]
+    return [hook for find in hooks.values() if (hook := find()) is not None]

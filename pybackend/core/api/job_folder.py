@@ -452,4 +452,8 @@ def _decode(decoder: bytes, content: bytes) -> Any:
         rebuild = pickle.loads(decoder)  # noqa: S301
     except (pickle.UnpicklingError, EOFError) as error:
         raise SerializationError(f"decoder.pickle is damaged ({error})") from error
+    except (ImportError, AttributeError) as error:
+        raise SerializationError(
+            f"the job was made by another version of tfdist ({error}): get its result with that one"
+        ) from error
     return rebuild(content)

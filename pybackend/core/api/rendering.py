@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -279,10 +280,15 @@ def check_smoothing(smooth: Any) -> float:
     return weight
 
 
-def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
-    """Plot a grid of panels with their curves, which are smoothed if ``smooth`` is not 0."""
+def __getattr__(name: str) -> Any:
+    if name == "HistoryFigure":  # as pickle looks it up: figures are sent to other processes
+        return _figure_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _figure_class() -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     class HistoryFigure(Figure):
         # Notebooks show it by this method. Pyplot would show it twice, and hold it in memory until
@@ -292,9 +298,17 @@ def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
             self.savefig(file, format="png", dpi=self.dpi)
             return file.getvalue()
 
+    HistoryFigure.__qualname__ = HistoryFigure.__name__
+    return HistoryFigure
+
+
+def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
+    """Plot a grid of panels with their curves, which are smoothed if ``smooth`` is not 0."""
+    from matplotlib.ticker import MaxNLocator
+
     columns = min(len(panels), _COLUMNS)
     rows = -(-len(panels) // columns)
-    figure = HistoryFigure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    figure = _figure_class()(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
     for index, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, index)
         for number, curve in enumerate(panel.curves):

@@ -234,7 +234,7 @@ def run_with_restarts(
         try:
             return run()
         except (WorkerFailedError, ClusterError) as error:
-            is_loss = isinstance(error, WorkerFailedError) and error.is_loss(is_saved=is_kept)
+            is_loss = isinstance(error, WorkerFailedError) and error.is_loss(is_kept=is_kept)
             if not is_loss and (isinstance(error, WorkerFailedError) or number == 1):
                 raise
             lost = str(error).partition("\n")[0]

@@ -73,18 +73,20 @@ class SharedMemory:
 
         The rest is unchanged. Without a part, a rank only contributes terms.
         """
-        step = self._slots.shape[2] // buffer.itemsize // len(parts)
-        for spans in _advance(parts, step):
+        steps = _cut_slot(parts, self._slots.shape[2] // buffer.itemsize)
+        starts = [sum(steps[:number]) for number in range(len(parts))]
+        for spans in _advance(parts, steps):
             slots = self._take_turn(buffer.dtype)
-            for number, span in enumerate(spans):
-                slots[self._rank][number * step :][: span.stop - span.start] = buffer[span]
+            for start, span in zip(starts, spans, strict=True):
+                slots[self._rank][start:][: span.stop - span.start] = buffer[span]
             meet()
             if self._rank < len(parts):
                 total = buffer[spans[self._rank]]
-                _sum_rows([slot[self._rank * step :][: len(total)] for slot in slots], total)
+                _sum_rows([slot[starts[self._rank] :][: len(total)] for slot in slots], total)
 
     def all_gather(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
-        for spans in _advance(parts, self._slots.shape[2] // buffer.itemsize):
+        step = self._slots.shape[2] // buffer.itemsize
+        for spans in _advance(parts, [step] * len(parts)):
             slots = self._take_turn(buffer.dtype)
             if self._rank < len(parts):
                 own = buffer[spans[self._rank]]
@@ -129,14 +131,29 @@ def _cut_evenly(length: int, parts: int) -> list[slice]:
     return [slice(length * n // parts, length * (n + 1) // parts) for n in range(parts)]
 
 
-def _advance(parts: Sequence[slice], step: int) -> Iterator[list[slice]]:
-    """Yield the next ``step`` elements of each part, at least once; some may be empty."""
-    longest = max(part.stop - part.start for part in parts)
-    for at in range(0, longest or 1, step):
-        yield [
-            slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
-            for part in parts
-        ]
+def _cut_slot(parts: Sequence[slice], size: int) -> list[int]:
+    """Return how many elements of each part share a slot, in as few turns as possible.
+
+    The shares are as uneven as the parts: with equal ones, a rank that owns most of a buffer took
+    as many times the turns as there are ranks.
+    """
+    lengths = [part.stop - part.start for part in parts]
+    turns = max(1, -(-sum(lengths) // size))
+    while sum(-(-length // turns) for length in lengths) > size:
+        turns += 1
+    return [-(-length // turns) for length in lengths]
+
+
+def _advance(parts: Sequence[slice], steps: Sequence[int]) -> Iterator[list[slice]]:
+    """Yield the next elements of each part, at least once; some may be empty."""
+    ends = [part.stop for part in parts]
+    starts = [part.start for part in parts]
+    while True:
+        stops = [min(one + step, end) for one, step, end in zip(starts, steps, ends, strict=True)]
+        yield [slice(*pair) for pair in zip(starts, stops, strict=True)]
+        if stops == ends:
+            return
+        starts = stops
 
 
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:

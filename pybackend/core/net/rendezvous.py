@@ -43,15 +43,15 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """
     try:
         # A given port may have been used just before: old connections must not block it.
-        server = _bind(host, port, reuses=port != 0)
-        server.listen(64)
+        server = _bind(host, port, reuses=port != 0, waiting=64)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
                 f"cannot listen on port {port} of {show(host)}: another process uses it. Choose "
                 "another port, or end that process"
             ) from error
-        raise _explain(error, f"listen on {show(host)}") from error
+        _explain(error, f"listen on {show(host)}")
+        raise
     return server
 
 
@@ -65,27 +65,31 @@ def reserve(host: str) -> socket.socket:
     try:
         return _bind(host, 0, reuses=True)
     except OSError as error:
-        raise _explain(error, f"reserve a port on {show(host)}") from error
+        _explain(error, f"reserve a port on {show(host)}")
+        raise
 
 
-def _bind(host: str, port: int, reuses: bool) -> socket.socket:
+def _bind(host: str, port: int, reuses: bool, waiting: int = 0) -> socket.socket:
     info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(info[0], socket.SOCK_STREAM)
     try:
         if reuses:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(info[4])
+        if waiting:
+            made.listen(waiting)
     except OSError:
         made.close()
         raise
     return made
 
 
-def _explain(error: OSError, what: str) -> Exception:
-    """Return the error to raise: too many open files say nothing about the host."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return error
-    return ClusterError(f"cannot {what}: {error}. It must name an address of this machine")
+def _explain(error: OSError, what: str) -> None:
+    """Raise a `ClusterError`, unless too many files are open: that says nothing about the host."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise ClusterError(
+            f"cannot {what}: {error}. It must name an address of this machine"
+        ) from error
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
