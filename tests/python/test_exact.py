@@ -51,7 +51,9 @@ def replay(
 
 def digits(count: int) -> tuple[Any, Any]:
     """The package's own images of digits."""
-    found = mnist(Path(pybackend.__file__).parent / "data" / "mnist_subset.npz", limit=count)
+    found = mnist(
+        Path(pybackend.__file__).parent / "core" / "data" / "mnist_subset.npz", limit=count
+    )
     return found.x_train[..., None].astype("float32") / 255, found.y_train
 
 

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from records import entry, example, field, frame
 from relay import relaying
 from test_checkpoint_store import manifest
-from test_values import Color
+from test_value_codec import Color
 from threads import Threads
 
 from pybackend.core.collective import Mesh
