@@ -228,7 +228,7 @@ class _MlflowRun(Tracked):
     def _send(self) -> None:
         """Start to send what is pending; raise the error of an earlier attempt."""
         if self._sending is not None and self._sending.done():
-            self._sending.result()  # `api/tracking.py` turns the error into a note
+            self._sending.result()  # `api/observer.py` turns the error into a note
         metrics, self._pending = self._pending, []
         self._sent = time.monotonic()
         self._sending = self._sender.submit(self._write, self._sending, metrics)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -26,6 +28,20 @@ from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.data.sources import FileRows, ParquetFiles, find_partitions, open_row_files
 from pybackend.core.errors import InputError
+
+
+def test_files_for_another_reader_are_named_without_pyarrow(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n1,2\n")
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; "
+        "import importlib.util as u; find = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'pyarrow' else find(name, *rest); "
+        "from pybackend.core.data.sources import open_row_files; "
+        f"open_row_files({str(path)!r}, None, 'data')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "is neither a Parquet nor a TFRecord file. Read it first" in done.stderr
 
 
 def write(folder: Path, rows: int, **columns: Any) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ from pybackend.core.data.columns import (
 from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
 from pybackend.core.data.sharding import count_sharded, cut_ranges
+from pybackend.core.data.tfrecord.framing import HEAD, check_head
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
 
@@ -214,17 +216,19 @@ def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: st
     first = next((file for file in found if not file.endswith(".crc")), found[0])
     try:
         with open_file(first) as file:
-            is_parquet = file.read(len(_PARQUET)) == _PARQUET
+            head = file.read(HEAD)
     except OSError as error:
         raise InputError(f"`{name}`: {first} cannot be read: {error}") from error
-    if is_parquet:
+    if head.startswith(_PARQUET):
         # `tfrecord_spec` also applies to validation data, but they may have another format.
         if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name, found)
-    from pybackend.core.data.tfrecord.record_files import RecordFiles
-
     try:
+        if find_spec("pyarrow") is None:  # other files need another reader, not pyarrow
+            check_head(head, first)
+        from pybackend.core.data.tfrecord.record_files import RecordFiles
+
         records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
     except InputError as error:
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):

@@ -32,8 +32,9 @@ _LONGEST_LOOK = 86_400.0
 class SilentError(ConnectionError):
     """The other end has shown no sign of life for too long, though it is connected."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the other end has shown no sign of life for {seconds:g} s")
+    @classmethod
+    def after(cls, seconds: float) -> SilentError:
+        return cls(f"the other end has shown no sign of life for {seconds:g} s")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes
             return
         looks = 0
         yield line
-    raise SilentError(silence)
+    raise SilentError.after(silence)
 
 
 def within(seconds: float, call: Callable[[], _Value], late: Exception) -> _Value:

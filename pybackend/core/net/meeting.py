@@ -339,7 +339,7 @@ def read_part(stream: LineStream, part: ResultPart, silence: float) -> bytes:
     except TimeoutError as error:
         if error.errno is not None:  # the system has closed the connection
             raise
-        raise SilentError(silence) from None
+        raise SilentError.after(silence) from None
 
 
 def _send(stream: LineStream, answer: bytes) -> None:

@@ -293,6 +293,14 @@ def recognize_compression(first_bytes: bytes) -> Compression:
     raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
 
 
+def check_head(first_bytes: bytes, uri: str) -> Compression:
+    """Return the compression of the file at ``uri``, which begins with these bytes."""
+    try:
+        return recognize_compression(first_bytes)
+    except ValueError as error:
+        raise InputError(f"{uri} is not a TFRecord file: {error}") from error
+
+
 def make_compressor(compression: Compression) -> Any:
     """None for a file that is not compressed."""
     if compression is None:

@@ -97,7 +97,7 @@ class RecordFiles:
         parts = manifest.parts
         files = tuple(folder.path(part.name) for part in parts)
         if parts:
-            _reject_others(listed or find_files(uri, name), files, name)
+            _reject_others(listed or find_files(uri, name), {*files}, name)
         return cls(
             files=files,
             counts=tuple(part.rows for part in parts),
@@ -276,11 +276,7 @@ def sample_spec(
 
 def detect_compression(uri: str) -> Compression:
     with open_for_reading(uri) as file:
-        first_bytes = file.read(framing.HEAD)
-    try:
-        return framing.recognize_compression(first_bytes)
-    except ValueError as error:
-        raise InputError(f"{uri} is not a TFRecord file: {error}") from error
+        return framing.check_head(file.read(framing.HEAD), uri)
 
 
 def read_chunks(

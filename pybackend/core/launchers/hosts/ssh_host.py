@@ -264,7 +264,7 @@ class _Keeper(HostProcess):
         self._name = b""
         self._has_answered = threading.Event()
         self._deadline = time.monotonic() + _KEEPER_SECONDS
-        super().__init__(python.start("", "hosts.ssh_task.run_keeper", subprocess.DEVNULL))
+        super().__init__(python.start("", "hosts.keeper_task.run_keeper", subprocess.DEVNULL))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def is_running(self) -> bool:

@@ -138,10 +138,11 @@ class PodChannel:
 
     def _open(self, cluster: Cluster, command: list[str]) -> Channel:
         for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(ClusterError):
+            try:
                 return Channel(cluster.execute(self._pod, command))
-            if self._closed.wait(1.0):
-                break
+            except ClusterError:
+                if self._closed.wait(1.0):  # not once more in a pod that is given up
+                    raise
         return Channel(cluster.execute(self._pod, command))
 
     def _talk(self, channel: Channel) -> None:

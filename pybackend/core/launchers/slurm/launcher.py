@@ -263,6 +263,7 @@ def _check_printable(name: str, value: Any) -> str:
 
 
 def _check_setup(name: str, value: Any) -> str:
+    value = value or ""  # R's empty vector
     if not isinstance(value, str):
         raise InputError(f"`{name}` must be shell commands as text, not {show(value)}")
     return value
