@@ -602,7 +602,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min=2 workers are left")
     assert "with `restarts` in `recovery`, it restarts automatically" in text
-    assert caught.value.is_loss(is_saved=False)
+    assert caught.value.is_loss(is_kept=False)
 
 
 class ScriptedSite:

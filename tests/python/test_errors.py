@@ -129,7 +129,7 @@ def test_a_message_has_the_latest_moments_of_a_worker_that_was_restarted_often()
 )
 def test_what_was_lost_may_be_started_again(kind: str, is_loss: bool) -> None:
     failures = [Failure(0, "h", kind, ""), Failure(1, "h", "PeerLostError", "")]
-    assert WorkerFailedError(failures).is_loss(is_saved=False) is is_loss
+    assert WorkerFailedError(failures).is_loss(is_kept=False) is is_loss
 
 
 def test_a_lone_failure_is_one_line() -> None:
