@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import StepCalls, override
+from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, call_host, override
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show
@@ -57,7 +57,7 @@ def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
 
 
 @dataclass(eq=False)
-class GatheredRows:
+class GatheredRows(RemembersErrors):
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
     ``find_order`` returns, for a step, the order of the batch among the rows listed by rank; None
@@ -68,8 +68,6 @@ class GatheredRows:
     calls: StepCalls
     find_order: Callable[[int], Array] | None = None
     step: int = 0  # the next one of the epoch
-    # Error of a fetch: TensorFlow only passes on its text.
-    error: BaseException | None = None
 
     def __call__(
         self, own: Sequence[Any], is_first: bool
@@ -87,7 +85,7 @@ class GatheredRows:
         with self.calls.next():
             rows = tf.convert_to_tensor(self.calls.rows)
             kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
-            found = tf.numpy_function(partial(self._fetch, is_first), [rows, *own], kinds)
+            found = call_host(partial(self._fetch, is_first), [rows, *own], kinds)
         self.calls.end(found[-1:])
         for number, tensor in enumerate(found[: 2 * count]):
             tensor.set_shape([None, *own[number % count].shape[1:]])
@@ -107,15 +105,15 @@ class GatheredRows:
             return [rows[order] for rows, order in zip(whole, orders, strict=True)]
 
         with self.calls.next():
-            whole = tf.numpy_function(fetch, [], [spec.dtype for spec in specs])
+            whole = call_host(fetch, [], [spec.dtype for spec in specs])
         self.calls.end(whole)
         for tensor, spec in zip(whole, specs, strict=True):
             tensor.set_shape(spec.shape)
-        return list(whole)
+        return whole
 
     def _fetch(self, is_first: bool, rows: Any, *own: Array) -> list[Any]:
         self.step += is_first
-        try:
+        with self.remembering():
             packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
             received = self.collective.all_gather(packed)
             types = [array.dtype for array in own]
@@ -134,9 +132,6 @@ class GatheredRows:
             factor = np.float64(total / rows if rows else 0.0)
             lengths = np.sum([[len(a) for a in part] for _, part in everyone.values()], axis=0)
             return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
-        except BaseException as error:
-            self.error = self.error or error
-            raise
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
         """Return the order of the batch for arrays of these lengths, if they have all its rows."""

@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras import ops
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import StepCalls, override, override_each
+from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, override, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting
 
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
-class GlobalStatistics:
+class GlobalStatistics(RemembersErrors):
     """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
     This applies only to steps traced while `active` is in effect. ``weigh`` returns a scalar, the
@@ -41,8 +41,6 @@ class GlobalStatistics:
     calls: StepCalls
     weigh: Callable[[], Any]
     is_active: bool = False
-    # Original exception of a failed exchange: TensorFlow propagates only its text.
-    error: BaseException | None = None
 
     def install(self) -> AbstractContextManager[None]:
         return override_each(self.layers, "call", self._watch)
@@ -122,13 +120,10 @@ class GlobalStatistics:
 
     def _add_up(self, values: Any) -> Any:
         def reduce(own: Array) -> Array:
-            try:
+            with self.remembering():
                 total = np.array(own)
                 self.collective.all_reduce(total)
                 return total
-            except BaseException as error:
-                self.error = self.error or error
-                raise
 
         with self.calls.next():
             total = tf.numpy_function(reduce, [values], values.dtype)
