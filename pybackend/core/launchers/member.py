@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pybackend.core.data.row_store import check_layouts, read_layouts, unify_layout
 from pybackend.core.errors import ClusterError, Failure, InputError
@@ -37,6 +37,9 @@ from pybackend.core.words import call_of, setting, speak
 
 if TYPE_CHECKING:
     from pybackend.core.launchers.environment.installing import Interpreter
+
+
+_T = TypeVar("_T")
 
 
 class Group(Protocol):
@@ -235,15 +238,15 @@ def _meet(
     names = [f"worker {rank} on {host}" for rank, host in enumerate(group.hosts)]
     texts = group.gather(encode(own))
     return [
-        read_arrival(text, names[rank] if rank < len(names) else f"worker {rank}")
+        read_handshake(text, Arrival, names[rank] if rank < len(names) else f"worker {rank}")
         for rank, text in enumerate(texts)
     ]
 
 
-def read_arrival(text: str, name: str) -> Arrival:
-    """Return the handshake message of a member; `ClusterError` names one that cannot be read."""
+def read_handshake(text: str, kind: type[_T], name: str) -> _T:
+    """Return a handshake message; `ClusterError` names the sender if it cannot be read."""
     try:
-        return decode(text, Arrival)
+        return decode(text, kind)
     except ValueError as error:
         raise ClusterError(
             f"{name} sent an invalid handshake message ({error}): "

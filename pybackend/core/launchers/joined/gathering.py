@@ -22,12 +22,12 @@ from pybackend.core.data.arrays import Ragged, count_rows
 from pybackend.core.data.checkpoint_checks import digest_text
 from pybackend.core.data.sources import FileRows
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.codec import decode, encode
+from pybackend.core.job.codec import encode
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
-from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.messages import Arrival, Emit, Note
 from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.joined.place import Place, split_host
-from pybackend.core.launchers.member import Member, read_arrival
+from pybackend.core.launchers.member import Member, read_handshake
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.core.launchers.slurm.commands import count_cores
 from pybackend.core.machine import is_loopback, own_address, resolve
@@ -116,7 +116,8 @@ class CallGroup:
             own = encode(Claimed(message, self._call.claims, self._shortage))
             texts = self._meet(own)
             names = [self._call.place.name(rank) for rank in range(len(texts))]
-            everyone = list(map(_read, texts, names))
+            pairs = zip(texts, names, strict=True)
+            everyone = [read_handshake(text, Claimed, name) for text, name in pairs]
             differs = find_disagreement(names, [claimed.claims for claimed in everyone])
             shortages = [claimed.shortage for claimed in everyone if claimed.shortage]
             if differs is not None or shortages:
@@ -124,19 +125,9 @@ class CallGroup:
         except (ClusterError, InputError) as error:
             self.error = error
             raise ClusterError(str(error)) from error
-        seed = read_arrival(everyone[0].message, names[0]).seed
+        seed = read_handshake(everyone[0].message, Arrival, names[0]).seed
         self.job = replace(self.job, seed=self.job.seed if seed is None else seed)
         return [claimed.message for claimed in everyone]
-
-
-def _read(text: str, name: str) -> Claimed:
-    try:
-        return decode(text, Claimed)
-    except ValueError as error:
-        raise ClusterError(
-            f"{name} sent an invalid handshake message ({error}): install the same release of "
-            "tfdist on all machines"
-        ) from error
 
 
 class Reminder:

@@ -39,7 +39,7 @@ from pybackend.core.tf_config import make_tf_config
 THIS_MACHINE = "this machine"
 
 
-# Names, metavar, help, and what else argparse is told.
+# Names, metavar, help, and other arguments of argparse.
 _OPTIONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("-w --workers", "N", "number of ranks (default: all slots of the hosts)", {"type": int}),
     ("--hosts", "HOST:SLOTS,...", "hosts for ssh: a:2,user@b:2,[fd00::1]:2", {}),

@@ -36,12 +36,12 @@ from pybackend.core.data.spark_rows import (
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.job.codec import decode
 from pybackend.core.job.job import Job
-from pybackend.core.job.messages import Emit, Note
+from pybackend.core.job.messages import Arrival, Emit, Note
 from pybackend.core.job.report import read_report
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.core.launchers.environment.installing import ArchiveServer
-from pybackend.core.launchers.member import read_arrival
+from pybackend.core.launchers.member import read_handshake
 from pybackend.core.launchers.spark import barrier_task as tasks
 from pybackend.core.launchers.spark import sessions
 from pybackend.core.launchers.spark.explain import run_explained
@@ -369,7 +369,7 @@ def _name_hosts(failures: list[Failure], server: MeetingServer) -> list[Failure]
 def host_of(rank: int, server: MeetingServer, unknown: str) -> str:
     said = server.messages.get(rank)
     with suppress(ClusterError):
-        return read_arrival(said, f"worker {rank}").host if said else unknown
+        return read_handshake(said, Arrival, f"worker {rank}").host if said else unknown
     return unknown
 
 
