@@ -229,21 +229,6 @@ def pytest_report_header() -> str:
     return f"sample of the exactness cases: TFDIST_SAMPLE_SEED={SAMPLE_SEED}"
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up the time of a test, with what it sets up."""
-    _SECONDS[report.nodeid] = _SECONDS.get(report.nodeid, 0.0) + report.duration
-
-
-def write_durations(path: Path) -> None:
-    """Write how long each test took, the slowest first, in seconds."""
-    slowest = sorted(_SECONDS.items(), key=lambda item: -item[1])
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{seconds:8.2f}  {name}\n" for name, seconds in slowest))
-
-
-_SECONDS: dict[str, float] = {}
-
-
 def end_all(folder: str) -> None:
     """End the processes with temporary files in this folder that are still running."""
     for pid, command in marked_processes(f"TMPDIR={folder}"):
@@ -305,10 +290,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         stop_shared_spark()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop what tests have shared, and write the durations of a distributed run."""
-    if is_distributed(session.config) and not hasattr(session.config, "workerinput"):
-        write_durations(Path(__file__).parents[2] / "build" / "durations.txt")
+def pytest_sessionfinish() -> None:
+    """Stop what tests have shared."""
     stop_shared_spark()
     FORGE.close()
     AT_END.close()

@@ -291,7 +291,7 @@ class Timeline:
             known = {(moment.rank, moment.time) for moment in self._moments}
             ends = map(_describe_end, error.failures)
             self._moments += [one for one in ends if (one.rank, one.time) not in known]
-            # The error is made anew with the timeline; the traceback is still that of the failure.
+            # A new error has the timeline; the traceback is still that of the failure.
             trace = error.__traceback__
             found = WorkerFailedError(error.failures, error.values, self.list())
             raise found.with_traceback(trace) from error.__cause__
