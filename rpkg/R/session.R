@@ -48,9 +48,9 @@ declare_python <- function() {
 #' * `tfdist.verbose`: the default for `verbose` in the same functions: 0 shows nothing, 1 shows
 #'   progress, and 2 also shows what the workers print. `NULL` (default): each function's own
 #'   default.
-#' * `tfdist.fork_server`: whether a process that has imported TensorFlow waits in the background
-#'   after a call on this machine, so that later calls start at once. It takes about 0.5 GB of
-#'   memory, and exits with the session or after ten minutes without a call. `NULL` (default):
+#' * `tfdist.fork_server`: whether calls on this machine import TensorFlow once, in a process in the
+#'   background from which all workers are forked, so that later calls start at once. It takes about
+#'   0.3 GB of memory, and exits with the session or after ten minutes without a call. `NULL` (default):
 #'   `TRUE` on Linux without GPUs.
 #' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if
 #'   the rstudioapi package is installed. The default is `TRUE`.

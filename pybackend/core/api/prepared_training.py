@@ -25,7 +25,7 @@ from pybackend.core.job.arguments import MAX_WORKERS, check_tensorboard, check_w
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.storage_options import Recovery, check_data_options, check_recovery
 from pybackend.core.job.worker_options import Elastic, ParameterServer
-from pybackend.core.launchers import Launcher, count_workers, launcher_for
+from pybackend.core.launchers import Launcher, count_workers, launcher_for, warm_up
 from pybackend.core.machine.packages import find_version
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
@@ -123,6 +123,7 @@ class PreparedTraining:
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
     """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
     launcher = launcher_for(call.spark)
+    warm_up(launcher, call.options["resources"])
     trackers, others = observer.split_trackers(call.options["callbacks"])
     folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)

@@ -31,7 +31,13 @@ from pybackend.core.job.job import MODEL_FILE, EvaluationJob, ModelJob, Predicti
 from pybackend.core.job.report import read_metrics
 from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, ModelOptions
 from pybackend.core.job.value_codec import decode_value
-from pybackend.core.launchers import count_workers, is_spark_frame, launcher_for, read_schema
+from pybackend.core.launchers import (
+    count_workers,
+    is_spark_frame,
+    launcher_for,
+    read_schema,
+    warm_up,
+)
 from pybackend.core.words import setting, term
 
 
@@ -75,6 +81,7 @@ def barrier_evaluate(
     Spark DataFrame, so their batches have other rows together.
     """
     launcher = launcher_for(spark)
+    warm_up(launcher, options.get("resources"))
     options["workers"] = count_workers(launcher, options.get("workers"))
     call = EvaluationCall(model=model, options=options)
     request = prepare(
@@ -117,6 +124,7 @@ def barrier_predict(
     model_columns.check_type(kind)
     model_columns.check_levels(options.get("levels"))
     launcher = launcher_for(spark)
+    warm_up(launcher, options.get("resources"))
     options["workers"] = count_workers(launcher, options.get("workers"))
     call = PredictionCall(model=model, options=cast("call_options.TablePredictionOptions", options))
     skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])

@@ -27,6 +27,7 @@ from pybackend.core.launchers.base import StopRequestedError as StopRequestedErr
 from pybackend.core.launchers.base import Submission as Submission
 from pybackend.core.launchers.base import check_stop as check_stop
 from pybackend.core.launchers.base import stopped_by as stopped_by
+from pybackend.core.launchers.base import warm_up as warm_up
 from pybackend.core.words import show, term
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pybackend.core.job.notice import Notice, at_own_end
 from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
-from pybackend.core.launchers.fork_server import keeping_fork_server
+from pybackend.core.launchers.fork_server import forking_workers
 from pybackend.core.launchers.joined import gathering
 from pybackend.core.launchers.joined.gathering import CallGroup, JoinedCall
 from pybackend.core.launchers.joined.place import Place, find_place, split_host
@@ -88,7 +88,7 @@ class JoinedLauncher:
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
         processes = max(place.local_size, place.size if place.is_one_machine else 1)
-        with keeping_fork_server(processes):
+        with forking_workers(processes):
             outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.

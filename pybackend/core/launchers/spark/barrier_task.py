@@ -43,7 +43,7 @@ from pybackend.core.launchers.environment.installing import (
     install_here,
     read_blocks,
 )
-from pybackend.core.launchers.fork_server import keeping_fork_server
+from pybackend.core.launchers.fork_server import forking_workers
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
 from pybackend.core.launchers.remote.task import (
@@ -222,16 +222,14 @@ def _host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def keeping_fork_server_of_executor(
-    job: Job, group: BarrierGroup
-) -> AbstractContextManager[object]:
+def forking_from_executor(job: Job, group: BarrierGroup) -> AbstractContextManager[object]:
     """Fork the workers of this block from the executor's server, if the job wants one."""
     # Spark's daemon, or the executor itself, starts the Python processes of tasks.
     parent = os.getppid()
     if not job.resources.fork_server or job.kind == "run" or parent == 1:
         return nullcontext()
     try:
-        return keeping_fork_server(group.executors_here, name_process(parent))
+        return forking_workers(group.executors_here, name_process(parent))
     except OSError:  # it has ended, or this is not Linux
         return nullcontext()
 
@@ -275,7 +273,7 @@ class Task:
                 member = self.unpack()
             except Exception as error:
                 fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
-            with keeping_fork_server_of_executor(member.job, group):
+            with forking_from_executor(member.job, group):
                 report, model = member.work(
                     group, batches, meeting, give_up=give_up, orders=meeting.poll_order
                 )
@@ -320,7 +318,7 @@ class ElasticTask:
             except Exception as error:  # such as a full disk
                 meeting(Failed(describe_failure(0, group.hosts[0], error)))
                 return
-            with keeping_fork_server_of_executor(member.job, group):
+            with forking_from_executor(member.job, group):
                 take_part(
                     RemoteTask(member, tuple(group.hosts)),
                     0,
