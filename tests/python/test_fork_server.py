@@ -147,6 +147,23 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
         assert children(own.process.pid) == []
 
 
+def test_an_interactive_session_starts_it_with_the_import_of_keras() -> None:
+    own = {**os.environ, "TFDIST_FORK_SERVER": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-i"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own
+    ) as interpreter:
+        assert interpreter.stdin is not None
+        assert interpreter.stdout is not None
+        print("import pybackend; print('ready')", file=interpreter.stdin, flush=True)
+        assert interpreter.stdout.readline() == "ready\n"
+        assert children(interpreter.pid) == []
+        print("import keras", file=interpreter.stdin, flush=True)
+        wait_for(lambda: len(children(interpreter.pid)) == 1)
+        (server,) = children(interpreter.pid)
+        interpreter.kill()
+    wait_for(lambda: not is_running(server))
+
+
 # As in the program of a server, by which it is known, but without TensorFlow.
 SERVE = (
     "from pybackend.core.launchers.forking import serve; "
