@@ -154,12 +154,19 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
         help="measure how a script's training scales, and predict it for more workers",
         description="Run a script that calls barrier_train() with different numbers of workers, "
         "and print step time, speed-up and efficiency.",
-        usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
+        usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n"
+        "       tfdist bench-scale --gpus [--page FILE] [OPTION ...]",
         allow_abbrev=False,
     )
     add = scale.add_argument
     measured = "numbers of workers to measure (default: 1,2,4)"
-    add("--workers", type=_counts, default=[1, 2, 4], metavar="N,...", help=measured)
+    add("--workers", type=_counts, metavar="N,...", help=measured)
+    add(
+        "--gpus",
+        action="store_true",
+        help="train three models instead of a script, on 1, 2, 4, ... of this machine's GPUs",
+    )
+    add("--page", metavar="FILE", help="with --gpus: write an HTML page to this file")
     add(
         "--mode",
         type=_modes,
@@ -356,20 +363,28 @@ def _bench_scale(options: argparse.Namespace) -> int:
     from pybackend.core.api.rendering import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
-    if not words:
+    if options.gpus and (words or options.plot or options.project):
+        raise InputError("--gpus trains models of its own: leave out SCRIPT, --plot and --project")
+    if not options.gpus and options.page:
+        raise InputError("--page needs --gpus: for a script, use --plot")
+    if not options.gpus and not words:
         raise InputError("specify a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
     if options.plot:
         check_figure(options.plot)
-    for path in filter(None, (options.json, options.plot)):  # checked before the training runs
+    # Checked before the training runs.
+    for path in filter(None, (options.json, options.plot, options.page)):
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: its folder does not exist")
+    if options.gpus:
+        return _bench_gpus(options)
+    workers = options.workers or [1, 2, 4]
     if options.project == 1:
         raise InputError("--project must be at least 2 workers")
-    if options.project is not None and len(options.workers) < 2:
+    if options.project is not None and len(workers) < 2:
         raise InputError("--project needs at least two values in --workers, as in --workers 1,2,4")
     result = pybackend.bench_scale(
         words[0],
-        options.workers,
+        workers,
         mode=options.mode,
         batch_size=options.batch_size,
         steps=options.steps,
@@ -385,6 +400,15 @@ def _bench_scale(options: argparse.Namespace) -> int:
         result.to_json(options.json, projection)
     if options.plot:
         result.plot(options.plot, projection)
+    return 0
+
+
+def _bench_gpus(options: argparse.Namespace) -> int:
+    from pybackend.scaling.gpus import bench_gpus, write
+
+    scaling = bench_gpus(options.workers, batch_size=options.batch_size, steps=options.steps or 50)
+    print(scaling)
+    write(scaling, options.page, options.json)
     return 0
 
 
