@@ -200,7 +200,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
         options={"batch_size": batch_size, "type": "raw", "on_missing": "error", "verbose": 0},
     )
     try:
-        return predict_here(lambda: model, None, rows, call)
+        return predict_here(call, rows)
     except errors.InputError as error:
         raise errors.InputError(str(error).replace("`x`", "`newdata`")) from error
 
@@ -208,7 +208,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     """Evaluate in this process; ``data`` contains arrays, as for a training run."""
     call = EvaluationCall(model=model, options={"batch_size": batch_size, "verbose": 0})
-    return evaluate_here(lambda: model, None, data, call)
+    return evaluate_here(call, data)
 
 
 def shape_columns(

@@ -142,7 +142,7 @@ class _MlflowRun(Tracked):
         if tracker.tracking_uri is not None:
             mlflow.set_tracking_uri(tracker.tracking_uri)
         self._mlflow, self._tracker = mlflow, tracker
-        self._is_silent = prepared.request.job.verbose == 0
+        self._is_silent = prepared.job.verbose == 0
         self._client = mlflow.MlflowClient()
         active = mlflow.active_run()
         self._is_own = active is None or tracker.nested

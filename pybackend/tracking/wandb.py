@@ -143,7 +143,7 @@ class _WandbRun(Tracked):
             tags=list(tracker.tags),
             group=tracker.group,
             reinit="create_new" if tracker.is_trial else None,
-            settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
+            settings=wandb.Settings(silent=prepared.job.verbose == 0),
         )
         parameters = {
             **tracking.describe_parameters(prepared.settings),

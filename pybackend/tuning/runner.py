@@ -16,7 +16,7 @@ from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.observer import Observer, Observers
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.train_result import TrainResult
-from pybackend.core.api.training_run import complete_training
+from pybackend.core.api.training_run import run_prepared
 from pybackend.core.errors import InputError, TfdistError, printable
 from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
 from pybackend.core.launchers import Launcher, StopRequestedError, check_stop, stopped_by
@@ -49,11 +49,11 @@ class _Running:
 
     @property
     def observers(self) -> Observers:
-        return self.planned.prepared.request.observers
+        return self.planned.prepared.observers
 
     @property
     def epochs(self) -> int:
-        return self.planned.prepared.request.job.epochs
+        return self.planned.prepared.job.epochs
 
     def lap(self) -> float:
         """Return the seconds since the event before."""
@@ -130,7 +130,7 @@ class TrialRunner:
             try:
                 planned = self.prepare(self._started, arguments)
             except Exception as error:
-                seed = self.first[1].prepared.request.job.seed
+                seed = self.first[1].prepared.job.seed
                 self._note(make_trial(self._started, arguments, seed, began, error))
             else:
                 self._start(self._started, arguments, planned)
@@ -138,14 +138,18 @@ class TrialRunner:
     def _start(self, number: int, arguments: Arguments, planned: TrialCall) -> None:
         running = _Running(number, arguments, planned, self._free.pop(), time.monotonic())
         self._running[number] = running
-        request = replace(planned.prepared.request, observers=self._relay(running))
-        prepared = replace(planned.prepared, request=request, launcher=running.launcher)
+        prepared = replace(
+            planned.prepared,
+            observers=self._relay(running),
+            launcher=running.launcher,
+            began=running.began,
+        )
 
         def work() -> None:
             with suppress(StopRequestedError), stopped_by(self._stop):
                 outcome: TrainResult | Exception
                 try:
-                    outcome = complete_training(planned.call, prepared, running.began)
+                    outcome = run_prepared(prepared)
                 except Exception as error:
                     outcome = error
                 self._messages.put(_Ended(number, outcome))
@@ -189,7 +193,7 @@ class TrialRunner:
         _join(running.thread)
         del self._running[message.number]
         self._free.append(running.launcher)
-        seed, found = running.planned.prepared.request.job.seed, message.outcome
+        seed, found = running.planned.prepared.job.seed, message.outcome
         outcome = found if isinstance(found, Exception) else self._models.store(found)
         number, arguments, began = running.number, running.arguments, running.began
         self._note(make_trial(number, arguments, seed, began, outcome, running.is_pruned))

@@ -220,7 +220,7 @@ class Search:
     def run(self) -> Trials:
         assert isinstance(self.launcher, Dividing)
         failed, arguments, first = self._prepare_first()
-        job = first.prepared.request.job
+        job = first.prepared.job
         if isinstance(self.launcher, Checking):
             self.launcher.check(job)
         with self.launcher.divide(job, self.source.count, self.parallelism) as launchers:

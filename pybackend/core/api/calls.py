@@ -88,13 +88,17 @@ class ModelCall:
         )
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """All arguments by name, for `make_job`."""
-        return {**vars(self), **self.options}
+    def result(self) -> TrainedModel | None:
+        """The argument ``model`` if it is a result."""
+        return self.model if isinstance(self.model, TrainedModel) else None
+
+    def find_model(self) -> Any:
+        """Return the model, or the function that builds it; a result may have to decode it."""
+        return self.result.model if self.result else self.model
 
     def make_job(self, kind: type[Kind]) -> Kind:
         """Return the job of this call, with Keras's global settings."""
-        return replace(make_job(kind, self.arguments), **read_keras_defaults())
+        return replace(make_job(kind, {**vars(self), **self.options}), **read_keras_defaults())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,12 @@ class PredictionCall(ModelCall):
 
     options: call_options.TablePredictionOptions
 
+    @property
+    def known_levels(self) -> tuple[str, ...] | None:
+        """Names of the classes that a result has from its training."""
+        levels = self.result and self.result.levels
+        return levels and tuple(map(str, levels))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
@@ -136,6 +146,11 @@ class TrainingCall(ModelCall):
     tensorboard: str | None = None
     discards_checkpoints: bool = False
     shares_memory: bool = True
+
+    @property
+    def data_arguments(self) -> dict[str, Any]:
+        """The arguments that are data, by name."""
+        return {"data": self.data, "validation_data": self.options["validation_data"]}
 
     def with_options(self, **options: Unpack[call_options.TrainingOptions]) -> Self:
         return replace(self, options={**self.options, **options})

@@ -53,8 +53,8 @@ def main(path: str, lock: str) -> None:
 def _drive(folder: JobFolder) -> None:
     """Run the training, and write its end."""
     try:
-        with _watched(folder), opened_request(folder) as (prepared, began):
-            _train(folder, prepared, began)
+        with _watched(folder), opened_request(folder) as prepared:
+            _train(folder, prepared)
     except KeyboardInterrupt:
         folder.end("cancelled")
     except TfdistError as error:
@@ -67,16 +67,14 @@ def _drive(folder: JobFolder) -> None:
         folder.end("finished")
 
 
-def _train(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
+def _train(folder: JobFolder, prepared: PreparedTraining) -> None:
     def is_asked(number: int, logs: object) -> bool:
         return folder.is_asked("stop")
 
     # Observers run in the sessions that attach, and ask this one to stop the training.
-    job = prepared.request.job
-    ask = Observer(is_asked, None if job.is_asynchronous else is_asked)
-    request = replace(prepared.request, observers=Observers([ask]))
+    ask = Observer(is_asked, None if prepared.job.is_asynchronous else is_asked)
     log = EventLog(folder)
-    result = run_prepared(replace(prepared, request=request), began, log, log)
+    result = run_prepared(replace(prepared, observers=Observers([ask])), log, log)
     verbose = folder.read_job().verbose
     decode = result.decode and replace(result.decode, verbose=verbose)  # type: ignore[type-var]
     folder.free()  # before: the result may need its space

@@ -148,11 +148,6 @@ class _Waits:
         )
 
 
-def logs_steps() -> bool:
-    """Return whether the logger's level is low enough to include steps."""
-    return LOGGER.isEnabledFor(logging.DEBUG)
-
-
 def log_start(text: str) -> None:
     LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
 

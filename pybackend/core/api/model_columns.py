@@ -11,12 +11,13 @@ from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.core.data.predictions import Output, Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_choice
-from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.storage_options import check_data_options
 from pybackend.core.words import setting, show
 
 
-def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | None) -> ColumnSpec:
+def choose_columns(call: ModelCall) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
+    options = check_data_options(call.options["data_options"])
     columns = ColumnSpec(
         features=as_list(call.options["features"]),
         label=call.options["label"],
@@ -31,7 +32,7 @@ def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | 
     check_column_spec(columns)
     if isinstance(call, PredictionCall):
         columns = replace(columns, label=None)
-    return columns if known is None else _add_defaults(columns, known)
+    return _add_defaults(columns, call.result) if call.result else columns
 
 
 def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
@@ -55,25 +56,17 @@ def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
     )
 
 
-_TYPES = ("class", "prob", "raw")
-_ON_MISSING = ("null", "error")
-
-
 def check_type(kind: Any) -> None:
-    if kind is not None and kind not in _TYPES:
-        raise InputError(
-            f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
-            f"{show(kind)}"
-        )
+    check_choice("type", kind, choices=[None, "class", "prob", "raw"])
 
 
-def check_on_missing(on_missing: Any) -> bool:
-    """Return whether rows that lack a value get no prediction."""
-    if on_missing not in _ON_MISSING:
-        raise InputError(
-            f"`on_missing` must be {show('null')} or {show('error')}, not {show(on_missing)}"
-        )
-    return bool(on_missing == "null")
+def check_prediction(options: Mapping[str, Any]) -> bool:
+    """Check the options of a prediction; return whether incomplete rows get none."""
+    check_type(options["type"])
+    check_levels(options["levels"])
+    return bool(
+        check_choice("on_missing", options["on_missing"], choices=["null", "error"]) == "null"
+    )
 
 
 def check_runtime(runtime: Any) -> None:

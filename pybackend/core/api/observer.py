@@ -72,24 +72,15 @@ class Observer:
 
 
 class Observers:
-    def __init__(
-        self, observers: Sequence[Observer] = (), *, are_steps_tracked: bool = False
-    ) -> None:
+    """The observers of a call. ``see_steps``: any of them, or a tracker, receives steps."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
-        self._are_steps_tracked = are_steps_tracked
         self._wants_stop = False
+        self.see_steps = any(one.on_step_end for one in observers)
 
     def __bool__(self) -> bool:
         return bool(self._observers)
-
-    @property
-    def see_steps(self) -> bool:
-        """True if any observer has a function for steps, or a tracker records them."""
-        return self._are_steps_tracked or any(one.on_step_end for one in self._observers)
-
-    def tracking_steps(self) -> Observers:
-        """Return these observers, so that the session also receives steps for a tracker."""
-        return Observers(self._observers, are_steps_tracked=True)
 
     def __call__(self, event: messages.Event) -> messages.Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
@@ -167,7 +158,7 @@ class EventFolder:
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
     """Separate the folder for TensorBoard from other callbacks; two raise an `InputError`."""
-    folders, others = _split(list_callbacks(callbacks), EventFolder)
+    folders, others = _split(callbacks, EventFolder)
     if len(folders) > 1:
         raise InputError("`callbacks` contains two folders for TensorBoard: pass one")
     return folders[0].choose().folder if folders else None, others
@@ -178,12 +169,11 @@ _MAKERS = ("track_mlflow", "track_wandb", "track_tensorboard")
 
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
     """Separate trackers from observers and Keras callbacks."""
-    listed = list_callbacks(callbacks)
-    for callback in listed:
+    for callback in list_callbacks(callbacks):
         name = getattr(callback, "__name__", "")
         if callable(callback) and name in _MAKERS:
             raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
-    trackers, others = _split(listed, Tracker)  # type: ignore[type-abstract]
+    trackers, others = _split(callbacks, Tracker)  # type: ignore[type-abstract]
     return tuple(trackers), others
 
 
@@ -196,18 +186,18 @@ def list_callbacks(callbacks: Any) -> list[Any]:
 
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
     """Separate observers from Keras callbacks."""
-    listed = list_callbacks(callbacks)
-    if any(callback is Observer for callback in listed):
+    if any(callback is Observer for callback in list_callbacks(callbacks)):
         raise InputError(
             f"`callbacks` contains the class {term('Observer')}: pass an instance, "
             f"{call_of('Observer', ...)}"
         )
-    return _split(listed, Observer)
+    return _split(callbacks, Observer)
 
 
-def _split(callbacks: Sequence[Any], kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
-    chosen = [one for one in callbacks if isinstance(one, kind)]
-    return chosen, [one for one in callbacks if not isinstance(one, kind)]
+def _split(callbacks: Any, kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
+    listed = list_callbacks(callbacks)
+    chosen = [one for one in listed if isinstance(one, kind)]
+    return chosen, [one for one in listed if not isinstance(one, kind)]
 
 
 class Recording:

@@ -216,9 +216,9 @@ def plan(
 
 
 def describe_plan(prepared: PreparedTraining) -> Plan:
-    request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
-    validation = request.datasets.get("validation")
-    planned = plan_rows(request.datasets["train"], job)
+    job, launcher = prepared.job, prepared.launcher
+    validation = prepared.datasets.get("validation")
+    planned = plan_rows(prepared.datasets["train"], job)
     found = Submission(("not known yet",) * job.workers)
     if isinstance(launcher, Describing):
         found = launcher.describe(job)
@@ -239,7 +239,7 @@ def describe_plan(prepared: PreparedTraining) -> Plan:
         rows=planned.rows,
         steps_per_epoch=planned.steps,
         which_rows=planned.which,
-        model=request.describe_model(),
+        model=prepared.describe_model(),
         settings={**prepared.settings, "seed": job.seed if job.is_seeded else None},
         documents=dict(found.documents),
         later=(*planned.later, *found.later, *_list_choices(job)),

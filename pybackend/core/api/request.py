@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, cast
 
 from pybackend.core.api import call_data, sent_objects
@@ -14,20 +15,17 @@ from pybackend.core.api.calls import (
     Kind,
     ModelCall,
     PredictionCall,
-    TrainedModel,
     TrainingCall,
     read_keras_defaults,
 )
 from pybackend.core.api.display import (
-    Display,
     Narrator,
     choose_display,
     describe_start,
     log_start,
-    logs_steps,
 )
 from pybackend.core.api.model_columns import choose_columns
-from pybackend.core.api.observer import Observers, split_observers
+from pybackend.core.api.observer import Observer, Observers, split_observers
 from pybackend.core.data.batches import Batches
 from pybackend.core.data.columns import ColumnSpec, TableRows
 from pybackend.core.data.files import naming_open_files
@@ -35,6 +33,7 @@ from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.errors import Failure, Moment, WorkerFailedError
 from pybackend.core.job import messages
 from pybackend.core.job.job import (
+    LOGGER,
     MODEL_OBJECTS,
     SOURCE,
     Job,
@@ -83,7 +82,7 @@ class Request(Generic[Kind]):
     model: Any
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
-    observers: Observers
+    observers: Observers = field(default_factory=Observers)
     described: str | None = None
 
     def describe_model(self) -> str:
@@ -108,12 +107,12 @@ class Request(Generic[Kind]):
         ``listen`` also receives all events. ``timeline`` is that of earlier runs in the same call.
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
-        sent = {
-            name: data.columns if isinstance(data, call_data.HELD_AS_COLUMNS) else data
-            for name, data in self.datasets.items()
-            if name not in read
+        sent = {k: call_data.columns_of(v) for k, v in self.datasets.items() if k not in read}
+        sources = {
+            f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
+            for name, data in read.items()
+            if isinstance(data, FileRows)
         }
-        files = {**self.files, **_encode_files(read)}
         if isinstance(launcher, Checking):
             launcher.check(self.job)
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
@@ -122,7 +121,9 @@ class Request(Generic[Kind]):
                 listen(event)
                 return show(event)
 
-            return (timeline or Timeline()).launch(launcher, job, files, sent, on_event)
+            return (timeline or Timeline()).launch(
+                launcher, job, {**self.files, **sources}, sent, on_event
+            )
 
 
 def prepare(
@@ -138,24 +139,19 @@ def prepare(
     ``as_file``, the model must be a Keras file. A model that cannot be encoded raises a
     `SerializationError`.
     """
-    given = call.model
-    result = given if isinstance(given, TrainedModel) else None
-    options = check_data_options(call.options.get("data_options"))
     job = replace(
         call.make_job(kind),
-        in_memory=options.in_memory,
-        model_source=sent_objects.find_source(given),
+        in_memory=check_data_options(call.options["data_options"]).in_memory,
+        model_source=sent_objects.find_source(call.model),
     )
-    columns = choose_columns(call, options, result)
-    observers, callbacks = split_observers(
-        call.options["callbacks"] if isinstance(call, TrainingCall) else None
-    )
-    sent_objects.check_callbacks(callbacks, job)
+    columns = choose_columns(call)
+    observers: list[Observer] = []
+    callbacks: list[Any] = []
     if isinstance(call, TrainingCall):
-        sent_objects.check_shared_state(call.data, "data", callbacks)
-        sent_objects.check_shared_state(
-            call.options["validation_data"], "validation_data", callbacks
-        )
+        observers, callbacks = split_observers(call.options["callbacks"])
+        sent_objects.check_callbacks(callbacks, job)
+        for name, data in call.data_arguments.items():
+            sent_objects.check_shared_state(data, name, callbacks)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
@@ -183,8 +179,7 @@ def _encode(
     callbacks: Sequence[Any],
     as_file: bool,
 ) -> Request[Kind]:
-    given = call.model
-    model = given.model if isinstance(given, TrainedModel) else given
+    model = call.find_model()
     custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
     rows: Any = None
     source = model
@@ -205,7 +200,7 @@ def _encode(
         from pybackend.core.model.by_value import take_snapshot
 
         snapshot = take_snapshot(model)
-    return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
 
 
 def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
@@ -214,14 +209,6 @@ def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
     if sum(len(one or ()) for one in names.values()) > _MOST_NAMES:
         return ()
     return tuple((name, one if one is None else tuple(one)) for name, one in names.items())
-
-
-def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    return {
-        f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
-        for name, data in datasets.items()
-        if isinstance(data, FileRows)
-    }
 
 
 @contextmanager
@@ -233,9 +220,10 @@ def following(
     Yields the job, set to report the required events, and the function that receives them.
     """
     display = choose_display(job)
-    job = replace(
-        job, reports_steps=_is_seen_by_step(job, display, observers), is_observed=bool(observers)
-    )
+    are_seen = display.shows_steps or observers.see_steps or LOGGER.isEnabledFor(logging.DEBUG)
+    # Asynchronous steps have no order that all workers share.
+    has_order = isinstance(job, TrainingJob) and not job.is_asynchronous
+    job = replace(job, reports_steps=has_order and are_seen, is_observed=bool(observers))
     show = Narrator(display)
     # Until the first worker runs, nothing is heard: a cluster may compute a table first.
     starting = messages.Phases(show, _STARTING_SECONDS)
@@ -302,9 +290,3 @@ def _describe_end(failure: Failure) -> Moment:
     state = "stopped" if failure.exception_type == "Stopped" else "failed"
     reason = failure.message.partition("\n")[0] or failure.exception_type
     return Moment(failure.time, state, reason, failure.rank, failure.host)
-
-
-def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
-    is_seen = display.shows_steps or observers.see_steps or logs_steps()
-    # Asynchronous steps have no order that all workers share.
-    return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
 
 from pybackend.core import launchers
 from pybackend.core.api import training_hooks
@@ -19,12 +18,10 @@ from pybackend.core.api.job_copy import new_copy
 from pybackend.core.api.job_folder import VARIABLE, JobFolder, JobStore, find_store, new_folder
 from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.api.prepared_training import PreparedTraining
-from pybackend.core.api.request import Request
 from pybackend.core.data.files import naming_full_disk
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.call_options import Place
-from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.words import call_of, term
 
@@ -32,9 +29,6 @@ from pybackend.core.words import call_of, term
 _START_SECONDS = 60.0
 # Files of a request, which only the driver reads.
 _ROWS, _REST = "rows.pickle", "rest.pickle"
-# Attributes of a `PreparedTraining` and of its `Request` that are sent unchanged.
-_OF_TRAINING = ("recovery", "settings", "trackers")
-_OF_REQUEST = ("files", "columns", "custom_objects", "snapshot")
 
 
 def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
@@ -56,15 +50,15 @@ def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
     return root
 
 
-def submit(prepared: PreparedTraining, began: float, root: JobStore) -> JobFolder:
+def submit(prepared: PreparedTraining, root: JobStore) -> JobFolder:
     """Write a training run to a new folder, and start the process that drives it."""
-    job, launcher = prepared.request.job, prepared.launcher
+    job, launcher = prepared.job, prepared.launcher
     if isinstance(launcher, launchers.Checking):
         launcher.check(job)
     with new_folder(root.path) as (folder, lock), _hand_over(prepared) as moved:
         folder.submit(launcher.where, job.workers, job.epochs, root.copies)
         with naming_full_disk(folder.path, "files of the job", VARIABLE):
-            write_request(folder, prepared, began, moved)
+            write_request(folder, prepared, moved)
         with new_copy(folder):
             published = _start(folder, lock, {} if moved is None else moved.variables)
     return published
@@ -76,8 +70,8 @@ def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[launchers.H
     if launcher.session is None:
         return nullcontext()
     if isinstance(launcher, launchers.Describing):
-        launcher.describe(prepared.request.job)  # its checks; the driver's errors come late
-    return launchers.hand_over(launcher.session, prepared.request.datasets)
+        launcher.describe(prepared.job)  # its checks; the driver's errors come late
+    return launchers.hand_over(launcher.session, prepared.datasets)
 
 
 def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFolder:
@@ -112,61 +106,47 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
 
 
 def write_request(
-    folder: JobFolder,
-    prepared: PreparedTraining,
-    began: float,
-    moved: launchers.Handover | None = None,
+    folder: JobFolder, prepared: PreparedTraining, moved: launchers.Handover | None = None
 ) -> None:
     """Write a training run into a folder; ``moved`` replaces a Spark session and its DataFrames."""
-    request = prepared.request
-    datasets = request.datasets if moved is None else moved.datasets
+    datasets = prepared.datasets if moved is None else moved.datasets
     folder.request.mkdir(0o700)
-    folder.job.write_text(request.job.to_json())
+    folder.job.write_text(prepared.job.to_json())
     functions = {k: v for k, v in datasets.items() if isinstance(v, FunctionRows)}
     rows = {k: v for k, v in datasets.items() if k not in functions}
     # Directly to the file, since rows may be large.
     with (folder.request / _ROWS).open("wb") as file:
         pickle.dump(rows, file, protocol=5)
     # A built model is in the files already.
-    model = None if request.job.model_source == "file" else request.model
-    rest: Mapping[str, Any] = {
-        "launcher": prepared.launcher if moved is None else None,
-        "session": None if moved is None else moved.session,
-        "began": began,
-        "functions": functions,
+    model = None if prepared.job.model_source == "file" else prepared.model
+    sent = {
+        **vars(prepared),
+        "job": replace(prepared.job, verbose=0, reports_lines=True),
+        "datasets": functions,
+        "observers": Observers(),
         "model": model,
-        "described": request.describe_model(),
-        **{name: getattr(prepared, name) for name in _OF_TRAINING},
-        **{name: getattr(request, name) for name in _OF_REQUEST},
+        "described": prepared.describe_model(),
+        "launcher": prepared.launcher if moved is None else None,
     }
-    owners = [*(rows.fn for rows in functions.values()), model, request.snapshot]
-    owners += request.custom_objects.values()
-    content = pickle_value(rest, "the training", [one for one in owners if one is not None])
+    owners = [*(rows.fn for rows in functions.values()), model, prepared.snapshot]
+    owners = [one for one in (*owners, *prepared.custom_objects.values()) if one is not None]
+    content = pickle_value((sent, moved and moved.session), "the training", owners)
     (folder.request / _REST).write_bytes(content)
 
 
 @contextmanager
-def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]]:
+def opened_request(folder: JobFolder) -> Iterator[PreparedTraining]:
     """Read what `write_request` wrote, which only this user can have changed.
 
-    Yields the training, whose Spark session ends after the block, and when the call began.
+    Yields the training, whose Spark session ends after the block.
     """
     folder.check_private()
     with (folder.request / _ROWS).open("rb") as file:
         datasets = pickle.load(file)  # noqa: S301
-    rest = pickle.loads((folder.request / _REST).read_bytes())  # noqa: S301
-    job = Job.from_json(folder.job.read_text())
-    assert isinstance(job, TrainingJob)
+    sent, session = pickle.loads((folder.request / _REST).read_bytes())  # noqa: S301
+    sent["datasets"] |= datasets
     with ExitStack() as stack:
-        launcher, datasets = rest["launcher"], {**datasets, **rest["functions"]}
-        if rest["session"] is not None:
-            session, datasets = stack.enter_context(rest["session"].connect(datasets))
-            launcher = launchers.launcher_for(session)
-        request = Request(
-            job=replace(job, verbose=0, reports_lines=True),
-            datasets=datasets,
-            observers=Observers(),
-            **{name: rest[name] for name in ("model", "described", *_OF_REQUEST)},
-        )
-        parts = (rest[name] for name in _OF_TRAINING)
-        yield PreparedTraining(request, launcher, *parts), rest["began"]
+        if session is not None:
+            spark, sent["datasets"] = stack.enter_context(session.connect(sent["datasets"]))
+            sent["launcher"] = launchers.launcher_for(spark)
+        yield PreparedTraining(**sent)

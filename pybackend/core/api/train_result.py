@@ -301,7 +301,7 @@ class TrainResult(TrainedModel):
                 "verbose": verbose,
             },
         )
-        return evaluate_here(lambda: self.model, self, data, call)
+        return evaluate_here(call, data)
 
     def predict(
         self,
@@ -366,7 +366,7 @@ class TrainResult(TrainedModel):
                 "verbose": verbose,
             },
         )
-        return predict_here(lambda: self.model, self, x, call)
+        return predict_here(call, x)
 
     @property
     def audit(self) -> report.Audit | None:
