@@ -15,7 +15,8 @@ from typing import Any
 
 import pybackend
 from pybackend.core import errors
-from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
+from pybackend.core.api.calls import EvaluationCall, PredictionCall
+from pybackend.core.api.calls import suggest as suggest
 from pybackend.core.api.detached_job import DetachedJob, jobs
 from pybackend.core.api.display import Tell, relayed_to
 from pybackend.core.api.in_process import evaluate_here, predict_here
@@ -25,61 +26,19 @@ from pybackend.core.data.files import check_writable
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.job.call_options import checks
 from pybackend.core.job.worker_options import Elastic
-from pybackend.core.launchers import SparklyrWorkers, attach_spark
+from pybackend.core.launchers import SparklyrWorkers as SparklyrWorkers
+from pybackend.core.launchers import attach_spark as attach_spark
 from pybackend.core.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.core.words import show, speak
-from pybackend.doctor.machine import doctor
-from pybackend.doctor.probe import probe
+from pybackend.doctor.machine import doctor as doctor
+from pybackend.doctor.probe import probe as probe
 from pybackend.reporting.reports import report, write_report
-from pybackend.sql.connect import connect_dbi
-from pybackend.sql.deploy import augment
-from pybackend.sql.operations import SourceQuery
+from pybackend.sql.connect import connect_dbi as connect_dbi
+from pybackend.sql.deploy import augment as augment
+from pybackend.sql.operations import SourceQuery as SourceQuery
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Mode
 from pybackend.tuning.trials import Trial, Trials
-
-__all__ = [
-    "SourceQuery",
-    "SparklyrWorkers",
-    "answer",
-    "attach_spark",
-    "augment",
-    "capture",
-    "capture_shown",
-    "check_inputs",
-    "check_levels",
-    "check_options",
-    "check_writable",
-    "connect_dbi",
-    "copy_model",
-    "describe_sql",
-    "describe_trial",
-    "describe_trials",
-    "describe_weights",
-    "doctor",
-    "evaluate_rows",
-    "find_text_inputs",
-    "find_trial",
-    "job_result",
-    "job_status",
-    "list_columns",
-    "list_jobs",
-    "load_result",
-    "match_levels",
-    "model_function",
-    "pick_columns",
-    "predict_rows",
-    "probe",
-    "read_model",
-    "read_model_text",
-    "report_failure",
-    "report_record",
-    "restore_model",
-    "save_result",
-    "shape_columns",
-    "suggest",
-    "write_onnx",
-]
 
 
 def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:

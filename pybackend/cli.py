@@ -96,12 +96,12 @@ def _add_clusters(add_command: Callable[..., Any]) -> None:
         "cluster. Invalid or contradictory addresses raise an error.",
     )
     add = config.add_argument
-    add("--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers")
+    add("--workers", type=_split, metavar="HOST:PORT,...", help="addresses of the workers")
     add("--index", type=int, help="index of this process within its role")
     add("--role", default="worker", help="worker (default), chief, ps or evaluator")
     add("--chief", metavar="HOST:PORT", help="address of the chief")
-    add("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
-    add("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
+    add("--ps", type=_split, metavar="HOST:PORT,...", help="addresses of the parameter servers")
+    add("--evaluator", type=_split, metavar="HOST:PORT", help="address of the evaluator")
 
     pack = add_command(
         "pack",
@@ -160,31 +160,22 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
     add = scale.add_argument
     measured = "numbers of workers to measure (default: 1,2,4)"
     add("--workers", type=_counts, default=[1, 2, 4], metavar="N,...", help=measured)
-    add(
-        "--mode",
-        type=_modes,
-        default="both",
-        metavar="MODE,...",
-        help="strong: the workers share one batch; weak: each worker has its own batch "
-        "(default: both)",
+    modes = (
+        "strong: the workers share one batch; weak: each worker has its own batch (default: both)"
     )
-    add(
-        "--batch-size",
-        type=_positive,
-        metavar="ROWS",
-        help="rows per batch: global batch size (strong), rows per worker (weak) (default: the "
-        "script's)",
+    add("--mode", type=_modes, default="both", metavar="MODE,...", help=modes)
+    rows = (
+        "rows per batch: global batch size (strong), rows per worker (weak) (default: the script's)"
     )
-    steps = "steps per training (default: the script's)"
-    add("--steps", type=_positive, metavar="N", help=steps)
+    add("--batch-size", type=_positive, metavar="ROWS", help=rows)
+    add("--steps", type=_positive, metavar="N", help="steps per training (default: the script's)")
     repeats = "runs of each training (default: 1)"
     add("--repeats", type=_positive, default=1, metavar="K", help=repeats)
     add("--project", type=_positive, metavar="N", help="predict step times for up to N workers")
     add("--json", metavar="FILE", help="write all values to this file")
     add("--plot", metavar="FILE", help="write a plot to this file (.png, .pdf or .svg)")
     script = "a Python or R file (*.R) that calls barrier_train()"
-    rest = argparse.REMAINDER
-    add("script", nargs=rest, metavar="SCRIPT [ARGUMENT ...]", help=script)
+    add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENT ...]", help=script)
 
 
 def _add_jobs(add_command: Callable[..., Any]) -> None:
@@ -214,14 +205,11 @@ def _add_jobs(add_command: Callable[..., Any]) -> None:
 def _mnist(options: argparse.Namespace) -> int:
     if options.out and Path(options.out).suffix != ".h5":  # checked before the training
         raise InputError(f"--out must be a *.h5 file, not {options.out!r}")
+    names = ("workers", "epochs", "batch_size", "limit", "seed")
     result = pybackend.train_mnist(
         "local",
-        workers=options.workers,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
         path=options.data,
-        limit=options.limit,
-        seed=options.seed,
+        **{name: getattr(options, name) for name in names},
     )
     print(result.summary())
     if options.out:
@@ -237,14 +225,18 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.workers or options.conf:
         options.fail("--workers and --conf need --master")
     facts = doctor()
-    problems, verdict = facts.pop("problems"), facts.pop("verdict")
-    del facts["rpy2_problem"]  # one of the problems
+    # The problem of rpy2 is one of the problems.
     for name, value in facts.items():
-        print(f"{name:15} {_show(value)}")
-    for problem in problems:
+        if name not in ("problems", "verdict", "rpy2_problem"):
+            print(f"{name:15} {_show(value)}")
+    return _conclude(facts)
+
+
+def _conclude(found: dict[str, Any]) -> int:
+    for problem in found["problems"]:
         print(f"problem: {problem}")
-    print(verdict)
-    return 1 if problems else 0
+    print(found["verdict"])
+    return 1 if found["problems"] else 0
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -255,23 +247,12 @@ def _probe(options: argparse.Namespace) -> int:
         found = probe(session, options.workers)
     for host in found["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")
-    for problem in found["problems"]:
-        print(f"problem: {problem}")
-    print(found["verdict"])
-    return 1 if found["problems"] else 0
+    return _conclude(found)
 
 
 def _tf_config(options: argparse.Namespace) -> int:
-    print(
-        pybackend.make_tf_config(
-            _split(options.workers) or [],
-            options.index,
-            role=options.role,
-            chief=options.chief,
-            ps=_split(options.ps),
-            evaluator=_split(options.evaluator),
-        )
-    )
+    others = {name: getattr(options, name) for name in ("role", "chief", "ps", "evaluator")}
+    print(pybackend.make_tf_config(options.workers or [], options.index, **others))
     return 0
 
 
@@ -317,11 +298,8 @@ def _jobs(options: argparse.Namespace) -> int:
     if (options.action == "result") != (options.output is not None):
         options.fail("result needs -o FILE" if options.output is None else "-o is for result")
     if options.id is None:
-        found = pybackend.jobs(options.folder)
-        for job in found:
-            print(job.id, job.describe(), sep="  ")
-        if not found:
-            print("there are no jobs")
+        found = [f"{job.id}  {job.describe()}" for job in pybackend.jobs(options.folder)]
+        print(*found or ["there are no jobs"], sep="\n")
         return 0
     job = pybackend.attach_job(options.id, folder=options.folder)
     if options.action == "logs":
@@ -343,10 +321,9 @@ def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
     shown = 0
     while True:
         has_ended = job.status != "running"  # first: then the log is complete
-        lines = job.logs(shown)
-        for line in lines:
+        for line in job.logs(shown):
             print(line, flush=True)
-        shown += len(lines)
+            shown += 1
         if has_ended or not follows:
             return
         time.sleep(0.5)
@@ -370,16 +347,12 @@ def _bench_scale(options: argparse.Namespace) -> int:
     result = pybackend.bench_scale(
         words[0],
         options.workers,
-        mode=options.mode,
-        batch_size=options.batch_size,
-        steps=options.steps,
-        repeats=options.repeats,
         arguments=words[1:],
+        **{name: getattr(options, name) for name in ("mode", "batch_size", "steps", "repeats")},
     )
     print(result)
-    projection = None
-    if options.project is not None:
-        projection = result.project(options.project)
+    projection = None if options.project is None else result.project(options.project)
+    if projection is not None:
         print(projection)
     if options.json:
         result.to_json(options.json, projection)
@@ -421,7 +394,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _split(text: str | None) -> list[str] | None:
+def _split(text: str) -> list[str] | None:
     return text.split(",") if text else None
 
 

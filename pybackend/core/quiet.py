@@ -73,7 +73,8 @@ def _import(verbose: int = 1) -> None:
             if not is_loaded:
                 stack.enter_context(uncollected())
                 if verbose < 2 and _LEVEL not in os.environ:
-                    stack.enter_context(_errors_only())
+                    os.environ[_LEVEL] = "2"  # read when TensorFlow is loaded
+                    stack.callback(os.environ.pop, _LEVEL)
                     stack.enter_context(_filtered_stderr())
             import keras  # noqa: F401
     finally:
@@ -90,16 +91,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if is_enabled:
             gc.enable()
-
-
-@contextmanager
-def _errors_only() -> Iterator[None]:
-    """Set the level of TensorFlow's log, which TensorFlow reads when it is loaded."""
-    os.environ[_LEVEL] = "2"
-    try:
-        yield
-    finally:
-        del os.environ[_LEVEL]
 
 
 @contextmanager

@@ -137,11 +137,11 @@ class DetachedJob:
             Number of lines to leave out.
         """
         self._check_exists()
-        display = _Collected(True)
-        show_event = Narrator(display, logs=False)
+        lines: list[str] = []
+        show_event = Narrator(Lines(True, lines.append), logs=False)
         for event in self._folder.read_events(0)[0]:
             show_event(event)
-        return display.lines[start:]
+        return lines[start:]
 
     def wait(self, timeout: float | None = None, *, verbose: int | None = None) -> Status:
         """Wait until the job has ended, show its progress, and return its status.
@@ -331,17 +331,6 @@ def _call_patiently(seconds: float, deadline: float | None, call: Callable[[], A
             if time.monotonic() > end:
                 raise
             time.sleep(seconds)
-
-
-class _Collected(Lines):
-    """A display that collects lines."""
-
-    def __init__(self, shows_printed: bool) -> None:
-        super().__init__(shows_printed)
-        self.lines: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def jobs(folder: Place | None = None) -> list[DetachedJob]:

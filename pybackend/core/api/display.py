@@ -28,6 +28,7 @@ from pybackend.core.job.messages import (
     StepEnded,
     Waits,
 )
+from pybackend.core.launchers.base import holding
 from pybackend.core.tf_config import describe_processes
 from pybackend.core.words import show_loss, show_seconds, term
 
@@ -236,25 +237,32 @@ class StepLines:
         return f"{line}, {show_speed(steps / seconds)}, {left} left"
 
 
-class Lines(Display):
-    """Print lines on standard output; lines from workers only with ``shows_printed``."""
-
-    shows_steps = True
-
-    def __init__(self, shows_printed: bool) -> None:
-        self._shows_printed = shows_printed
-        self._step_lines = StepLines()
-
-    def line(self, text: str) -> None:
-        """Print a line; if writing fails, the training run continues."""
+def _print(text: str) -> None:
+    """Print a line; if writing fails, the training run continues."""
+    # A closed pipe, a full disk, a stream that was closed.
+    with suppress(OSError, ValueError):
         try:
             print(text, flush=True)
         except UnicodeEncodeError:  # a terminal of ASCII
             encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-            with suppress(OSError, ValueError):
-                print(text.encode(encoding, "replace").decode(encoding), flush=True)
-        except (OSError, ValueError):  # a closed pipe, a full disk, a stream that was closed
-            pass
+            print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+class Lines(Display):
+    """Print lines on standard output, or pass them to a function.
+
+    Lines from workers are only shown with ``shows_printed``.
+    """
+
+    shows_steps = True
+
+    def __init__(self, shows_printed: bool, write: Callable[[str], object] | None = None) -> None:
+        self._shows_printed = shows_printed
+        self._step_lines = StepLines()
+        self._write = write or _print
+
+    def line(self, text: str) -> None:
+        self._write(text)
 
     def printed(self, text: str) -> None:
         if self._shows_printed:
@@ -305,10 +313,9 @@ class Relay(Lines):
         if not self._is_live:
             super().step(event)
             return
-        loss = event.logs.get("loss")
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
         values = {name: getattr(event, name) for name in names}
-        self._pass_on("step", {**values, "loss": loss})
+        self._pass_on("step", {**values, "loss": event.logs.get("loss")})
 
     def trials(self, text: str, done: int, total: int) -> None:
         if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
@@ -442,14 +449,9 @@ def show_speed(speed: float) -> str:
 _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 
-@contextmanager
-def relayed_to(tell: Tell) -> Iterator[None]:
+def relayed_to(tell: Tell) -> AbstractContextManager[None]:
     """Have ``tell`` show the progress of all calls within this context."""
-    token = _teller.set(tell)
-    try:
-        yield
-    finally:
-        _teller.reset(token)
+    return holding(_teller, tell)
 
 
 def choose_lines(verbose: int) -> Display:
@@ -467,9 +469,7 @@ def choose_display(job: Job) -> Display:
     tell, shows_printed = _teller.get(), job.verbose > 1
     if tell is not None:
         return Relay(tell, shows_printed, bool(tell("is_live", {})))
-    if _is_live():
-        return Live(shows_printed)
-    return Lines(shows_printed)
+    return Live(shows_printed) if _is_live() else Lines(shows_printed)
 
 
 def _is_live() -> bool:

@@ -27,10 +27,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
 from pybackend.core.api.job_record import (
+    ENDED,
+    EVENTS,
+    JOB,
     LOST_SECONDS,
+    RESULT,
+    SUBMITTED,
     End,
     Ended,
     JobError,
+    JobFiles,
     Status,
     Submitted,
     age_of_beat,
@@ -41,15 +47,13 @@ from pybackend.core.api.job_record import (
 )
 from pybackend.core.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.core.errors import ClusterError, InputError, SerializationError, TfdistError
-from pybackend.core.job.codec import decode, encode, encode_line
-from pybackend.core.job.job import Job
+from pybackend.core.job.codec import encode, encode_line
 from pybackend.core.job.messages import Announced, Event, EventBytes, Note, StepEnded
 from pybackend.core.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
 Result = TypeVar("Result")
 
-EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _STEP_SECONDS = 1.0
@@ -67,10 +71,10 @@ class JobStore:
         return hide_password(self.copies or str(self.path))
 
 
-def find_store(place: Any = None, argument: str = "folder") -> JobStore:
+def find_store(place: Any = None) -> JobStore:
     """Return where all jobs are: ``place``, ``TFDIST_JOBS``, or a folder in the home folder."""
     if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
-        raise InputError(f"`{argument}` must be a path or a URI, not {show(place)}")
+        raise InputError(f"`folder` must be a path or a URI, not {show(place)}")
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     usual = os.environ.get(VARIABLE) or ""
     chosen = os.fspath(place or usual or Path(state, "tfdist", "jobs"))
@@ -93,7 +97,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class JobFolder:
+class JobFolder(JobFiles):
     """All files of a job."""
 
     path: Path
@@ -105,20 +109,14 @@ class JobFolder:
     def id(self) -> str:
         return self.path.name
 
-    job = _File("job.json")  # the `Job`
+    job = _File(JOB)  # the `Job`
     request = _File("request")  # a folder with the model, rows and launcher, for the driver
-    result = _File("result.json")  # as `TrainResult.save` writes it
+    result = _File(RESULT)  # as `TrainResult.save` writes it
     decoder = _File("decoder.pickle")  # builds the model from the file in the result
     output = _File("driver.log")  # of the driver; empty if all goes well
     events = _File(EVENTS)
     lock = _File("lock")
-    record = _File("submitted.json")
-    _ended = _File("ended.json")
-
-    @property
-    def submitted(self) -> Submitted:
-        with naming_damage(self.record.name):
-            return decode(self._read(self.record), Submitted)
+    record = _File(SUBMITTED)
 
     def submit(self, where: str, workers: int, epochs: int, copies: str | None) -> None:
         """Write the description of the job, whose copy is in a folder at the URI ``copies``."""
@@ -136,10 +134,8 @@ class JobFolder:
         """True if the folder, or its content, was deleted; False while its disk is away."""
         try:
             self.lock.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
         return False
 
     @property
@@ -152,10 +148,6 @@ class JobFolder:
     @property
     def exists(self) -> bool:
         return os.path.lexists(self.path)
-
-    def read_job(self) -> Job:
-        with naming_damage(self.job.name):
-            return Job.from_json(self._read(self.job).decode())
 
     def read_events(self, start: int) -> tuple[list[Event], int]:
         """Return the complete events in the log from a position on, and the position after them."""
@@ -173,23 +165,14 @@ class JobFolder:
         """Return the result that ``load`` reads, with the parts of the model that no file holds."""
         self.check_private()
         with naming_damage(self.decoder.name):
-            decode = partial(_decode, self._read(self.decoder))
+            decode = partial(_decode, self.read(self.decoder.name))
         return replace(load(self.result), decode=decode)  # type: ignore[type-var]
-
-    @property
-    def ended(self) -> Ended | None:
-        """The end of the job; None before."""
-        with naming_damage(self._ended.name):
-            try:
-                return decode(self._read(self._ended), Ended)
-            except FileNotFoundError:
-                return None
 
     def end(self, status: End, error: JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
         self.free()
         if not self.is_gone:  # writing would create the folder again
-            write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
+            write_whole(str(self.path / ENDED), encode(Ended(status, time.time(), error)).encode())
 
     def free(self) -> None:
         shutil.rmtree(self.request, ignore_errors=True)
@@ -259,8 +242,8 @@ class JobFolder:
             raise SerializationError(f"{path.name} is not a regular file")
         return os.fdopen(descriptor, "rb")
 
-    def _read(self, path: Path) -> bytes:
-        with self._open(path) as file:
+    def read(self, name: str) -> bytes:
+        with self._open(self.path / name) as file:
             return file.read()
 
     def beat(self) -> None:
@@ -331,19 +314,24 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
 
     Yields the folder, and the descriptor of the lock, which is closed after the block.
     """
-    with _naming_unwritable(root):
-        root.mkdir(0o700, parents=True, exist_ok=True)
-    remove_unfinished(root)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = JobFolder(root / f"{_UNFINISHED}{name}")
-    with _naming_unwritable(root):
+    with _naming(
+        f"the files of a job cannot be written to {show(str(root))}",
+        f"pass another `folder`, or set {VARIABLE} to it",
+    ):
+        root.mkdir(0o700, parents=True, exist_ok=True)
+        remove_unfinished(root)
         folder.path.mkdir(0o700)
     try:
         # Who can write to the folder of all jobs could replace this one.
         folder.check_private()
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(descriptor, root)
+            # Some network file systems have no locks.
+            advice = f"set {VARIABLE} to a folder on another disk"
+            with _naming(f"files in {root} cannot be locked", advice):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield folder, descriptor
         finally:
             os.close(descriptor)
@@ -353,26 +341,12 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
 
 
 @contextmanager
-def _naming_unwritable(root: Path) -> Iterator[None]:
-    """Raise an error that names the setting for the folder if it cannot be written to."""
+def _naming(reason: str, advice: str) -> Iterator[None]:
+    """Raise an `InputError` in place of an error of the file system."""
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"the files of a job cannot be written to {show(str(root))} ({error.strerror}): pass "
-            f"another `folder`, or set {VARIABLE} to it"
-        ) from error
-
-
-def _lock(descriptor: int, root: Path) -> None:
-    try:
-        # Some network file systems have no locks.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise InputError(
-            f"files in {root} cannot be locked ({error.strerror}): set {VARIABLE} to a folder on "
-            "another disk"
-        ) from error
+        raise InputError(f"{reason} ({error.strerror}): {advice}") from error
 
 
 def remove_unfinished(root: Path) -> None:
@@ -393,7 +367,7 @@ def list_folders(root: Path) -> list[JobFolder]:
         if not root.is_dir():
             return []
         remove_unfinished(root)
-        return [found for path in sorted(root.iterdir()) if (found := JobFolder(path)).is_job]
+        return [found for found in map(JobFolder, sorted(root.iterdir())) if found.is_job]
     except OSError as error:
         raise InputError(
             f"{root}, the folder with all jobs, cannot be read ({error.strerror})"
@@ -436,15 +410,11 @@ def _check_owner(path: Path) -> None:
     owners = {path.lstat().st_uid}
     with suppress(FileNotFoundError):
         owners.add(path.stat().st_uid)
-    if others := owners - {os.getuid()}:
-        raise InputError(f"{path} belongs to {_name_user(others.pop())}, not to you")
-
-
-def _name_user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"the user {number}"
+    for owner in owners - {os.getuid()}:
+        name = f"the user {owner}"
+        with suppress(KeyError):
+            name = pwd.getpwuid(owner).pw_name
+        raise InputError(f"{path} belongs to {name}, not to you")
 
 
 def _decode(decoder: bytes, content: bytes) -> Any:
