@@ -96,9 +96,14 @@ class ModelCall:
         """Return the model, or the function that builds it; a result may have to decode it."""
         return self.result.model if self.result else self.model
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, for `make_job`."""
+        return {**vars(self), **self.options}
+
     def make_job(self, kind: type[Kind]) -> Kind:
         """Return the job of this call, with Keras's global settings."""
-        return replace(make_job(kind, {**vars(self), **self.options}), **read_keras_defaults())
+        return replace(make_job(kind, self.arguments), **read_keras_defaults())
 
 
 @dataclass(frozen=True, kw_only=True)
