@@ -106,21 +106,10 @@ def train_mnist(
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
     launcher = launcher_for(spark)
-    call = TrainingCall(
-        spark=launcher,
-        model=digit_model,
-        data=None,
-        options={
-            "workers": count_workers(launcher, workers, default=3),
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "callbacks": callbacks,
-            "seed": seed,
-            "resources": resources,
-            "recovery": recovery,
-            "verbose": verbose,
-        },
-    )
+    options: Any = {"epochs": epochs, "batch_size": batch_size, "callbacks": callbacks}
+    options |= {"seed": seed, "resources": resources, "recovery": recovery, "verbose": verbose}
+    options["workers"] = count_workers(launcher, workers, default=3)
+    call = TrainingCall(spark=launcher, model=digit_model, data=None, options=options)
     # Check the arguments before the images are searched, or even downloaded.
     call.make_job(TrainingJob)
     split_trackers(callbacks)

@@ -97,14 +97,12 @@ class Request(Generic[Kind]):
         return f"{self.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
     def run(
-        self,
-        launcher: Launcher,
-        listen: messages.Emit = lambda event: None,
-        timeline: Timeline | None = None,
+        self, launcher: Launcher, *listeners: messages.Emit, timeline: Timeline | None = None
     ) -> Outcome:
         """Run the job to completion, and show its progress.
 
-        ``listen`` also receives all events. ``timeline`` is that of earlier runs in the same call.
+        ``listeners`` also receive all events. ``timeline`` is that of earlier runs in the same
+        call.
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {k: call_data.columns_of(v) for k, v in self.datasets.items() if k not in read}
@@ -118,7 +116,8 @@ class Request(Generic[Kind]):
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
 
             def on_event(event: messages.Event) -> object:
-                listen(event)
+                for listen in listeners:
+                    listen(event)
                 return show(event)
 
             return (timeline or Timeline()).launch(

@@ -175,15 +175,10 @@ def _predict_nothing(model: Any) -> Any:
 def _interleave(parts: list[Any], rows: int) -> Any:
     """Return the rows in input order: rank r got every N-th row, starting at row r."""
     known = next(part for part in parts if part is not None)
-    if isinstance(known, dict):
-        return {
-            key: _interleave([None if p is None else p[key] for p in parts], rows) for key in known
-        }
-    if isinstance(known, (list, tuple)):
-        return [
-            _interleave([None if p is None else p[index] for p in parts], rows)
-            for index in range(len(known))
-        ]
+    if isinstance(known, (dict, list, tuple)):
+        keys = known if isinstance(known, dict) else range(len(known))
+        found = {k: _interleave([p and p[k] for p in parts], rows) for k in keys}
+        return found if isinstance(known, dict) else list(found.values())
     with_rows = (part for part in parts if part is not None)
     arrays.check_row_shapes(with_rows, "the output of the model", "on different workers")
     together = np.empty((rows, *known.shape[1:]), known.dtype)
@@ -278,15 +273,9 @@ def predict_spark(
     )
     model_columns.check_runtime(runtime)
     check_model(model)
-    call = PredictionCall(
-        model=model,
-        options={
-            "batch_size": batch_size,
-            "features": features,
-            "data_options": DataOptions(tensors=tensors, categories=categories, encode=encode),
-            "model_options": model_options,
-        },
-    )
+    columns_as = DataOptions(tensors=tensors, categories=categories, encode=encode)
+    options: Any = {"batch_size": batch_size, "features": features, "data_options": columns_as}
+    call = PredictionCall(model=model, options={**options, "model_options": model_options})
     # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 
@@ -347,5 +336,4 @@ def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[Col
 
     types = column_types(read_schema(frame), columns)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
-    groups, _ = group_columns(columns, kinds, floatx, "df")
-    return groups
+    return group_columns(columns, kinds, floatx, "df")[0]

@@ -290,17 +290,9 @@ class TrainResult(TrainedModel):
 
         if y is not None or sample_weight is not None:
             data = (data, y) if sample_weight is None else (data, y, sample_weight)
-        call = EvaluationCall(
-            model=self,
-            options={
-                "batch_size": batch_size,
-                "features": features,
-                "label": label,
-                "weight": weight,
-                "data_options": data_options,
-                "verbose": verbose,
-            },
-        )
+        options: Any = {"batch_size": batch_size, "features": features, "label": label}
+        options |= {"weight": weight, "data_options": data_options, "verbose": verbose}
+        call = EvaluationCall(model=self, options=options)
         return evaluate_here(call, data)
 
     def predict(
@@ -356,16 +348,9 @@ class TrainResult(TrainedModel):
         """
         from pybackend.core.api.in_process import predict_here
 
-        call = PredictionCall(
-            model=self,
-            options={
-                "batch_size": batch_size,
-                "type": type,
-                "levels": levels,
-                "on_missing": on_missing,
-                "verbose": verbose,
-            },
-        )
+        options: Any = {"batch_size": batch_size, "type": type, "levels": levels}
+        options |= {"on_missing": on_missing, "verbose": verbose}
+        call = PredictionCall(model=self, options=options)
         return predict_here(call, x)
 
     @property
@@ -471,9 +456,9 @@ class TrainResult(TrainedModel):
             "straggler": list(self.straggler) if self.straggler else None,
             "audit": asdict(self.audit) if self.audit else None,
             "levels": None if self.levels is None else as_plain(self.levels),
-            "generations": [asdict(generation) for generation in self.generations],
-            "restarts": [asdict(restart) for restart in self.restarts],
-            "timeline": [asdict(moment) for moment in self.timeline],
+            "generations": [*map(asdict, self.generations)],
+            "restarts": [*map(asdict, self.restarts)],
+            "timeline": [*map(asdict, self.timeline)],
         }
 
     @property
@@ -487,7 +472,5 @@ class TrainResult(TrainedModel):
 
         record = self.to_dict(model=False)
         record["model_bytes"] = len(self.content) or None
-        record["workers"] = [
-            result_files.describe_worker(worker, record) for worker in record["workers"]
-        ]
+        record["workers"] = [result_files.describe_worker(one, record) for one in record["workers"]]
         return json.dumps(result_files.make_plain(record))

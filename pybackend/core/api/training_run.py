@@ -67,9 +67,9 @@ def run_prepared(
     files = EventFiles(prepared.job.tensorboard, say)
     # Around all else: whatever fails also ends the run in the tracking system.
     with recording(prepared, say) as record:
-        parts = _Parts(prepared.began, files, record, listen)
+        parts = _Parts(prepared.began)
         with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-            outcome = run_with_restarts(prepared, parts, say)
+            outcome = run_with_restarts(prepared, say, parts, files, record, listen)
             result = complete(_make_result(prepared, outcome, parts))
         for hook in training_hooks():
             hook.note(prepared, result)
@@ -81,17 +81,14 @@ def run_prepared(
 class _Parts:
     """Times at which the parts of a call begin, from the events that arrive in this session."""
 
-    def __init__(self, began: float, *listeners: Emit) -> None:
+    def __init__(self, began: float) -> None:
         self._began = {"prepare": began, "start": time.monotonic()}
-        self._listeners = listeners
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochEnded):
             now = time.monotonic()
             self._began.setdefault("epochs", max(now - event.seconds, self._began["start"]))
             self._began["finish"] = now
-        for listen in self._listeners:
-            listen(event)
 
     def measure(self) -> dict[str, float]:
         """Return the seconds of each part; the last one ends now."""
@@ -172,12 +169,12 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     return kind, content, digest
 
 
-def run_with_restarts(prepared: PreparedTraining, listen: Emit, say: Emit) -> Outcome:
+def run_with_restarts(prepared: PreparedTraining, say: Emit, *listeners: Emit) -> Outcome:
     """Run a training run; if a worker is lost, run it again from the newest checkpoint.
 
     After the first run, an error at the start is also retried: a host may be rebooting. An error of
-    the code that a worker ran is not. ``listen`` receives the events of all runs, ``say`` a note
-    about each restart. The outcome is that of the last run, with a record of all restarts.
+    the code that a worker ran is not. ``say`` receives a note about each restart, and ``listeners``
+    the events of all runs. The outcome is that of the last run, with a record of all restarts.
     """
     checkpoint, restarts = prepared.job.checkpoint, prepared.recovery.restarts
     is_kept = checkpoint is not None
@@ -188,10 +185,9 @@ def run_with_restarts(prepared: PreparedTraining, listen: Emit, say: Emit) -> Ou
     def note(event: Event) -> None:
         if isinstance(event, Resumed) and losses:
             losses[-1] = replace(losses[-1], checkpoint=event.place)
-        listen(event)
 
     def run() -> Outcome:
-        outcome = prepared.run(prepared.launcher, note, timeline)
+        outcome = prepared.run(prepared.launcher, note, *listeners, timeline=timeline)
         return replace(outcome, restarts=tuple(losses))
 
     for number in range(1, restarts + 1):
@@ -260,22 +256,19 @@ class EventFiles:
                 folder.rmdir()
 
     def conclude(self) -> None:
-        if (text := self._describe_loss()) is not None:
-            self._say(Note(text))
-
-    def _describe_loss(self) -> str | None:
         if self._folder is None:
-            return None
+            return
         if self._error is not None:
-            return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+            text = f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+            self._say(Note(text))
         # Among processes that join, only the first receives events of rank 0, and has the files.
-        if self._is_complete or (self._heard and 0 not in self._heard):
-            return None
-        return (
-            f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection to "
-            f"this process while it trained. Pass a URI that it can write to: "
-            f"{call_of('track_tensorboard', 's3://bucket/logs')}"
-        )
+        elif not self._is_complete and (not self._heard or 0 in self._heard):
+            call = call_of("track_tensorboard", "s3://bucket/logs")
+            text = (
+                f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection "
+                f"to this process while it trained. Pass a URI that it can write to: {call}"
+            )
+            self._say(Note(text))
 
     @staticmethod
     def _write(folder: Path, event: EventBytes) -> None:
