@@ -253,9 +253,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
-        columns = columns_of(data)
+        columns, is_table = columns_of(data), isinstance(data, TableRows)
         if job.kind != "predict" and not isinstance(data, FunctionRows):
-            is_table = isinstance(data, TableRows)
             keys = [group.key for group in data.column_groups] if is_table else columns
             trains = job.kind == "train" and name == "train"
             check_has_labels(model, keys, argument, trains=trains)

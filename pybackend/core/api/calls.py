@@ -58,18 +58,14 @@ class TrainedModel:
     predict, and so imports most of this folder.
     """
 
+    features: Any
+    tensors: Any
+    categories: Any
+    encode: Any
+    levels: Any
+
     @property
     def model(self) -> Any: ...
-    @property
-    def features(self) -> Any: ...
-    @property
-    def tensors(self) -> Any: ...
-    @property
-    def categories(self) -> Any: ...
-    @property
-    def encode(self) -> Any: ...
-    @property
-    def levels(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +124,8 @@ class PredictionCall(ModelCall):
     @property
     def known_levels(self) -> tuple[str, ...] | None:
         """Names of the classes that a result has from its training."""
-        levels = self.result and self.result.levels
-        return levels and tuple(map(str, levels))
+        levels = None if self.result is None else self.result.levels
+        return None if levels is None else tuple(map(str, levels))
 
 
 @dataclass(frozen=True, kw_only=True)

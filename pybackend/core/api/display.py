@@ -171,40 +171,6 @@ def log_event(event: _Shown, text: str) -> None:
 Tell = Callable[[str, Mapping[str, Any]], object]
 
 
-class Display(AbstractContextManager[None]):
-    """Base class of displays; it shows nothing itself. ``shows_steps``: `step` shows anything."""
-
-    shows_steps = False
-
-    def __exit__(self, *_: object) -> None:
-        """End the display; its output stays visible."""
-
-    def begin(self, text: str, job: Job) -> None:
-        self.line(text)
-
-    def line(self, text: str) -> None:
-        """Show a line."""
-
-    def printed(self, text: str) -> None:
-        """Show a line that a worker printed."""
-
-    def phase(self, event: Phase) -> None:
-        """Show what the workers do before their first step."""
-
-    def step(self, event: StepEnded) -> None:
-        """Show how far the epoch is."""
-
-    def trials(self, text: str, done: int, total: int) -> None:
-        """Show a line about a search, of whose ``total`` trials ``done`` have ended."""
-        self.line(text)
-
-    def ended(self, status: str) -> None:
-        """Note the status of a detached job at the end of waiting for it."""
-
-    def epoch(self, event: EpochEnded, text: str) -> None:
-        self.line(text)
-
-
 # Seconds of an epoch without a line before the first, the second, and every other line of a step.
 _SILENCES = (10.0, 60.0, 300.0)
 
@@ -248,10 +214,11 @@ def _print(text: str) -> None:
             print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
-class Lines(Display):
-    """Print lines on standard output, or pass them to a function.
+class Display(AbstractContextManager[None]):
+    """Print lines on standard output, or pass them to a function; base of all displays.
 
-    Lines from workers are only shown with ``shows_printed``.
+    Display from workers are only shown with ``shows_printed``. ``shows_steps``: `step` shows
+    anything.
     """
 
     shows_steps = True
@@ -261,18 +228,27 @@ class Lines(Display):
         self._step_lines = StepLines()
         self._write = write or _print
 
+    def __exit__(self, *_: object) -> None:
+        """End the display; its output stays visible."""
+
+    def begin(self, text: str, job: Job) -> None:
+        self.line(text)
+
     def line(self, text: str) -> None:
         self._write(text)
 
     def printed(self, text: str) -> None:
+        """Show a line that a worker printed."""
         if self._shows_printed:
             self.line(text)
 
     def phase(self, event: Phase) -> None:
+        """Show what the workers do before their first step."""
         if event.lasts:
             self.line(f"{event.name} ...")
 
     def step(self, event: StepEnded) -> None:
+        """Show how far the epoch is."""
         if text := self._step_lines.describe(event):
             self.line(text)
 
@@ -280,8 +256,22 @@ class Lines(Display):
         self._step_lines.end_epoch()
         self.line(text)
 
+    def trials(self, text: str, done: int, total: int) -> None:
+        """Show a line about a search, of whose ``total`` trials ``done`` have ended."""
+        self.line(text)
 
-class Relay(Lines):
+    def ended(self, status: str) -> None:
+        """Note the status of a detached job at the end of waiting for it."""
+
+
+class Silent(Display):
+    shows_steps = False
+
+    def line(self, text: str) -> None:
+        """Show nothing."""
+
+
+class Relay(Display):
     """Pass progress to an R session, which may only be called from the thread that called Python.
 
     Events on other threads, such as those of workers started by sparklyr, become plain lines.
@@ -295,18 +285,17 @@ class Relay(Lines):
 
     def __exit__(self, *_: object) -> None:
         # R would keep its bar.
-        self._pass_on("end", {})
+        self._pass_on("end")
 
     def begin(self, text: str, job: Job) -> None:
-        self._pass_on("begin", {"text": text})
+        self._pass_on("begin", text=text)
 
     def line(self, text: str) -> None:
-        if not self._pass_on("line", {"text": text}):
-            super().line(text)
+        self._show("line", text)
 
     def phase(self, event: Phase) -> None:
         """Show a phase in R's bar; without one, a line if it lasts."""
-        if not (self._is_live and self._pass_on("phase", {"name": event.name})):
+        if not (self._is_live and self._pass_on("phase", name=event.name)):
             super().phase(event)
 
     def step(self, event: StepEnded) -> None:
@@ -315,23 +304,24 @@ class Relay(Lines):
             return
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
         values = {name: getattr(event, name) for name in names}
-        self._pass_on("step", {**values, "loss": event.logs.get("loss")})
+        self._pass_on("step", **values, loss=event.logs.get("loss"))
 
     def trials(self, text: str, done: int, total: int) -> None:
-        if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
-            super().line(text)
+        self._show("trials", text, done=done, total=total)
 
     def ended(self, status: str) -> None:
-        self._pass_on("status", {"status": status})
+        self._pass_on("status", status=status)
 
     def epoch(self, event: EpochEnded, text: str) -> None:
         self._step_lines.end_epoch()
-        values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
-        if not self._pass_on("epoch", values):
+        self._show("epoch", text, epoch=event.epoch, epochs=event.epochs)
+
+    def _show(self, kind: str, text: str, **fields: Any) -> None:
+        if not self._pass_on(kind, text=text, **fields):
             super().line(text)
 
     # R would crash if another thread called it.
-    def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> bool:
+    def _pass_on(self, kind: str, **fields: Any) -> bool:
         if threading.get_ident() != self._thread:
             return False
         self._tell(kind, fields)
@@ -342,7 +332,7 @@ class Relay(Lines):
 _RECENT = 20
 
 
-class Live(Lines):
+class Live(Display):
     """Show a progress bar for the current epoch, below all lines."""
 
     def __init__(self, shows_printed: bool, console: Console | None = None) -> None:
@@ -457,10 +447,9 @@ def relayed_to(tell: Tell) -> AbstractContextManager[None]:
 def choose_lines(verbose: int) -> Display:
     """Return a display: 0 shows nothing, 1 epochs and notes, 2 also the lines of workers."""
     if verbose == 0:
-        return Display()
-    tell = _teller.get()
-    shows_printed = verbose > 1
-    return Lines(shows_printed) if tell is None else Relay(tell, shows_printed, False)
+        return Silent(False)
+    tell, shows_printed = _teller.get(), verbose > 1
+    return Display(shows_printed) if tell is None else Relay(tell, shows_printed, False)
 
 
 def choose_display(job: Job) -> Display:
@@ -469,7 +458,7 @@ def choose_display(job: Job) -> Display:
     tell, shows_printed = _teller.get(), job.verbose > 1
     if tell is not None:
         return Relay(tell, shows_printed, bool(tell("is_live", {})))
-    return Live(shows_printed) if _is_live() else Lines(shows_printed)
+    return Live(shows_printed) if _is_live() else Display(shows_printed)
 
 
 def _is_live() -> bool:

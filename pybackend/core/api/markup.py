@@ -154,8 +154,7 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
             f'<rect class="box" x="{rows.at(first):.1f}" y="{top:.1f}" '
             f'width="{max(1.0, rows.at(third) - rows.at(first)):.1f}" height="{thick:.1f}">'
             f"<title>{escape(box.label)}: median {show(median)}, 50 % of the steps from "
-            f"{show(first)} to {show(third)}, 90 % from {show(low)} to {show(high)}"
-            "</title></rect>"
+            f"{show(first)} to {show(third)}, 90 % from {show(low)} to {show(high)}</title></rect>"
         )
         drawn.append(_rule(rows.at(median), top, rows.at(median), top + thick, "median"))
         drawn += [

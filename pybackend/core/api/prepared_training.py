@@ -44,7 +44,6 @@ _SYNCHRONOUS = {
 _PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
 # Attributes of a job that are settings unchanged.
 _OF_JOB = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "shuffle", "seed")
-_PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def _asynchronous() -> str:
@@ -57,30 +56,32 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     if not isinstance(servers, ParameterServer):
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
     observers, others = observer.split_observers(call.options["callbacks"])
-    if observer.Observers(observers).see_steps:
-        raise InputError(
-            f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
-            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
-        )
-    if call.tensorboard is not None:
-        raise InputError(
-            f"{call_of('track_tensorboard')} cannot be combined with {_asynchronous()}: it needs a "
-            "callback"
-        )
     given: Mapping[str, Any] = {**call.options, "callbacks": others}
-    for name, reason in _SYNCHRONOUS.items():
-        if given[name] not in (None, False, []):
-            raise InputError(f"`{name}` cannot be combined with {_asynchronous()}: {reason}")
-    checkpoint = check_recovery(call.options["recovery"]).checkpoint
+    rejected = [
+        (
+            observer.Observers(observers).see_steps,
+            f"`on_step_end` of an {term('Observer')}",
+            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`",
+        ),
+        (call.tensorboard is not None, call_of("track_tensorboard"), "it needs a callback"),
+        *(
+            (given[name] not in (None, False, []), f"`{name}`", reason)
+            for name, reason in _SYNCHRONOUS.items()
+        ),
+        (
+            given["shuffle"] == "global",
+            setting(shuffle="global"),
+            "each worker always has the same rows",
+        ),
+    ]
+    for is_given, what, reason in rejected:
+        if is_given:
+            raise InputError(f"{what} cannot be combined with {_asynchronous()}: {reason}")
+    checkpoint = check_recovery(given["recovery"]).checkpoint
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
             f"`recovery` with {_asynchronous()} needs {setting(every='epoch')}, not "
             f"{show(checkpoint.every)}: steps are always running except between epochs"
-        )
-    if call.options["shuffle"] == "global":
-        raise InputError(
-            f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
-            "always has the same rows"
         )
     for name, value in call.data_arguments.items():
         if is_dataset(value) or callable(value):
@@ -106,8 +107,7 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
                 f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
                 f"started: start {others + 1} or more"
             )
-    most = MAX_WORKERS - others
-    workers = check_whole_number("workers", workers, least=1, most=most)
+    workers = check_whole_number("workers", workers, least=1, most=MAX_WORKERS - others)
     return {"chief": 1, "worker": workers, "ps": asked.servers}
 
 
@@ -204,9 +204,8 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         raise InputError(
             f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
             f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
-            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its "
-            "`restarts` restart all workers after one is lost, from the newest checkpoint if it "
-            "has a folder"
+            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its `restarts` "
+            "restart all workers after one is lost, from the newest checkpoint if it has a folder"
         )
     reason = None
     if any(map(callable, call.data_arguments.values())):
@@ -279,9 +278,9 @@ def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
-    packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
-    found = {name: find_version(name) for name in packages}
-    return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
+    packages = ["tensorflow", "keras", "numpy", *(["pyspark"] if launcher.session else [])]
+    found = {"tfdist": pybackend.__version__, "python": platform.python_version()}
+    return {**found, **{name: find_version(name) for name in packages}}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

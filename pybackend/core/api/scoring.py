@@ -275,7 +275,8 @@ def predict_spark(
     check_model(model)
     columns_as = DataOptions(tensors=tensors, categories=categories, encode=encode)
     options: Any = {"batch_size": batch_size, "features": features, "data_options": columns_as}
-    call = PredictionCall(model=model, options={**options, "model_options": model_options})
+    options["model_options"] = model_options
+    call = PredictionCall(model=model, options=options)
     # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 

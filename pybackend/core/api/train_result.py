@@ -129,7 +129,6 @@ class TrainResult(TrainedModel):
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     inputs: Any = field(default=None, repr=False, compare=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
-    fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: the decoder rebuilds it.
@@ -149,11 +148,9 @@ class TrainResult(TrainedModel):
 
     def model_bytes(self) -> bytes:
         """Return the trained model file, read from its URI if it was written there."""
-        if self.model_uri is None:
-            return self.content
-        if self.fetch is None:
-            raise InputError(f"this result has no function to read {show(self.model_uri)}")
-        return self.fetch(self.model_uri)
+        from pybackend.core.api.result_files import read_model_file
+
+        return self.content if self.model_uri is None else read_model_file(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a file, e.g. ``result.save("model.h5")``, and return its path.

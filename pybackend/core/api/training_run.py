@@ -19,7 +19,7 @@ from pybackend.core.api.display import printer
 from pybackend.core.api.observer import recording
 from pybackend.core.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.core.api.request import Timeline
-from pybackend.core.api.result_files import Decoder, read_model_file
+from pybackend.core.api.result_files import Decoder
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.columns import TableRows
 from pybackend.core.errors import ClusterError, InputError, WorkerFailedError
@@ -104,6 +104,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
     first, trained_on = outcome.reports[0], prepared.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history, seconds = read_metrics(first, list), parts.measure()
+    lists: dict[str, Any] = {name: list(getattr(outcome, name)) for name in _OF_OUTCOME}
     decode = Decoder(
         kind,
         digest,
@@ -127,11 +128,10 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
         epochs=max(map(len, history.values()), default=0),
         inputs=first.inputs,
         settings=prepared.settings,
-        fetch=read_model_file,
         decode=decode,
         **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         **{name: getattr(job, name) for name in _OF_JOB},
-        **{name: list(getattr(outcome, name)) for name in _OF_OUTCOME},
+        **lists,
     )
 
 
