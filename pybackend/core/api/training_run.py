@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pybackend.core.api import training_hooks
 from pybackend.core.api.calls import TrainingCall
