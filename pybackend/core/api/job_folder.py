@@ -255,13 +255,9 @@ class JobFolder(JobFiles):
         self.check_own()
         # A link here would create a file elsewhere.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
+        reason = f"the job {self.id} cannot be reached: {self.path} cannot be written to"
+        with _naming(reason, kind=ClusterError):
             os.close(os.open(self.path / what, flags, 0o600))
-        except OSError as error:
-            raise ClusterError(
-                f"the job {self.id} cannot be reached: {self.path} cannot be written to "
-                f"({error.strerror})"
-            ) from error
 
     def is_asked(self, what: Literal["cancel", "stop"]) -> bool:
         return os.path.exists(self.path / what)
@@ -289,14 +285,12 @@ class JobFolder(JobFiles):
     def remove(self) -> None:
         """Remove the folder, also behind a link, or the file in its place."""
         _check_owner(self.path)
-        try:
+        with _naming(f"{self.path} cannot be removed", kind=ClusterError):
             if self.path.is_dir():
                 # A folder may have been moved to another disk, behind a link, which rmtree rejects.
                 shutil.rmtree(os.path.realpath(self.path))
             if os.path.lexists(self.path):
                 self.path.unlink()
-        except OSError as error:
-            raise ClusterError(f"{self.path} cannot be removed ({error.strerror})") from error
 
     @property
     def published(self) -> JobFolder:
@@ -318,7 +312,7 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     folder = JobFolder(root / f"{_UNFINISHED}{name}")
     with _naming(
         f"the files of a job cannot be written to {show(str(root))}",
-        f"pass another `folder`, or set {VARIABLE} to it",
+        f": pass another `folder`, or set {VARIABLE} to it",
     ):
         root.mkdir(0o700, parents=True, exist_ok=True)
         remove_unfinished(root)
@@ -329,7 +323,7 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # Some network file systems have no locks.
-            advice = f"set {VARIABLE} to a folder on another disk"
+            advice = f": set {VARIABLE} to a folder on another disk"
             with _naming(f"files in {root} cannot be locked", advice):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield folder, descriptor
@@ -341,12 +335,12 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
 
 
 @contextmanager
-def _naming(reason: str, advice: str) -> Iterator[None]:
-    """Raise an `InputError` in place of an error of the file system."""
+def _naming(reason: str, advice: str = "", kind: type[TfdistError] = InputError) -> Iterator[None]:
+    """Raise another error in place of one of the file system."""
     try:
         yield
     except OSError as error:
-        raise InputError(f"{reason} ({error.strerror}): {advice}") from error
+        raise kind(f"{reason} ({error.strerror}){advice}") from error
 
 
 def remove_unfinished(root: Path) -> None:
@@ -363,15 +357,11 @@ def remove_unfinished(root: Path) -> None:
 
 
 def list_folders(root: Path) -> list[JobFolder]:
-    try:
+    with _naming(f"{root}, the folder with all jobs, cannot be read"):
         if not root.is_dir():
             return []
         remove_unfinished(root)
         return [found for found in map(JobFolder, sorted(root.iterdir())) if found.is_job]
-    except OSError as error:
-        raise InputError(
-            f"{root}, the folder with all jobs, cannot be read ({error.strerror})"
-        ) from error
 
 
 class EventLog:
@@ -390,19 +380,15 @@ class EventLog:
             if time.monotonic() - self._last_step < _STEP_SECONDS:
                 return
             self._last_step = time.monotonic()
-        gap = encode_line(_GAP) if self._has_gap else b""
-        self._has_gap = not self._write(gap + encode_line(event))
-
-    def _write(self, content: bytes) -> bool:
-        """Write all, or nothing if the disk is full, which must not end a training."""
+        content = (encode_line(_GAP) if self._has_gap else b"") + encode_line(event)
         size = os.fstat(self._descriptor).st_size
-        with suppress(OSError):
-            if os.write(self._descriptor, content) == len(content):
-                return True
-        with suppress(OSError):
-            # Half a line would damage the next one, too.
-            os.ftruncate(self._descriptor, size)
-        return False
+        self._has_gap = True
+        with suppress(OSError):  # a full disk must not end a training
+            self._has_gap = os.write(self._descriptor, content) < len(content)
+        if self._has_gap:
+            with suppress(OSError):
+                # Half a line would damage the next one, too.
+                os.ftruncate(self._descriptor, size)
 
 
 def _check_owner(path: Path) -> None:

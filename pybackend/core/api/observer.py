@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pybackend.core.errors import InputError
@@ -55,18 +55,12 @@ class Observer:
     on_step_end: OnEnd | None = None
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given, taken = vars(self), f"a number and a {term('dict')} of metrics"
         for name, fn in given.items():
             if fn is not None and not callable(fn):
-                raise InputError(
-                    f"`{name}` must be a function of a number and a {term('dict')} of metrics, not "
-                    f"{show(fn)}"
-                )
+                raise InputError(f"`{name}` must be a function of {taken}, not {show(fn)}")
             if fn is not None and (mismatch := find_mismatch(fn, 1, {})) is not None:
-                raise InputError(
-                    f"`{name}` is called with a number and a {term('dict')} of metrics, but "
-                    f"{mismatch}"
-                )
+                raise InputError(f"`{name}` is called with {taken}, but {mismatch}")
         if not any(given.values()):
             raise InputError(f"an {term('Observer')} needs one of {', '.join(given)}")
 
@@ -231,11 +225,15 @@ class Recording:
 
     def finish(self, result: Any) -> None:
         """Record the result, with metrics that did not reach this session as events."""
-        for epoch, logs in list_epochs(result).items():
+        late: dict[int, dict[str, float]] = {}
+        for name, values in result.history.items():
+            for epoch, value in zip(result.epochs_of(name), values, strict=False):
+                late.setdefault(epoch, {}).update(list_numbers({name: value}))
+        for epoch, logs in late.items():
             seen = self._seen.get(epoch, ())
             # Those of other callbacks, or all if the workers cannot reach this session.
-            if late := {k: v for k, v in list_numbers(logs).items() if k not in seen}:
-                self._record("log", "epoch", epoch, late)
+            if unseen := {k: v for k, v in logs.items() if k not in seen}:
+                self._record("log", "epoch", epoch, unseen)
         self._record("finish", result)
 
     def fail(self, error: BaseException) -> None:
@@ -246,10 +244,10 @@ class Recording:
             try:
                 getattr(record, method)(*arguments)
             except Exception as error:  # hours of training must not end with the tracking server
+                text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
                 if system not in self._noted:
-                    self._noted.add(system)
-                    text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
                     self._say(messages.Note(text))
+                self._noted.add(system)
 
 
 @contextmanager
@@ -274,12 +272,4 @@ def list_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
             found[name] = float(value)
         elif isinstance(value, (list, tuple)):
             found |= list_numbers({f"{name}.{index}": one for index, one in enumerate(value)})
-    return found
-
-
-def list_epochs(result: Any) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    for name, values in result.history.items():
-        for epoch, value in zip(result.epochs_of(name), values, strict=False):
-            found.setdefault(epoch, {})[name] = value
     return found
