@@ -248,16 +248,11 @@ def pick_columns(model: Any, features: list[str]) -> str | list[str]:
 
 def describe_sql(made: Any) -> dict[str, Any]:
     """Return a `SqlModel` as plain data, with each of its rows of weights as an array."""
-    rows = [
-        (part.name, place, row) for part in made.parts for place, row in enumerate(part.numbers)
-    ]
     return {
-        "dialect": made.dialect,
-        "query": made.query,
-        "weights": made.weights,
-        "part": [row[0] for row in rows],
-        "place": [row[1] for row in rows],
-        "numbers": [row[2] for row in rows],
+        **{name: getattr(made, name) for name in ("dialect", "query", "weights")},
+        "part": [part.name for part in made.parts for _ in part.numbers],
+        "place": [place for part in made.parts for place in range(len(part.numbers))],
+        "numbers": [row for part in made.parts for row in part.numbers],
     }
 
 

@@ -378,17 +378,14 @@ class Live(Display):
             return
         self._speed.note(event)
         loss = event.logs.get("loss")
-        values = [
-            f"step {event.step}/{event.steps}",
-            f"loss {show_loss(loss)}" if isinstance(loss, float) else "",
-            *self._speed.describe(event),
-        ]
+        shown = [f"loss {show_loss(loss)}"] if isinstance(loss, float) else []
+        values = [f"step {event.step}/{event.steps}", *shown, *self._speed.describe(event)]
         self._progress.update(
             self._task,
             description=f"{self._workers}  epoch {event.epoch}/{event.epochs}",
             completed=event.step,
             total=event.steps,
-            values="  ".join(filter(None, values)),
+            values="  ".join(values),
             refresh=True,
         )
 

@@ -39,19 +39,20 @@ def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
     """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 
-    def select(given: Any) -> dict[str, Any] | None:
-        return {column: v for column, v in (given or {}).items() if column in named} or None
+    def select(given: Any, in_training: Any) -> Any:
+        if given is not None:
+            return given
+        return {column: v for column, v in (in_training or {}).items() if column in named} or None
 
-    categories = select(known.categories) if columns.categories is None else columns.categories
+    categories = select(columns.categories, known.categories)
     if known.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: known.levels, **(categories or {})}
-    encode = select(known.encode) if columns.encode is None else columns.encode
     return replace(
         columns,
         features=known.features if columns.features is None else columns.features,
         tensors=known.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
-        encode=encode or None,
+        encode=select(columns.encode, known.encode) or None,
         known_from=None if columns.features or not known.features else "the training",
     )
 
@@ -64,9 +65,8 @@ def check_prediction(options: Mapping[str, Any]) -> bool:
     """Check the options of a prediction; return whether incomplete rows get none."""
     check_type(options["type"])
     check_levels(options["levels"])
-    return bool(
-        check_choice("on_missing", options["on_missing"], choices=["null", "error"]) == "null"
-    )
+    check_choice("on_missing", options["on_missing"], choices=["null", "error"])
+    return bool(options["on_missing"] == "null")
 
 
 def check_runtime(runtime: Any) -> None:
@@ -105,9 +105,8 @@ def predictions_of(
     are_logits = has_logits(model, outputs)
     classes = max(2 if are_logits else 0, count_classes(model, outputs))
     are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
-    are_classes = are_logits or (
-        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
-    )
+    shows_classes = are_certain or has_class_loss(model)
+    are_classes = are_logits or (shows_classes and is_classifier(model, outputs))
     if kind == "prob" and classes and not are_certain:
         raise InputError(
             f"{setting(type='prob')} needs probabilities, but this model outputs scores: its last "

@@ -25,13 +25,12 @@ from pybackend.core.api.display import (
     log_start,
 )
 from pybackend.core.api.model_columns import choose_columns
-from pybackend.core.api.observer import Observer, Observers, split_observers
+from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.data.batches import Batches
 from pybackend.core.data.columns import ColumnSpec, TableRows
 from pybackend.core.data.files import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.errors import Failure, Moment, WorkerFailedError
-from pybackend.core.job import messages
 from pybackend.core.job.job import (
     LOGGER,
     MODEL_OBJECTS,
@@ -41,6 +40,7 @@ from pybackend.core.job.job import (
     argument_of,
     code_classes,
 )
+from pybackend.core.job.messages import Answer, Emit, Event, Phase, Phases
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.job.storage_options import check_data_options, check_model_options
 from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcome
@@ -97,7 +97,7 @@ class Request(Generic[Kind]):
         return f"{self.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
     def run(
-        self, launcher: Launcher, *listeners: messages.Emit, timeline: Timeline | None = None
+        self, launcher: Launcher, *listeners: Emit, timeline: Timeline | None = None
     ) -> Outcome:
         """Run the job to completion, and show its progress.
 
@@ -113,16 +113,12 @@ class Request(Generic[Kind]):
         }
         if isinstance(launcher, Checking):
             launcher.check(self.job)
-        with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
-
-            def on_event(event: messages.Event) -> object:
-                for listen in listeners:
-                    listen(event)
-                return show(event)
-
-            return (timeline or Timeline()).launch(
-                launcher, job, {**self.files, **sources}, sent, on_event
-            )
+        files = {**self.files, **sources}
+        with (
+            naming_open_files(),
+            following(launcher, self.job, self.observers, *listeners) as (job, on_event),
+        ):
+            return (timeline or Timeline()).launch(launcher, job, files, sent, on_event)
 
 
 def prepare(
@@ -144,10 +140,9 @@ def prepare(
         model_source=sent_objects.find_source(call.model),
     )
     columns = choose_columns(call)
-    observers: list[Observer] = []
-    callbacks: list[Any] = []
+    given = call.options["callbacks"] if isinstance(call, TrainingCall) else None
+    observers, callbacks = split_observers(given)
     if isinstance(call, TrainingCall):
-        observers, callbacks = split_observers(call.options["callbacks"])
         sent_objects.check_callbacks(callbacks, job)
         for name, data in call.data_arguments.items():
             sent_objects.check_shared_state(data, name, callbacks)
@@ -180,8 +175,7 @@ def _encode(
 ) -> Request[Kind]:
     model = call.find_model()
     custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
-    rows: Any = None
-    source = model
+    source, rows = model, None
     if job.model_source == "file":
         from pybackend.core.model.view import ModelView
 
@@ -212,9 +206,9 @@ def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
 
 @contextmanager
 def following(
-    launcher: Launcher, job: Job, observers: Observers
-) -> Iterator[tuple[Job, messages.Emit]]:
-    """Show a job's progress, and pass it to observers, while the context is active.
+    launcher: Launcher, job: Job, observers: Observers, *listeners: Emit
+) -> Iterator[tuple[Job, Emit]]:
+    """Show a job's progress, and pass it to observers and listeners, while the context is active.
 
     Yields the job, set to report the required events, and the function that receives them.
     """
@@ -225,11 +219,12 @@ def following(
     job = replace(job, reports_steps=has_order and are_seen, is_observed=bool(observers))
     show = Narrator(display)
     # Until the first worker runs, nothing is heard: a cluster may compute a table first.
-    starting = messages.Phases(show, _STARTING_SECONDS)
+    starting = Phases(show, _STARTING_SECONDS)
 
-    def on_event(event: messages.Event) -> messages.Answer | None:
+    def on_event(event: Event) -> Answer | None:
         starting.end()
-        show(event)
+        for hear in (*listeners, show):
+            hear(event)
         return observers(event)
 
     with display:
@@ -237,7 +232,7 @@ def following(
             text = describe_start(launcher, job)
             log_start(text)
             display.begin(text, job)
-            starting(messages.Phase("starting"))
+            starting(Phase("starting"))
         try:
             yield job, on_event
         # Else its timer would show the phase after an error.
@@ -255,18 +250,13 @@ class Timeline:
         return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
 
     def launch(
-        self,
-        launcher: Launcher,
-        job: Job,
-        files: Files,
-        datasets: DataSets,
-        on_event: messages.Emit,
+        self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
         most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
         self._moments = deque(self._moments, most)
 
-        def hear(event: messages.Event) -> object:
+        def hear(event: Event) -> object:
             if isinstance(event, Moment):
                 self._moments.append(event)
             return on_event(event)
@@ -279,9 +269,8 @@ class Timeline:
             ends = map(_describe_end, error.failures)
             self._moments += [one for one in ends if (one.rank, one.time) not in known]
             # A new error has the timeline; the traceback is still that of the failure.
-            trace = error.__traceback__
             found = WorkerFailedError(error.failures, error.values, self.list())
-            raise found.with_traceback(trace) from error.__cause__
+            raise found.with_traceback(error.__traceback__) from error.__cause__
         return replace(outcome, timeline=tuple(self.list()))
 
 
