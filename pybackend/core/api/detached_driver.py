@@ -167,7 +167,7 @@ def opened_request(folder: JobFolder) -> Iterator[PreparedTraining]:
     with (folder.request / _ROWS).open("rb") as file:
         datasets = pickle.load(file)  # noqa: S301
     sent, session = pickle.loads((folder.request / _REST).read_bytes())  # noqa: S301
-    sent["datasets"] |= datasets
+    sent["datasets"] = {**datasets, **sent["datasets"]}
     with ExitStack() as stack:
         if session is not None:
             spark, sent["datasets"] = stack.enter_context(session.connect(sent["datasets"]))

@@ -96,7 +96,8 @@ class Narrator:
     def __init__(self, display: Display, logs: bool = True) -> None:
         self._display = display
         self._log = log_event if logs else lambda event, text: None
-        self._waits = _Waits()
+        self._heard: dict[int, float] = {}
+        self._named: dict[int, float] = {}
         self._is_finite = True
 
     def __call__(self, event: Event) -> None:
@@ -106,8 +107,7 @@ class Narrator:
             self._log(event, event.text)
             self._display.printed(f"[{event.rank}] {event.text}")
         elif isinstance(event, Waits):
-            if text := self._waits.describe(event):
-                self._note(event, text)
+            self._note_waiting(event)
         elif isinstance(event, Note) and is_first:
             self._note(event, event.text)
         elif isinstance(event, Phase) and is_first:
@@ -122,31 +122,22 @@ class Narrator:
                 self._is_finite = False
                 self._note(event, _NO_NUMBER.format(term("keras.callbacks.TerminateOnNaN()")))
 
+    def _note_waiting(self, event: Waits) -> None:
+        """Name the worker that all wait for, unless it is itself waiting, or was named recently."""
+        now, peer = time.monotonic(), event.peer
+        self._heard[event.rank] = now
+        last = max(known.get(peer, -math.inf) for known in (self._heard, self._named))
+        if event.is_second and now - last >= _RECENT_SECONDS:
+            self._named[peer] = now
+            self._note(
+                event,
+                f"waiting for worker {peer} for {event.seconds:.0f} s (alive: loading data, "
+                "computing, or in a callback)",
+            )
+
     def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
         self._log(event, text)
         self._display.line(f"note: {text}")
-
-
-class _Waits:
-    """Find the worker that all others are waiting for."""
-
-    def __init__(self) -> None:
-        self._heard: dict[int, float] = {}
-        self._named: dict[int, float] = {}
-
-    def describe(self, event: Waits) -> str | None:
-        """Return a note; None for a worker that is itself waiting, or was named recently."""
-        now = time.monotonic()
-        self._heard[event.rank] = now
-        waits_too = now - self._heard.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
-        was_named = now - self._named.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
-        if not event.is_second or waits_too or was_named:
-            return None
-        self._named[event.peer] = now
-        return (
-            f"waiting for worker {event.peer} for {event.seconds:.0f} s (alive: loading data, "
-            "computing, or in a callback)"
-        )
 
 
 def log_start(text: str) -> None:

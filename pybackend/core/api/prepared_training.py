@@ -230,23 +230,24 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
     exchange = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
-    return {
+    settings = {
         "launcher": launcher.where,
         "workers": job.workers,
         "elastic": job.elastic and {"min": job.elastic.min, "max": job.elastic.max},
         **{name: getattr(job, name) for name in _OF_JOB},
-        "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
-        "exchange": {"kind": type(job.exchange).__name__, **_plain(exchange)},
-        "scale_lr": job.scale_lr and _plain(asdict(job.scale_lr)),
+        "class_weight": dict(job.class_weight or ()) or None,
+        "exchange": {"kind": type(job.exchange).__name__, **exchange},
+        "scale_lr": job.scale_lr and asdict(job.scale_lr),
         "roles": dict(job.roles) or None,
         "resources": asdict(job.resources),
         "in_memory": job.in_memory,
-        "checkpoint": job.checkpoint and _plain(asdict(job.checkpoint)),
+        "checkpoint": job.checkpoint and asdict(job.checkpoint),
         "restarts": restarts,
         "model_uri": job.model_uri,
         "timeout": job.timeout,
         "versions": read_versions(launcher),
     }
+    return _plain(settings)
 
 
 def describe_optimizer(model: Any) -> dict[str, Any] | None:

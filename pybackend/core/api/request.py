@@ -223,8 +223,9 @@ def following(
 
     def on_event(event: Event) -> Answer | None:
         starting.end()
-        for hear in (*listeners, show):
-            hear(event)
+        for listen in listeners:
+            listen(event)
+        show(event)
         return observers(event)
 
     with display:
