@@ -119,21 +119,16 @@ def _filtered_stderr() -> Iterator[None]:
     finally:
         _point_stderr_at(terminal)
         os.close(terminal)
-        _wait_for(sieve)
+        try:
+            sieve.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # a child process holds its input open
+            threading.Thread(target=sieve.wait, daemon=True).start()
 
 
 def _point_stderr_at(descriptor: int) -> None:
     with suppress(Exception):  # it may be None, or any object
         sys.stderr.flush()
     os.dup2(descriptor, _STDERR)
-
-
-def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
-    """Wait until the filter ends, unless a child process holds its input open."""
-    try:
-        sieve.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        threading.Thread(target=sieve.wait, daemon=True).start()
 
 
 @contextmanager

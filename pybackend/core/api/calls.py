@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, U
 import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
 from pybackend.core.job import call_options
+from pybackend.core.job.arguments import set_fields
 from pybackend.core.job.job import ModelJob, make_job
 from pybackend.core.job.storage_options import DataOptions
 from pybackend.core.job.worker_options import Elastic, Exchange
@@ -79,9 +80,8 @@ class ModelCall:
     options: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "options", call_options.complete(self.group, {**self.usual, **self.options})
-        )
+        given = {**self.usual, **self.options}
+        set_fields(self, options=call_options.complete(self.group, given))
 
     @property
     def result(self) -> TrainedModel | None:
@@ -244,13 +244,11 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     known = call_options.list_options(call_options.CALLS[fn.__name__])
     signature = inspect.signature(fn)
     *own, _ = signature.parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
     listed = [
-        inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.option.default, annotation=text
-        )
-        for one in known.values()
-        for text in [one.type_name]
-        if one.name not in signature.parameters
+        inspect.Parameter(name, kind, default=one.option.default, annotation=one.type_name)
+        for name, one in known.items()
+        if name not in signature.parameters
     ]
     fn.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
     if fn.__doc__ is not None:  # as with `python -OO`
@@ -265,12 +263,9 @@ def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     )
     left = [name for name in names if name not in call_options.read_texts(doc)]
     is_first = call == "barrier_train"
-    entries = [
-        f"{name}\n{textwrap.indent(known[name].text, '    ')}"
-        for name in left
-        if is_first or name not in usual
-    ]
-    if shared := [] if is_first else [name for name in left if name in usual]:
+    own = [name for name in left if is_first or name not in usual]
+    entries = [f"{name}\n{textwrap.indent(known[name].text, '    ')}" for name in own]
+    if shared := [name for name in left if name not in own]:
         entries.append(f"{textwrap.fill(', '.join(shared), 96)}\n    As in `barrier_train`.")
     text = inspect.cleandoc(doc)
     _, _, rest = text.partition("Parameters\n----------\n")

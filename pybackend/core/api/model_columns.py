@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.core.api.calls import ModelCall, PredictionCall, TrainedModel, TrainingCall
 from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
-from pybackend.core.data.predictions import Output, Predictions
+from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_choice
 from pybackend.core.job.storage_options import check_data_options
@@ -114,9 +114,24 @@ def predictions_of(
             f"Keras loss with {setting(from_logits=True)}. Use {setting(type='class')} or "
             f"{setting(type='raw')}"
         )
-    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
-    shows_numbers = chosen.has_numbers and are_certain
-    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
+    if levels is not None and len(levels) != classes:
+        given = f"has {classes} classes" if classes else "does not output a number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None and not (classes and (are_classes or levels)):
+        kind = "raw"
+    elif kind not in (None, "raw") and not classes:
+        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
+        raise InputError(
+            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
+            "probability with one of Keras's binary losses. Each row of this model's output has "
+            f"shape {shapes}: use {setting(type='raw')}"
+        )
+    if kind == "raw":
+        return Predictions(outputs, are_logits=are_logits)
+    has_numbers = kind != "class" and are_certain
+    return Predictions(outputs, kind != "prob", has_numbers, levels, are_logits)
 
 
 def divide_predictions(
@@ -132,30 +147,3 @@ def divide_predictions(
         if names and (alone := take_output(model, output.name, index)) is not None:
             found[output.name] = predictions_of(alone, None, None, names)
     return found
-
-
-def choose_predictions(
-    outputs: tuple[Output, ...],
-    classes: int,
-    kind: str | None,
-    levels: tuple[str, ...] | None,
-    known: tuple[str, ...] | None,
-    is_of_classes: bool,
-) -> Predictions:
-    if levels is not None and len(levels) != classes:
-        given = f"has {classes} classes" if classes else "does not output a number for each class"
-        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
-    if levels is None and known is not None and len(known) == classes:
-        levels = known
-    if kind is None:
-        kind = "both" if classes and (is_of_classes or levels) else "raw"
-    elif kind != "raw" and not classes:
-        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
-        raise InputError(
-            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
-            "probability with one of Keras's binary losses. Each row of this model's output has "
-            f"shape {shapes}: use {setting(type='raw')}"
-        )
-    if kind == "raw":
-        return Predictions(outputs)
-    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)
