@@ -208,7 +208,7 @@ def _print(text: str) -> None:
 class Display(AbstractContextManager[None]):
     """Print lines on standard output, or pass them to a function; base of all displays.
 
-    Display from workers are only shown with ``shows_printed``. ``shows_steps``: `step` shows
+    Lines from workers are only shown with ``shows_printed``. ``shows_steps``: `step` shows
     anything.
     """
 
@@ -270,9 +270,7 @@ class Relay(Display):
 
     def __init__(self, tell: Tell, shows_printed: bool, is_live: bool) -> None:
         super().__init__(shows_printed)
-        self._is_live = is_live
-        self._tell = tell
-        self._thread = threading.get_ident()
+        self._tell, self._is_live, self._thread = tell, is_live, threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
         # R would keep its bar.
