@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, U
 import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
 from pybackend.core.job import call_options
-from pybackend.core.job.arguments import set_fields
 from pybackend.core.job.job import ModelJob, make_job
 from pybackend.core.job.storage_options import DataOptions
 from pybackend.core.job.worker_options import Elastic, Exchange
@@ -81,7 +80,7 @@ class ModelCall:
 
     def __post_init__(self) -> None:
         given = {**self.usual, **self.options}
-        set_fields(self, options=call_options.complete(self.group, given))
+        object.__setattr__(self, "options", call_options.complete(self.group, given))
 
     @property
     def result(self) -> TrainedModel | None:
