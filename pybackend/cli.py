@@ -54,14 +54,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_example(add_command: Callable[..., Any]) -> None:
-    mnist = add_command(
+    add = add_command(
         "mnist",
         _mnist,
         help="train a small network on MNIST on this machine",
         description="Train a small convolutional network on MNIST with several workers on this "
         "machine, and print its metrics.",
-    )
-    add = mnist.add_argument
+    ).add_argument
     add("--workers", type=int, default=3, help="number of workers (default: 3)")
     add("--epochs", type=int, default=3, help="passes over the data (default: 3)")
     add("--batch-size", type=int, default=64, help="rows per worker and step (default: 64)")
@@ -73,29 +72,27 @@ def _add_example(add_command: Callable[..., Any]) -> None:
 
 def _add_clusters(add_command: Callable[..., Any]) -> None:
     """Add the commands that check and configure clusters."""
-    doctor = add_command(
+    add = add_command(
         "doctor",
         _doctor,
         help="check the software and hardware of this machine or of a Spark cluster",
         description="Print versions, memory, cores and GPUs of this machine, and what to install. "
         "With --master, check each host of a Spark cluster, and whether the workers can connect "
         "to each other.",
-    )
-    add = doctor.add_argument
+    ).add_argument
     masters = "local[2], spark://host:7077, sc://host:15002 (Spark Connect), yarn, k8s://..."
     add("--master", type=_master, metavar="URL", help=f"check this Spark cluster: {masters}")
     add("--workers", type=_positive, metavar="N", help="number of slots to check (default: all)")
     setting = "setting of the Spark session; may be repeated"
     add("--conf", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
 
-    config = add_command(
+    add = add_command(
         "tf-config",
         _tf_config,
         help="print a validated TF_CONFIG",
         description="Print the JSON for the environment variable TF_CONFIG of one process in a "
         "cluster. Invalid or contradictory addresses raise an error.",
-    )
-    add = config.add_argument
+    ).add_argument
     add("--workers", type=_split, metavar="HOST:PORT,...", help="addresses of the workers")
     add("--index", type=int, help="index of this process within its role")
     add("--role", default="worker", help="worker (default), chief, ps or evaluator")
@@ -148,7 +145,7 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
     shown = "log folder, as shown in a training result (default: logs)"
     tensorboard.add_argument("folder", nargs="?", metavar="FOLDER", help=shown)
 
-    scale = add_command(
+    add = add_command(
         "bench-scale",
         _bench_scale,
         help="measure how a script's training scales, and predict it for more workers",
@@ -156,8 +153,7 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
         "and print step time, speed-up and efficiency.",
         usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
-    )
-    add = scale.add_argument
+    ).add_argument
     measured = "numbers of workers to measure (default: 1,2,4)"
     add("--workers", type=_counts, default=[1, 2, 4], metavar="N,...", help=measured)
     modes = (
@@ -179,14 +175,13 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
 
 
 def _add_jobs(add_command: Callable[..., Any]) -> None:
-    jobs = add_command(
+    add = add_command(
         "jobs",
         _jobs,
         help="list, watch, cancel or remove training runs started with submit_training()",
         description="Manage training runs that were started with submit_training(). "
         "An ID may be shortened to its end.",
-    )
-    add = jobs.add_argument
+    ).add_argument
     actions = ["list", "status", "logs", "result", "cancel", "remove"]
     meaning = (
         "list all jobs; print a job's status; print its logs; write its result to a file; end its "

@@ -57,25 +57,20 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
     observers, others = observer.split_observers(call.options["callbacks"])
     given: Mapping[str, Any] = {**call.options, "callbacks": others}
-    rejected = [
-        (
-            observer.Observers(observers).see_steps,
-            f"`on_step_end` of an {term('Observer')}",
-            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`",
-        ),
-        (call.tensorboard is not None, call_of("track_tensorboard"), "it needs a callback"),
-        *(
-            (given[name] not in (None, False, []), f"`{name}`", reason)
+    needs_steps = f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
+    sees_steps = observer.Observers(observers).see_steps
+    rejected = {
+        f"`on_step_end` of an {term('Observer')}": sees_steps and needs_steps,
+        call_of("track_tensorboard"): call.tensorboard and "it needs a callback",
+        **{
+            f"`{name}`": given[name] not in (None, False, []) and reason
             for name, reason in _SYNCHRONOUS.items()
-        ),
-        (
-            given["shuffle"] == "global",
-            setting(shuffle="global"),
-            "each worker always has the same rows",
-        ),
-    ]
-    for is_given, what, reason in rejected:
-        if is_given:
+        },
+        setting(shuffle="global"): given["shuffle"] == "global"
+        and "each worker always has the same rows",
+    }
+    for what, reason in rejected.items():
+        if reason:
             raise InputError(f"{what} cannot be combined with {_asynchronous()}: {reason}")
     checkpoint = check_recovery(given["recovery"]).checkpoint
     if checkpoint is not None and checkpoint.every != "epoch":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, cast
@@ -152,8 +152,28 @@ def prepare(
     if not isinstance(call, PredictionCall):
         call_data.check_columns_exist(call, datasets)
     with _encoding:
-        request = _encode(job, call, columns, datasets, callbacks, as_file)
-    return replace(request, observers=Observers(observers))
+        model = call.find_model()
+        custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
+        source, rows = model, None
+        if job.model_source == "file":
+            from pybackend.core.model.view import ModelView
+
+            source = ModelView(model)
+            job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
+            custom_objects = sent_objects.add_custom_objects(source, custom_objects)
+            rows = call_data.check_rows_fit(model, datasets, job)
+        else:
+            job = replace(job, feature_names=_list_features(datasets.get("train")))
+        files = sent_objects.encode_model(
+            source, custom_objects, job, callbacks, as_file, rows, datasets
+        )
+        snapshot = None
+        if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
+            from pybackend.core.model.by_value import take_snapshot
+
+            snapshot = take_snapshot(model)
+    seen = Observers(observers)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot, seen)
 
 
 def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
@@ -163,37 +183,6 @@ def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
     call_data.check_classes_occur(job, data)
     return job
-
-
-def _encode(
-    job: Kind,
-    call: ModelCall,
-    columns: ColumnSpec,
-    datasets: Mapping[str, Any],
-    callbacks: Sequence[Any],
-    as_file: bool,
-) -> Request[Kind]:
-    model = call.find_model()
-    custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
-    source, rows = model, None
-    if job.model_source == "file":
-        from pybackend.core.model.view import ModelView
-
-        source = ModelView(model)
-        job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
-        custom_objects = sent_objects.add_custom_objects(source, custom_objects)
-        rows = call_data.check_rows_fit(model, datasets, job)
-    else:
-        job = replace(job, feature_names=_list_features(datasets.get("train")))
-    files = sent_objects.encode_model(
-        source, custom_objects, job, callbacks, as_file, rows, datasets
-    )
-    snapshot = None
-    if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
-        from pybackend.core.model.by_value import take_snapshot
-
-        snapshot = take_snapshot(model)
-    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
 
 
 def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
