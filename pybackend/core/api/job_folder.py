@@ -26,25 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
-from pybackend.core.api.job_record import (
-    ENDED,
-    EVENTS,
-    JOB,
-    LOST_SECONDS,
-    RESULT,
-    SUBMITTED,
-    End,
-    Ended,
-    JobError,
-    JobFiles,
-    Status,
-    Submitted,
-    age_of_beat,
-    naming_damage,
-    parse_events,
-    time_of_disk,
-    watched_seconds,
-)
+from pybackend.core.api import job_record
+from pybackend.core.api.job_record import ENDED, EVENTS, JOB, RESULT, SUBMITTED, JobFiles
 from pybackend.core.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.core.errors import ClusterError, InputError, SerializationError, TfdistError
 from pybackend.core.job.codec import encode, encode_line
@@ -122,7 +105,7 @@ class JobFolder(JobFiles):
         """Write the description of the job, whose copy is in a folder at the URI ``copies``."""
         copy = None if copies is None else f"{copies}/{self.published.id}"
         host = socket.gethostname()
-        record = Submitted(time.time(), host, where, workers, epochs, spoken(), copy)
+        record = job_record.Submitted(time.time(), host, where, workers, epochs, spoken(), copy)
         self.record.write_text(encode(record))
 
     @property
@@ -152,9 +135,9 @@ class JobFolder(JobFiles):
     def read_events(self, start: int) -> tuple[list[Event], int]:
         """Return the complete events in the log from a position on, and the position after them."""
         try:
-            with naming_damage(EVENTS), self._open(self.events) as file:
+            with job_record.naming_damage(EVENTS), self._open(self.events) as file:
                 file.seek(start)
-                return parse_events(file.read(), start)
+                return job_record.parse_events(file.read(), start)
         except SerializationError as error:
             if not os.path.lexists(self.events):
                 return [], start
@@ -164,21 +147,22 @@ class JobFolder(JobFiles):
     def load_result(self, load: Callable[[Path], Result]) -> Result:
         """Return the result that ``load`` reads, with the parts of the model that no file holds."""
         self.check_private()
-        with naming_damage(self.decoder.name):
+        with job_record.naming_damage(self.decoder.name):
             decode = partial(_decode, self.read(self.decoder.name))
         return replace(load(self.result), decode=decode)  # type: ignore[type-var]
 
-    def end(self, status: End, error: JobError | None = None) -> None:
+    def end(self, status: job_record.End, error: job_record.JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
         self.free()
         if not self.is_gone:  # writing would create the folder again
-            write_whole(str(self.path / ENDED), encode(Ended(status, time.time(), error)).encode())
+            ended = job_record.Ended(status, time.time(), error)
+            write_whole(str(self.path / ENDED), encode(ended).encode())
 
     def free(self) -> None:
         shutil.rmtree(self.request, ignore_errors=True)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> job_record.Status:
         """The status, of which the caller knows ``"unreadable"`` by an error."""
         self.read_job()
         host = self.submitted.host
@@ -210,20 +194,22 @@ class JobFolder(JobFiles):
             return True
         if host == socket.gethostname():
             return False
-        with naming_damage(self.lock.name):
+        with job_record.naming_damage(self.lock.name):
             beat = self.lock.stat().st_mtime_ns
-        age = age_of_beat(self.place, beat, lambda: time_of_disk(self.path) - beat / 1e9)
-        return age < LOST_SECONDS
+        age = job_record.age_of_beat(
+            self.place, beat, lambda: job_record.time_of_disk(self.path) - beat / 1e9
+        )
+        return age < job_record.LOST_SECONDS
 
     @property
     def watched_seconds(self) -> float:
         """For how long this session has seen the same beat; the lock is certain at once."""
         is_here = self.submitted.host == socket.gethostname()
-        return math.inf if is_here else watched_seconds(self.place)
+        return math.inf if is_here else job_record.watched_seconds(self.place)
 
     def is_locked(self) -> bool:
         """Return whether a submission or a driver on this machine holds the lock."""
-        with naming_damage(self.lock.name), self._open(self.lock) as file:
+        with job_record.naming_damage(self.lock.name), self._open(self.lock) as file:
             try:
                 # A shared lock, so that two sessions that look do not see each other.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -267,7 +253,7 @@ class JobFolder(JobFiles):
 
         Another user's raises an `InputError`, and what is not a folder a `SerializationError`.
         """
-        with naming_damage(str(self.path)):
+        with job_record.naming_damage(str(self.path)):
             _check_owner(self.path)
             if not stat.S_ISDIR(self.path.stat().st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -351,7 +337,8 @@ def remove_unfinished(root: Path) -> None:
             if folder.record.exists():
                 is_left = folder.submitted.host == socket.gethostname()
             else:  # perhaps just created, and not yet locked
-                is_left = time_of_disk(root) - path.stat().st_mtime > LOST_SECONDS
+                age = job_record.time_of_disk(root) - path.stat().st_mtime
+                is_left = age > job_record.LOST_SECONDS
             if is_left and not (folder.lock.exists() and folder.is_locked()):
                 folder.remove()
 

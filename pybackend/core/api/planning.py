@@ -327,9 +327,7 @@ def _describe_tensors(columns: Mapping[str, Any]) -> str:
 
 def _describe_rows(array: Any) -> str:
     shape: Sequence[int] | None = getattr(array, "shape", None)
-    if shape is None:
-        return "of text or of any length"
-    return f"{array.dtype} {tuple(shape[1:])}"
+    return "of text or of any length" if shape is None else f"{array.dtype} {tuple(shape[1:])}"
 
 
 def _ordinal(number: int) -> str:
