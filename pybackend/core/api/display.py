@@ -28,7 +28,7 @@ from pybackend.core.job.messages import (
     StepEnded,
     Waits,
 )
-from pybackend.core.launchers.base import holding
+from pybackend.core.launchers import holding
 from pybackend.core.tf_config import describe_processes
 from pybackend.core.words import show_loss, show_seconds, term
 

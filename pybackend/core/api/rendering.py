@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pybackend.core.api.markup import NOTEBOOK, Line, draw_lines
 from pybackend.core.errors import InputError
@@ -16,9 +16,7 @@ from pybackend.core.job.arguments import as_number, counted
 from pybackend.core.job.report import Generation, WorkerReport
 from pybackend.core.words import show_value
 
-if TYPE_CHECKING:
-    from pybackend.core.api.train_result import TrainResult
-
+TrainResult = Any  # which imports this module
 _VALIDATION = "val_"
 _KINDS = (".png", ".pdf", ".svg")
 _COLUMNS = 3

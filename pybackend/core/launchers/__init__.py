@@ -26,6 +26,7 @@ from pybackend.core.launchers.base import Slotted
 from pybackend.core.launchers.base import StopRequestedError as StopRequestedError
 from pybackend.core.launchers.base import Submission as Submission
 from pybackend.core.launchers.base import check_stop as check_stop
+from pybackend.core.launchers.base import holding as holding
 from pybackend.core.launchers.base import stopped_by as stopped_by
 from pybackend.core.words import show, term
 
