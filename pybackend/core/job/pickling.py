@@ -41,12 +41,7 @@ _KINDS = {
 _OTHER = "other"
 
 
-def explain_failure(
-    value: Any,
-    what: str,
-    dump: Callable[[Any], object],
-    error: Exception,
-) -> str:
+def explain_failure(value: Any, what: str, dump: Callable[[Any], object], error: Exception) -> str:
     """Describe which attribute of which object cannot be sent to the workers, and what to do.
 
     ``what`` names the value, if the attribute does not belong to a Keras object. ``dump`` pickles a

@@ -283,11 +283,7 @@ TABLES: tuple[ValueKind, ...] = (
     _missing("NaT"),
     _missing("NA"),
     ValueKind(
-        "timestamp",
-        is_of("pandas", "Timestamp"),
-        _take_stamp,
-        _make_stamp,
-        lambda _, __: ".tzinfo",
+        "timestamp", is_of("pandas", "Timestamp"), _take_stamp, _make_stamp, lambda _, __: ".tzinfo"
     ),
     ValueKind(
         "span",
