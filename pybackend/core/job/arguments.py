@@ -14,9 +14,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from importlib.util import find_spec
+from itertools import chain, count
 from typing import Any, TypeVar
 
 from pybackend.core.errors import InputError
@@ -26,6 +27,7 @@ MAX_WORKERS = 4096
 # In R, these are lists such as `list("halving", factor = 2)`.
 _RULES = ("MedianPruning", "ScaleLearningRate", "SuccessiveHalving")
 _Made = TypeVar("_Made", bound=Callable[..., Any])
+_Kind = TypeVar("_Kind")
 
 
 def name_arguments(made: _Made) -> _Made:
@@ -42,12 +44,10 @@ def name_arguments(made: _Made) -> _Made:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                instead = f"did you mean `{near[0]}`?" if near else "see its help"
-                instead = explain(name) or instead
-                called = f"{made.__name__}()"
-                if made.__name__ in _RULES:
-                    called = either(called, "the list")
+                near = [f"did you mean `{n}`?" for n in difflib.get_close_matches(name, known, 1)]
+                instead = explain(name) or (near or ["see its help"])[0]
+                own = f"{made.__name__}()"
+                called = either(own, "the list") if made.__name__ in _RULES else own
                 raise InputError(f"{called} has no argument `{name}`: {instead}")
         return fn(*args, **kwargs)
 
@@ -57,24 +57,29 @@ def name_arguments(made: _Made) -> _Made:
     return made
 
 
-def check_group(name: str, value: Any, *kinds: type, **example: Any) -> Any:
+def check_group(name: str, value: Any, *kinds: type[_Kind], **example: Any) -> _Kind:
     """Check that an argument is an object of options; None is the default one of the first class.
 
     ``example`` are settings of the call that the error shows.
     """
     if value is None:
         return kinds[0]()
-    if not isinstance(value, kinds):
-        made = call_of(f"pybackend.{kinds[0].__name__}", **example)
-        expected = one_of(*(kind.__name__ for kind in kinds))
-        raise InputError(f"`{name}` must be {expected}, e.g. {made}, not {show(value)}")
-    return value
+    if isinstance(value, kinds):
+        return value
+    made = call_of(f"pybackend.{kinds[0].__name__}", **example)
+    expected = one_of(*(kind.__name__ for kind in kinds))
+    raise InputError(f"`{name}` must be {expected}, e.g. {made}, not {show(value)}")
 
 
-def set_fields(options: Any, **values: Any) -> None:
-    """Set attributes of a frozen dataclass while it is created."""
-    for name, value in values.items():
-        object.__setattr__(options, name, value)
+def check_fields(options: Any, **checks: Callable[[str, Any], Any]) -> None:
+    """Replace attributes of a frozen dataclass, while it is created, by what their checks return.
+
+    None is not checked if it is the default.
+    """
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if one.name in checks and (value is not None or one.default is not None):
+            object.__setattr__(options, one.name, checks[one.name](one.name, value))
 
 
 def counted(number: int, noun: str) -> str:
@@ -92,26 +97,24 @@ def check_whole_number(name: str, value: Any, *, least: int, most: int | None = 
     return int(value)
 
 
-def check_seconds(name: str, value: Any) -> float:
+def check_number(name: str, value: Any, expected: str, is_fit: Callable[[float], bool]) -> float:
     number = as_number(value)
-    if number is None or not (math.isfinite(number) and number > 0):
-        raise InputError(f"`{name}` must be a positive number of seconds, not {show(value)}")
+    if number is None or not is_fit(number):
+        raise InputError(f"`{name}` must be {expected}, not {show(value)}")
     return number
+
+
+def check_seconds(name: str, value: Any) -> float:
+    return check_number(name, value, "a positive number of seconds", lambda n: 0 < n < math.inf)
 
 
 def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
     """Check that an argument is a positive number; by default, infinity is one."""
-    number = as_number(value)
-    if number is None or math.isnan(number) or not 0 < number <= most:
-        raise InputError(f"`{name}` must be a positive number, not {show(value)}")
-    return number
+    return check_number(name, value, "a positive number", lambda n: 0 < n <= most)
 
 
 def check_fraction(name: str, value: Any) -> float:
-    number = as_number(value)
-    if number is None or not 0 <= number < 1:
-        raise InputError(f"`{name}` must be a number from 0 to below 1, not {show(value)}")
-    return number
+    return check_number(name, value, "a number from 0 to below 1", lambda n: 0 <= n < 1)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -179,13 +182,10 @@ def as_number(value: Any) -> float | None:
 
 
 def describe_stranger(callback: Any) -> str:
-    advice = (
-        f": {call_of('Observer', on_epoch_end=...)} calls a function" if callable(callback) else ""
-    )
-    name = type(callback).__name__
+    advice = f": {call_of('Observer', on_epoch_end=...)} calls a function"
     return (
-        f"`callbacks` contains {name}, which is not a "
-        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice}"
+        f"`callbacks` contains {type(callback).__name__}, which is not a "
+        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice * callable(callback)}"
     )
 
 
@@ -230,8 +230,5 @@ def is_uri(folder: str) -> bool:
 def choose_log_folder() -> str:
     """Return a new folder named by the time; a number is appended if it already exists."""
     first = os.path.abspath(os.path.join(LOGS, time.strftime("%Y%m%d-%H%M%S")))
-    folder, number = first, 1
-    while os.path.exists(folder):
-        number += 1
-        folder = f"{first}-{number}"
-    return folder
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
+    return next(folder for folder in names if not os.path.exists(folder))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_flag
-from pybackend.core.job.call_options import Shuffle, checks, class_number
+from pybackend.core.job.call_options import Check, Shuffle, checks, class_number
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.storage_options import Checkpoint, check_model_options, check_recovery
 from pybackend.core.job.worker_options import (
@@ -339,10 +338,8 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     If the seed is None, a random one is drawn.
     """
     wanted = {entry.name for entry in fields(kind)} & arguments.keys()
-    known = {
-        name: check(name, arguments[name]) for name, check in checks().items() if name in wanted
-    }
-    known |= {n: check(arguments[n]) for n, check in _DERIVED.items() if n in wanted}
+    every = {**checks(), **_DERIVED}
+    known = {name: check(name, arguments[name]) for name, check in every.items() if name in wanted}
     known |= _read_groups(kind, arguments)
     known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
     job = kind(**known)
@@ -389,10 +386,8 @@ def check_elastic(job: TrainingJob) -> None:
         reason = "the rounding errors that a lost worker still had to send would be lost"
     elif exchange.shard_optimizer:
         named = setting(shard_optimizer=True)
-        reason = (
-            "the optimizer's state of a lost worker would be lost. Use a fixed number of workers, "
-            "with `recovery`"
-        )
+        reason = "the optimizer's state of a lost worker would be lost. Use a fixed number of "
+        reason += "workers, with `recovery`"
     elif exchange.transport != "tcp":
         named = setting(transport=exchange.transport)
         reason = "workers can neither leave nor join TensorFlow's collectives"
@@ -427,11 +422,8 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
 
 
 # Fields of jobs that are derived from options of the calls; those have checks of their own.
-_DERIVED: dict[str, Callable[[Any], Any]] = {
-    "elastic": lambda value: value,
-    "in_memory": partial(check_flag, "in_memory"),
-    "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
-    "roles": check_roles,
-    "tensorboard": lambda value: value,
-    "shares_memory": partial(check_flag, "shares_memory"),
+_DERIVED: dict[str, Check] = {
+    **dict.fromkeys(("in_memory", "discards_checkpoints", "shares_memory"), check_flag),
+    **dict.fromkeys(("elastic", "tensorboard"), lambda _, value: value),
+    "roles": lambda _, value: check_roles(value),
 }
