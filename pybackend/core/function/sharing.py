@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
@@ -33,6 +34,7 @@ _END_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 
 
+@dataclass(eq=False)
 class ListeningRank:
     """Rank 0: collects the values that all ranks share.
 
@@ -42,16 +44,14 @@ class ListeningRank:
     lost. ``encrypt`` is as in `greet_as_client`.
     """
 
-    def __init__(
-        self,
-        server: socket.socket,
-        peers: Sequence[str],
-        token: str,
-        timeout: float,
-        encrypt: bool | None,
-    ) -> None:
-        self._hosts = [split_address(peer)[0] for peer in peers]
-        self._timeout = timeout
+    server: socket.socket
+    peers: Sequence[str]
+    token: str = field(repr=False)
+    timeout: float
+    encrypt: bool | None
+
+    def __post_init__(self) -> None:
+        self._hosts = [split_address(peer)[0] for peer in self.peers]
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._outboxes: dict[int, Outbox] = {}
@@ -62,7 +62,7 @@ class ListeningRank:
         self._farewell: NotShared | None = None
         self._turn = threading.Lock()
         self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
-        Acceptor(server, token, _PURPOSE, self._welcome, encrypt=encrypt)
+        Acceptor(self.server, self.token, _PURPOSE, self._welcome, encrypt=self.encrypt)
 
     def gather(self, call: str, text: str) -> list[str]:
         """Return the texts of all ranks, by rank.
@@ -91,12 +91,12 @@ class ListeningRank:
             self._settle()
             if not following:
                 return self._ended
-            self._wait(leading, None)
+            self._wait(leading)
             if self._lost.keys() & leading:  # the launcher ends all ranks and reports why
                 return self._ended
             # Ranks that start late get their time, too.
             self._changed.wait_for(
-                lambda: following <= self._outboxes.keys() | self._lost.keys(), self._timeout
+                lambda: following <= self._outboxes.keys() | self._lost.keys(), self.timeout
             )
             self._wait(patient, GRACE_SECONDS)
             self._ended = following - self._returned
@@ -120,14 +120,14 @@ class ListeningRank:
             # This process may exit after that; a busy worker still receives its answer.
             outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
-    def _wait(self, ranks: Set[int], seconds: float | None) -> None:
+    def _wait(self, ranks: Set[int], seconds: float | None = None) -> None:
         self._changed.wait_for(lambda: ranks <= self._returned | self._lost.keys(), seconds)
 
     def _welcome(self, stream: Stream, rank: int) -> None:
         with self._changed:
             is_awaited = 0 < rank < len(self._hosts) and rank not in self._outboxes
             if is_awaited:
-                self._outboxes[rank] = Outbox(stream, self._timeout, partial(self._lose, rank))
+                self._outboxes[rank] = Outbox(stream, self.timeout, partial(self._lose, rank))
                 self._changed.notify_all()
                 if rank in self._ended:
                     self._send(rank, messages.End())
@@ -136,7 +136,7 @@ class ListeningRank:
         if not is_awaited:
             stream.close()
             return
-        stream.probe(self._timeout)
+        stream.probe(self.timeout)
         threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
 
     def _listen(self, rank: int, stream: Stream) -> None:
@@ -148,7 +148,7 @@ class ListeningRank:
                     self._returned.add(rank)
                 self._settle()
 
-        self._lose(rank, _read(stream, self._timeout, use, *get_args(messages.FromPeer)))
+        self._lose(rank, _read(stream, self.timeout, use, *get_args(messages.FromPeer)))
 
     def _lose(self, rank: int, reason: str) -> None:
         with self._changed:
@@ -157,9 +157,9 @@ class ListeningRank:
             self._settle()
 
     def _find_absent(self) -> None:
-        if time.monotonic() - self._began > self._timeout:
+        if time.monotonic() - self._began > self.timeout:
             for rank in set(range(1, len(self._hosts))) - self._outboxes.keys():
-                self._lose(rank, f"did not connect within {self._timeout:g} s")
+                self._lose(rank, f"did not connect within {self.timeout:g} s")
 
     def _settle(self) -> None:
         """Answer the waiting ranks if all are waiting, or if one of the others never will."""
@@ -188,6 +188,7 @@ class ListeningRank:
             outbox.put(encode_line(message))
 
 
+@dataclass(eq=False)
 class ConnectingRank:
     """Any other rank; the arguments are those of `ListeningRank`, and ``rank``.
 
@@ -195,20 +196,16 @@ class ConnectingRank:
     should end because all others have returned, or with the error if rank 0 was lost.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[str],
-        rank: int,
-        token: str,
-        timeout: float,
-        encrypt: bool | None,
-        on_end: Callable[[Exception | None], object],
-    ) -> None:
-        self._peers, self._rank, self._token = peers, rank, token
-        self._hosts = [split_address(peer)[0] for peer in peers]
-        self._timeout, self._encrypt, self._on_end = timeout, encrypt, on_end
-        self._turn = threading.Lock()
-        self._lock = threading.Lock()
+    peers: Sequence[str]
+    rank: int
+    token: str = field(repr=False)
+    timeout: float
+    encrypt: bool | None
+    on_end: Callable[[Exception | None], object]
+
+    def __post_init__(self) -> None:
+        self._hosts = [split_address(peer)[0] for peer in self.peers]
+        self._turn, self._lock = threading.Lock(), threading.Lock()
         self._has_tried = threading.Event()
         self._has_returned = self._is_closed = False
         self._stream: Stream | None = None
@@ -259,30 +256,29 @@ class ConnectingRank:
             return
         with self._lock:
             self._stream, has_returned = stream, self._has_returned
-            self._outbox = Outbox(stream, self._timeout, self._lose)
+            self._outbox = Outbox(stream, self.timeout, self._lose)
         if self._is_closed:
             stream.close()
         elif has_returned:  # `finish` found no connection
             self._send(messages.Returned())
         self._has_tried.set()
-        self._lose(_read(stream, self._timeout, self._use, *get_args(messages.FromRoot)))
+        self._lose(_read(stream, self.timeout, self._use, *get_args(messages.FromRoot)))
 
     def _connect(self) -> Stream:
         """Connect, and retry while rank 0 has too many unauthenticated connections."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             rest = max(0.01, deadline - time.monotonic())
-            stream = dial(self._peers, self._rank, 0, rest)
+            stream = dial(self.peers, self.rank, 0, rest)
             try:
-                greet_as_client(stream, self._token, self._rank, _PURPOSE, rest, self._encrypt)
+                greet_as_client(stream, self.token, self.rank, _PURPOSE, rest, self.encrypt)
+                stream.probe(self.timeout)
+                return stream
             except OSError as error:
                 stream.close()
                 if isinstance(error, RejectedError) or time.monotonic() > deadline:
                     raise self._lost(f"rejected the connection of this worker ({error})") from error
-                time.sleep(_RETRY_SECONDS)
-            else:
-                stream.probe(self._timeout)
-                return stream
+            time.sleep(_RETRY_SECONDS)
 
     def _use(self, message: messages.FromRoot) -> None:
         if isinstance(message, messages.End):
@@ -306,7 +302,7 @@ class ConnectingRank:
         with self._lock:
             is_over, self._has_returned = self._has_returned, True
         if not is_over:
-            self._on_end(error)
+            self.on_end(error)
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(0, self._hosts[0], reason)
@@ -323,11 +319,16 @@ def _read(
     try:
         while line := stream.read_line(_LONGEST):
             use(decode(line, *kinds))
-    except TimeoutError:
-        return f"has not answered for {timeout:g} s"
     except (OSError, ValueError) as error:
-        return f"closed the connection ({error})"
+        return _explain(error, timeout)
     return "closed the connection"
+
+
+def _explain(error: Exception, timeout: float) -> str:
+    is_silent = isinstance(error, TimeoutError)
+    return (
+        f"has not answered for {timeout:g} s" if is_silent else f"closed the connection ({error})"
+    )
 
 
 def _compare(shares: Sequence[Share]) -> Shared | NotShared:
@@ -349,6 +350,7 @@ def _read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
     )
 
 
+@dataclass(eq=False)
 class Outbox:
     """Thread that sends lines over a connection; a failed connection is closed.
 
@@ -357,8 +359,11 @@ class Outbox:
     for a loss, before the connection is closed.
     """
 
-    def __init__(self, stream: Stream, timeout: float, on_loss: Callable[[str], object]) -> None:
-        self._stream, self._timeout, self._on_loss = stream, timeout, on_loss
+    stream: Stream
+    timeout: float
+    on_loss: Callable[[str], object]
+
+    def __post_init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -374,19 +379,15 @@ class Outbox:
     def _work(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
-                _send(self._stream, line, self._timeout)
-        except TimeoutError:
-            self._on_loss(f"has not answered for {self._timeout:g} s")
-            self._stream.close()  # half a line may have gone out: nothing can follow it
+                self._send(memoryview(line))
         except OSError as error:
-            self._on_loss(f"closed the connection ({error})")
-            self._stream.close()
+            self.on_loss(_explain(error, self.timeout))
+            self.stream.close()  # half a line may have gone out: nothing can follow it
 
-
-def _send(stream: Stream, line: bytes, timeout: float) -> None:
-    rest = memoryview(line)
-    while rest:
-        sent = stream.send_some([rest])
-        rest = rest[sent:]
-        if not sent and not wait_any([], [stream], timeout) and stream.is_unanswered(timeout):
-            raise TimeoutError
+    def _send(self, rest: memoryview) -> None:
+        stream, seconds = self.stream, self.timeout
+        while rest:
+            sent = stream.send_some([rest])
+            rest = rest[sent:]
+            if not sent and not wait_any([], [stream], seconds) and stream.is_unanswered(seconds):
+                raise TimeoutError
