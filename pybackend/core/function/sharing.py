@@ -32,6 +32,7 @@ GRACE_SECONDS = 3.0
 # Time for the servers to confirm that they have ended.
 _END_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
+_CLOSED = "closed the connection"
 
 
 @dataclass(eq=False)
@@ -321,7 +322,7 @@ def _read(
             use(decode(line, *kinds))
     except (OSError, ValueError) as error:
         return _explain(error, timeout)
-    return "closed the connection"
+    return _CLOSED
 
 
 def _explain(error: Exception, timeout: float) -> str:
