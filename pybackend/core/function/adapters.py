@@ -129,7 +129,7 @@ def standing_in(context: WorkerContext) -> Iterator[None]:
     with ExitStack() as stack:
         finder = _Finder(lambda module: stack.enter_context(_installed(module, context)))
         if known := sys.modules.get(_MODULE):
-            finder.install(known)
+            finder.use(known)
         else:
             sys.meta_path.insert(0, finder)
             stack.callback(sys.meta_path.remove, finder)
@@ -203,9 +203,9 @@ def _make(module: Any, context: WorkerContext) -> Any:
 
 @dataclass
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import hook that calls ``install`` after the module of Spark's contexts is imported."""
+    """Import hook that calls ``use`` after the module of Spark's contexts is imported."""
 
-    install: Callable[[ModuleType], object]
+    use: Callable[[ModuleType], object]
     _is_looking: bool = False
 
     def find_spec(
@@ -219,14 +219,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             self._is_looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.install)
+            spec.loader = _Loader(spec.loader, self.use)
         return spec
 
 
 @dataclass
 class _Loader(importlib.abc.Loader):
     loader: Any
-    install: Callable[[ModuleType], object]
+    use: Callable[[ModuleType], object]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self.loader.create_module(spec)
@@ -234,4 +234,4 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        self.install(module)
+        self.use(module)

@@ -67,8 +67,7 @@ def check_group(name: str, value: Any, *kinds: type[_Kind], **example: Any) -> _
     if isinstance(value, kinds):
         return value
     made = call_of(f"pybackend.{kinds[0].__name__}", **example)
-    expected = one_of(*(kind.__name__ for kind in kinds))
-    raise InputError(f"`{name}` must be {expected}, e.g. {made}, not {show(value)}")
+    raise wrong(name, f"{one_of(*(kind.__name__ for kind in kinds))}, e.g. {made}", value)
 
 
 def check_fields(options: Any, **checks: Callable[[str, Any], Any]) -> None:
@@ -82,6 +81,11 @@ def check_fields(options: Any, **checks: Callable[[str, Any], Any]) -> None:
             object.__setattr__(options, one.name, checks[one.name](one.name, value))
 
 
+def wrong(name: str, expected: str, value: Any) -> InputError:
+    """Return the error for an argument that is not what it must be."""
+    return InputError(f"`{name}` must be {expected}, not {show(value)}")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 row`` or ``2 rows``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -90,17 +94,16 @@ def counted(number: int, noun: str) -> str:
 def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     number = as_number(value)
     if number is None or not number.is_integer():
-        raise InputError(f"`{name}` must be a whole number, not {show(value)}")
+        raise wrong(name, "a whole number", value)
     if number < least or (most is not None and number > most):
-        span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"`{name}` must be {span}, not {show(value)}")
+        raise wrong(name, f"at least {least}" if most is None else f"from {least} to {most}", value)
     return int(value)
 
 
 def check_number(name: str, value: Any, expected: str, is_fit: Callable[[float], bool]) -> float:
     number = as_number(value)
     if number is None or not is_fit(number):
-        raise InputError(f"`{name}` must be {expected}, not {show(value)}")
+        raise wrong(name, expected, value)
     return number
 
 
@@ -119,14 +122,14 @@ def check_fraction(name: str, value: Any) -> float:
 
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
+        raise wrong(name, f"{show(True)} or {show(False)}", value)
     return value
 
 
 def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
     # True == 1 in Python, and 1 is not a choice.
     if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
-        raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
+        raise wrong(name, listed(map(show, choices)), value)
     return value
 
 
@@ -202,7 +205,7 @@ def check_log_folder(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`folder` must be a folder or a URI, not {show(value)}")
+        raise wrong("folder", "a folder or a URI", value)
     folder = re.sub(r"^file:(//)?(?=/)", "", os.fspath(value))
     if is_uri(folder):
         return folder

@@ -14,6 +14,7 @@ from pybackend.core.job.call_options import Check, Shuffle, checks, class_number
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.storage_options import Checkpoint, check_model_options, check_recovery
 from pybackend.core.job.worker_options import (
+    AnyExchange,
     Elastic,
     Exchange,
     LocalSteps,
@@ -97,7 +98,7 @@ class Job:
     kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
 
     workers: int
-    exchange: Exchange | LocalSteps | ParameterServer = field(default_factory=Exchange)
+    exchange: AnyExchange = field(default_factory=Exchange)
     resources: Resources = field(default_factory=Resources)
     seed: int = 0
     roles: Roles = ()

@@ -192,22 +192,9 @@ class EventBytes:
     rank: int = 0
 
 
-Event = (
-    EpochEnded
-    | StepEnded
-    | Note
-    | Waits
-    | Phase
-    | PrintedLine
-    | Announced
-    | Moment
-    | Begun
-    | Failed
-    | Reported
-    | Standby
-    | Resumed
-    | EventBytes
-)
+_FromHost = EpochEnded | StepEnded | Note | Waits | PrintedLine | Moment
+_Other = Phase | Announced | Begun | Failed | Reported | Standby | Resumed | EventBytes
+Event = _FromHost | _Other
 # It may return an `Answer` for the worker that sent the event; other values are ignored.
 Emit = Callable[[Event], object]
 
@@ -355,9 +342,8 @@ def answer_of(on_event: Emit, event: Event) -> Answer | None:
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
     """Return the event with its worker's rank, and its host if there is a field for it."""
-    if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine | Moment):
-        return replace(event, rank=rank, host=host)
-    return replace(event, rank=rank)
+    at = {"host": host} if isinstance(event, _FromHost) else {}
+    return replace(event, rank=rank, **at)
 
 
 def read_event(text: str | bytes) -> Event:
@@ -416,19 +402,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._is_stop = False
+        self.is_stop = False
         self._epoch = 0
-
-    @property
-    def is_stop(self) -> bool:
-        return self._is_stop
 
     def take(self, answer: Answer) -> None:
         with self._changed:
-            if isinstance(answer, StopTraining):
-                self._is_stop = True
-            else:
+            if isinstance(answer, GoOn):
                 self._epoch = answer.epoch
+            self.is_stop |= isinstance(answer, StopTraining)
             self._changed.notify_all()
 
     def forget_epochs(self) -> None:
@@ -441,5 +422,5 @@ class Answers:
         # Without a time limit: an observer may draw a plot, or prompt the user. If the session
         # ends, this process ends, too.
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)
-        return self._is_stop
+            self._changed.wait_for(lambda: self.is_stop or self._epoch >= epoch)
+        return self.is_stop

@@ -21,8 +21,9 @@ from pybackend.core.job.arguments import (
     check_seconds,
     check_whole_number,
     name_arguments,
+    wrong,
 )
-from pybackend.core.words import call_of, either, one_of, setting, show
+from pybackend.core.words import call_of, either, listed, one_of, setting, show
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
@@ -139,10 +140,11 @@ class Recovery:
             pause=check_seconds,
         )
         for one in fields(self)[1:4]:
-            if self.uri is None and (value := getattr(self, one.name)) != one.default:
+            given = {one.name: getattr(self, one.name)}
+            if self.uri is None and given[one.name] != one.default:
                 raise InputError(
-                    f"{setting(**{one.name: value})} needs `uri`, the folder of the checkpoints, "
-                    f"e.g. {call_of('Recovery', '/shared/run1', **{one.name: value})}"
+                    f"{setting(**given)} needs `uri`, the folder of the checkpoints, e.g. "
+                    f"{call_of('Recovery', '/shared/run1', **given)}"
                 )
 
     @property
@@ -159,10 +161,8 @@ def check_recovery(value: Any) -> Recovery:
         return value or Recovery()
     if isinstance(value, (str, os.PathLike)):
         return Recovery(value)
-    raise InputError(
-        f"`recovery` must be {one_of('Recovery')}, a path or a URI, e.g. "
-        f"{call_of('pybackend.Recovery', '/shared/run1', every='10min')}, not {show(value)}"
-    )
+    example = call_of("pybackend.Recovery", "/shared/run1", every="10min")
+    raise wrong("recovery", f"{one_of('Recovery')}, a path or a URI, e.g. {example}", value)
 
 
 def without_folder(value: Any) -> Recovery:
@@ -185,10 +185,9 @@ def _check_every(name: str, value: Any) -> int | str:
     if value == "epoch" or (span and float(span[1]) > 0):
         return str(value)
     if as_number(value) is None:
-        raise InputError(
-            f"`every` of a checkpoint must be {show('epoch')}, a number of steps, or a time such "
-            f"as {show('600s')}, {show('10min')} or {show('1h')}, not {show(value)}"
-        )
+        times = listed(map(show, ("600s", "10min", "1h")))
+        expected = f"{show('epoch')}, a number of steps, or a time such as {times}"
+        raise InputError(f"`every` of a checkpoint must be {expected}, not {show(value)}")
     return check_whole_number(name, value, least=1)
 
 
@@ -295,19 +294,15 @@ def check_data_options(value: Any) -> DataOptions:
 def check_tfrecord_spec(spec: Any) -> Mapping[str, str]:
     """Check that a `tfrecord_spec` maps features to types, before anything is read; return it."""
     if not isinstance(spec, Mapping) or not spec:
-        raise InputError(
-            "`tfrecord_spec` must map feature names to their types, e.g. "
-            f"{show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
-        )
+        example = f"e.g. {show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
+        raise InputError(f"`tfrecord_spec` must map feature names to their types, {example}")
     for name, kind in spec.items():
         if not isinstance(name, str):
             raise InputError(f"`tfrecord_spec` has the name {show(name)}; expected a string")
         if not isinstance(kind, str) or kind.removesuffix(_LIST) not in _RECORD_TYPES:
-            raise InputError(
-                f"`tfrecord_spec` has the type {show(kind)} for {show(name)}; expected "
-                f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]' for "
-                "arrays"
-            )
+            types = f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]'"
+            unfit = f"`tfrecord_spec` has the type {show(kind)} for {show(name)}"
+            raise InputError(f"{unfit}; expected {types} for arrays")
     return spec
 
 
@@ -324,9 +319,8 @@ def _check_categories(column: str, values: Any) -> Any:
     np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
     is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
     if isinstance(values, (str, bytes)) or not is_list:
-        raise InputError(
-            f"`categories` of {show(column)} must be a list of values, not {show(values)}"
-        )
+        expected = "must be a list of values"
+        raise InputError(f"`categories` of {show(column)} {expected}, not {show(values)}")
     try:
         different = len(set(values))
     except TypeError:  # lists, or rows of an array
@@ -339,10 +333,8 @@ def _check_categories(column: str, values: Any) -> Any:
 def _check_encode(name: str, value: Any) -> Any:
     for encoding in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(encoding, str) or encoding not in ENCODINGS:
-            raise InputError(
-                f"`encode` must be {show('one_hot')}, {show('integer')}, or map columns to one of "
-                f"these, not {show(value)}"
-            )
+            known = ", ".join(map(show, ENCODINGS))
+            raise wrong(name, f"{known}, or map columns to one of these", value)
     if isinstance(value, Mapping):
         _check_columns(name, value)
     return value
@@ -364,10 +356,8 @@ def _check_promise(column: str, promise: Any) -> Promise:
     first: tuple[None, ...] = (None,) if sizes[:1] == [None] else ()
     numbers = [as_number(size) for size in sizes[len(first) :]]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        any_length = f"only the first may be {either('None', 'NA')}, for any length"
-        raise InputError(
-            f"{expected}; the sizes in {show(shape)} must be positive whole numbers; {any_length}"
-        )
+        rule = f"the sizes in {show(shape)} must be positive whole numbers; only the first may be"
+        raise InputError(f"{expected}; {rule} {either('None', 'NA')}, for any length")
     return dtype, (*first, *(int(size) for size in sizes[len(first) :]))
 
 

@@ -23,8 +23,9 @@ from pybackend.core.job.arguments import (
     check_number,
     check_positive,
     name_arguments,
+    wrong,
 )
-from pybackend.core.words import call_of, either, setting, show, term
+from pybackend.core.words import call_of, either, listed, setting, show, term
 
 Compression = Literal["fp16", "bf16"] | None
 _COMPRESSION = Choice((None, "fp16", "bf16"))
@@ -252,8 +253,11 @@ class LocalSteps:
     explain_missing = staticmethod(_explain_scale)
 
 
-def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
-    kinds = (Exchange, LocalSteps, ParameterServer)
+AnyExchange = Exchange | LocalSteps | ParameterServer
+
+
+def check_exchange(value: Any) -> AnyExchange:
+    kinds: tuple[type[AnyExchange], ...] = (Exchange, LocalSteps, ParameterServer)
     return check_group("exchange", value, *kinds, loss_over="global batch")
 
 
@@ -306,11 +310,9 @@ def check_scale_lr(value: Any) -> ScaleLearningRate | None:
         return value
     if isinstance(value, str) and value in _SCALINGS:
         return ScaleLearningRate(value)  # type: ignore[arg-type]
-    raise InputError(
-        f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
-        f"{either('a ScaleLearningRate', 'a list')}, e.g. "
-        f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
-    )
+    example = call_of("pybackend.ScaleLearningRate", "linear", warmup_epochs=5)
+    kinds = [*map(show, (None, *_SCALINGS)), either("a ScaleLearningRate", "a list")]
+    raise wrong("scale_lr", f"{listed(kinds)}, e.g. {example}", value)
 
 
 def _check_warmup(name: str, value: Any) -> float:
@@ -318,10 +320,8 @@ def _check_warmup(name: str, value: Any) -> float:
 
 
 def _check_decay(name: str, value: Any) -> dict[int, float]:
-    expected = (
-        "`decay` must map epochs to multipliers of the learning rate, e.g. "
-        f"{show({30: 0.1, 60: 0.01})}"
-    )
+    example = show({30: 0.1, 60: 0.01})
+    expected = f"`{name}` must map epochs to multipliers of the learning rate, e.g. {example}"
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{expected}, not {show(value)}")
     checked: dict[int, float] = {}
@@ -416,7 +416,7 @@ def check_resources(value: Any) -> Resources:
 
 def _check_environment(name: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`environment` must be {show(THIS)} or a path, not {show(value)}")
+        raise wrong(name, f"{show(THIS)} or a path", value)
     text = os.fspath(value)
     return text if text == THIS else os.path.abspath(os.path.expanduser(text))
 
@@ -424,10 +424,8 @@ def _check_environment(name: str, value: Any) -> str:
 def _check_memory(name: str, value: Any) -> int:
     number = _parse(value) if isinstance(value, str) else as_number(value)
     if number is None or not 0 < number < 2**60:
-        raise InputError(
-            f"`memory` must be a number of bytes, or text such as {show('4GB')}, "
-            f"{show('512MiB')} or {show('4g')}, not {show(value)}"
-        )
+        examples = listed(map(show, ("4GB", "512MiB", "4g")))
+        raise wrong(name, f"a number of bytes, or text such as {examples}", value)
     if number < _LEAST_MEMORY:
         raise InputError(
             f"`memory` is {show(value)}, which is {number:g} bytes: not enough for a worker. Give "

@@ -134,8 +134,7 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
     If all processes are on this machine, a missing default file is created. Raises `InputError` if
     there is no secret, or other users can read it.
     """
-    given = environment.get(VARIABLE)
-    if given:
+    if given := environment.get(VARIABLE):
         return _check(given.strip(), VARIABLE)
     named = environment.get(FILE_VARIABLE)
     path = Path(named) if named else default_path(environment)
@@ -143,10 +142,9 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
         if named:
             raise InputError(f"{FILE_VARIABLE} is set to {named}, which does not exist. {_ADVICE}")
         if not is_one_machine:
-            raise InputError(
-                "processes on several machines need a shared secret, but none was found (looked "
-                f"for {VARIABLE}, {FILE_VARIABLE} and {path}). {_ADVICE}"
-            )
+            reason = "processes on several machines need a shared secret, but none was found"
+            looked = f"looked for {VARIABLE}, {FILE_VARIABLE} and {path}"
+            raise InputError(f"{reason} ({looked}). {_ADVICE}")
         make_secret(path)
     return _read(path)
 
@@ -184,8 +182,6 @@ def _read(path: Path) -> str:
 
 def _check(text: str, where: str) -> str:
     if len(text) < _LEAST_CHARACTERS:
-        raise InputError(
-            f"the secret in {where} has {len(text)} characters; expected at least "
-            f"{_LEAST_CHARACTERS}. `tfdist secret` creates one"
-        )
+        reason = f"has {len(text)} characters; expected at least {_LEAST_CHARACTERS}"
+        raise InputError(f"the secret in {where} {reason}. `tfdist secret` creates one")
     return text
