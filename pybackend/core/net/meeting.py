@@ -144,6 +144,9 @@ class MeetingServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._acceptor is not None:
             self._acceptor.close()
         with self._lock:

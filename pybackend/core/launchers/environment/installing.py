@@ -21,12 +21,12 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.contents import LIBRARIES
 from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.net.authentication import RejectedError, new_token
 from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen
 from pybackend.core.net.stream import Stream
 from pybackend.core.words import either
 
-_BLOCK = 1 << 20
 # tar prints these after the lines with the reasons. A full disk was reported as "Exiting with
 # failure status due to previous errors" (test_a_full_disk_of_a_host_is_named).
 _AFTER_REASONS = ("Exiting with failure", "Error is not recoverable", "Child returned status")
@@ -120,12 +120,6 @@ def install_command(name: str, root: str = "-") -> list[str]:
     """
     minor = ".".join(map(str, sys.version_info[:2]))
     return ["/bin/sh", "-c", INSTALL, root, name, minor]
-
-
-def read_blocks(archive: str) -> Iterator[bytes]:
-    with open(archive, "rb") as content:
-        while block := content.read(_BLOCK):
-            yield block
 
 
 def read_answer(lines: Iterable[bytes]) -> Answer | None:

@@ -38,7 +38,7 @@ from pybackend.core.launchers.hosts.ssh import (
 from pybackend.core.launchers.hosts.ssh_host import SshHost, find_keepers, reached
 from pybackend.core.launchers.hosts.ssh_task import RANKS
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle
+from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle, read_blocks
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import RemoteTask, files_of_ranks, pack_task
 from pybackend.core.launchers.shares import Machine, find_shortage
@@ -141,7 +141,7 @@ class _Slots(Way):
                 neighbours = _count_neighbours(host, ranks)
                 placed = {"ranks": [*ranks], "first": host.first, "neighbours": neighbours}
                 own = {RANKS: json.dumps(placed).encode(), **start.post(start.place), **keeper}
-                process.send(Bundle({**contents, **own}, files_of_ranks(self.folder, ranks)))
+                process.send(Bundle({**contents, **own, **files_of_ranks(self.folder, ranks)}))
 
             def look() -> list[Failure]:
                 return [failure for host in there for failure in host.look()]
@@ -210,7 +210,7 @@ def install_on_hosts(
         if missing:
             text = f"sending the Python environment ({show_bytes(packed.size)}) to "
             on_event(Note(text + ", ".join(missing)))
-        found = threads.map(lambda one: one.finish(installing.read_blocks(packed.path)), started)
+        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
 

@@ -88,7 +88,7 @@ class SshHost(HostProcess):
 
     def send(self, bundle: Bundle) -> None:
         self._moved = self._looked = time.monotonic()
-        self._has_keeper = KEEPER in bundle.contents
+        self._has_keeper = KEEPER in bundle.files
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:

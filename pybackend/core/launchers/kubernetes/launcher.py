@@ -214,7 +214,7 @@ class _Pods(Way):
         contents = {**self.contents, **start.post()}
 
         def bundle(rank: int) -> Bundle:
-            return Bundle(contents, files_of_ranks(self.folder, [rank]))
+            return Bundle({**contents, **files_of_ranks(self.folder, [rank])})
 
         def join(pod: str, rank: int) -> PodChannel:
             return PodChannel(self.cluster, pod, command, rank, start.meeting, bundle, packed)

@@ -33,6 +33,7 @@ from pybackend.core.launchers.remote.bundle import (
     Bundle,
     HostGreeting,
     find_obstacle,
+    read_blocks,
     read_greeting,
 )
 from pybackend.core.launchers.remote.task import read_post, read_task, take_part
@@ -187,7 +188,7 @@ class PodChannel:
         assert answer is not None
         installing.check_host(packed, answer.machine, answer.libc, host)
         lines.write(b"%d\n" % packed.size)
-        for block in installing.read_blocks(packed.path):
+        for block in read_blocks(packed.path):
             lines.write(block)
             self._moved = time.monotonic()
         greeting = self._read_line(channel)

@@ -19,9 +19,9 @@ from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
+from pybackend.core.launchers.environment.installing import Interpreter, install_here
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.remote.bundle import Bundle
+from pybackend.core.launchers.remote.bundle import Bundle, read_blocks
 from pybackend.core.launchers.remote.group import run_on_hosts
 from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
 from pybackend.core.launchers.slurm import jobs

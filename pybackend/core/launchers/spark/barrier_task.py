@@ -41,11 +41,11 @@ from pybackend.core.launchers.environment.installing import (
     ServedArchive,
     UnreachedError,
     install_here,
-    read_blocks,
 )
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.launchers.remote.task import (
     MODEL,
     TASK,
