@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
@@ -124,11 +125,12 @@ def install_command(name: str, root: str = "-") -> list[str]:
 
 def read_answer(lines: Iterable[bytes]) -> Answer | None:
     """Return the answer among the lines that a host prints; None if there is none."""
-    line = next((line for line in lines if line.startswith(MARK)), None)
-    if line is None:
-        return None
-    state, machine, libc, folder = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
-    return Answer(state == "have", machine, libc, folder)
+    for line in lines:
+        if line.startswith(MARK):
+            said = line[len(MARK) :].decode(errors="replace").strip()
+            state, machine, libc, folder = said.split("|", 3)
+            return Answer(state == "have", machine, libc, folder)
+    return None
 
 
 class Installation:
@@ -146,18 +148,11 @@ class Installation:
         host: str,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.host = host
-        self._packed = packed
+        self.host, self._packed = host, packed
         self._answer: Answer | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed on exit)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=variables,
-            start_new_session=True,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = subprocess.Popen(command, **pipes, env=variables, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -211,10 +206,8 @@ def explain_unpacking(
 ) -> ClusterError:
     printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
     reason = printed[-1].strip() if printed else f"status {status}"
-    where = f", in {folder}" if folder else ""
-    return ClusterError(
-        f"the environment in `environment` cannot be unpacked on {host}{where}: {reason}"
-    )
+    where = f"{host}, in {folder}" if folder else host
+    return ClusterError(f"the environment in `environment` cannot be unpacked on {where}: {reason}")
 
 
 def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str) -> Interpreter:
@@ -237,16 +230,15 @@ def check_host(packed: PackedEnvironment, machine: str, libc: str, host: str) ->
     manifest = packed.manifest
     if manifest is None:  # its Python is started there before the workers are
         return
-    problem = None
-    if machine != manifest.machine:
-        problem = f"for {manifest.machine}, but {host} is {machine}"
-    elif manifest.glibc is not None and not _is_at_least(libc, manifest.glibc):
+    problem = f"for {manifest.machine}, but {host} is {machine}"
+    if machine == manifest.machine:
+        if manifest.glibc is None or _is_at_least(libc, manifest.glibc):
+            return
         problem = f"for glibc {manifest.glibc} or later, but {host} has {libc}"
-    if problem is not None:
-        raise ClusterError(
-            f"the environment in `environment` is {problem}: pack one on a machine like the hosts "
-            f"({either('`tfdist pack`', 'pack_environment()')}), and pass the file"
-        )
+    raise ClusterError(
+        f"the environment in `environment` is {problem}: pack one on a machine like the hosts "
+        f"({either('`tfdist pack`', 'pack_environment()')}), and pass the file"
+    )
 
 
 def _is_at_least(libc: str, release: str) -> bool:
@@ -274,12 +266,8 @@ class Interpreter:
         if libraries.is_dir():
             listed = [str(libraries), given.get("LD_LIBRARY_PATH", "")]
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, listed))
-        return {
-            **variables,
-            "PYTHONPATH": os.pathsep.join(self.paths),
-            "PYTHONNOUSERSITE": "1",
-            "RETICULATE_PYTHON": self.python,
-        }
+        variables |= {"PYTHONPATH": os.pathsep.join(self.paths), "PYTHONNOUSERSITE": "1"}
+        return {**variables, "RETICULATE_PYTHON": self.python}
 
     def start(self) -> list[str]:
         """Return the words that precede this Python on a command line."""
@@ -330,10 +318,8 @@ class ServedArchive:
                 is_closed = isinstance(error, ConnectionError)
                 is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
                 if not is_closed or is_answer or time.monotonic() > deadline:
-                    raise UnreachedError(
-                        f"{os.uname().nodename} cannot connect to the driver at {self.address}: "
-                        f"{error}"
-                    ) from error
+                    named = f"{os.uname().nodename} cannot connect to the driver at {self.address}"
+                    raise UnreachedError(f"{named}: {error}") from error
             time.sleep(_PAUSE_SECONDS)
 
 

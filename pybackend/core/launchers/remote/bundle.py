@@ -131,9 +131,8 @@ def find_obstacle(
             f"{python} {where} is Python {version}, but this is Python {own}, and functions cannot "
             f"be sent between releases. {other.format(own=own)}"
         )
-    for package in greeting.missing:
-        advice = install.format(python=python, package=package)
-        return ClusterError(
-            f"{subject} has no {TITLES.get(package, package)} for {python}. {advice}"
-        )
-    return None
+    if not greeting.missing:
+        return None
+    package = greeting.missing[0]
+    title, advice = TITLES.get(package, package), install.format(python=python, package=package)
+    return ClusterError(f"{subject} has no {title} for {python}. {advice}")

@@ -115,8 +115,8 @@ class RemoteGroup:
         if (everyone := self.meeting.gather(message)) is not None:
             return everyone
         raise ClusterError(
-            f"worker {self.rank} lost the driver before all workers had connected: the driver ended "
-            "the job, or the network connection failed. If the driver is still running, start again"
+            f"worker {self.rank} lost the driver before all workers had connected: the driver "
+            "ended the job, or the network failed. If the driver is still running, start again"
         )
 
 
