@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_is_named_once(capsys: Any) -> None:
 
 def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: Any) -> None:
     show = printer(1)
-    chain = [Waits(peer, 60.0, False, rank) for rank, peer in ((3, 0), (2, 1), (0, 2))]
+    chain = [Waits(peer, 60.0, False, rank=rank) for rank, peer in ((3, 0), (2, 1), (0, 2))]
     for event in chain + [replace(event, seconds=62.0, is_second=True) for event in chain]:
         show(event)
     (line,) = capsys.readouterr().out.splitlines()

@@ -54,10 +54,9 @@ def _share(gpus: int, context: WorkerContext) -> list[str]:
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
     given = _list_gpus()
     if wanted > len(given):
-        raise ClusterError(
-            f"worker {context.rank} needs {wanted} GPUs, but its task was assigned {len(given)}: "
-            "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
-        )
+        advice = "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
+        assigned = f"its task was assigned {len(given)}"
+        raise ClusterError(f"worker {context.rank} needs {wanted} GPUs, but {assigned}: {advice}")
     return given[:wanted]
 
 
@@ -193,10 +192,8 @@ def _make(module: Any, context: WorkerContext) -> Any:
             return {"gpu": information("gpu", gpus)} if gpus and gpus != ["-1"] else {}
 
         def getLocalProperty(self, key: str) -> str | None:
-            raise ClusterError(
-                f"Spark's local property {show(key)} does not reach the workers: pass it as an "
-                "argument of the function"
-            )
+            reason = f"Spark's local property {show(key)} does not reach the workers"
+            raise ClusterError(f"{reason}: pass it as an argument of the function")
 
     return WorkerTaskContext()
 

@@ -126,17 +126,15 @@ class ListeningRank:
 
     def _welcome(self, stream: Stream, rank: int) -> None:
         with self._changed:
-            is_awaited = 0 < rank < len(self._hosts) and rank not in self._outboxes
-            if is_awaited:
-                self._outboxes[rank] = Outbox(stream, self.timeout, partial(self._lose, rank))
-                self._changed.notify_all()
-                if rank in self._ended:
-                    self._send(rank, messages.End())
-                elif self._farewell:
-                    self._send(rank, self._farewell)
-        if not is_awaited:
-            stream.close()
-            return
+            if not 0 < rank < len(self._hosts) or rank in self._outboxes:
+                stream.close()
+                return
+            self._outboxes[rank] = Outbox(stream, self.timeout, partial(self._lose, rank))
+            self._changed.notify_all()
+            if rank in self._ended:
+                self._send(rank, messages.End())
+            elif self._farewell:
+                self._send(rank, self._farewell)
         stream.probe(self.timeout)
         threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
 
@@ -176,13 +174,13 @@ class ListeningRank:
             answer = NotShared(f"worker {returned[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
+            others = self._outboxes.keys() & waiting.keys()
             # Encoded once for all ranks: it may be large.
-            line = encode_line(answer) if waiting.keys() & self._outboxes.keys() else b""
-            for rank in waiting:
-                if outbox := self._outboxes.get(rank):
-                    outbox.put(line)
-                else:
-                    self._answers.put(answer)
+            line = encode_line(answer) if others else b""
+            for rank in others:
+                self._outboxes[rank].put(line)
+            if 0 in waiting:
+                self._answers.put(answer)
 
     def _send(self, rank: int, message: messages.FromRoot) -> None:
         if outbox := self._outboxes.get(rank):
@@ -209,7 +207,6 @@ class ConnectingRank:
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._has_tried = threading.Event()
         self._has_returned = self._is_closed = False
-        self._stream: Stream | None = None
         self._outbox: Outbox | None = None
         self._error: TfdistError | None = None
         self._answers: queue.Queue[Shared | NotShared | TfdistError] = queue.Queue()
@@ -218,7 +215,7 @@ class ConnectingRank:
     def wait(self) -> None:
         """Wait until this rank is connected; raise its error if it cannot connect."""
         self._has_tried.wait()
-        if self._stream is None:
+        if self._outbox is None:
             assert self._error is not None
             raise self._error
 
@@ -245,8 +242,8 @@ class ConnectingRank:
         """Close the connection; this rank counts as lost unless `finish` was called first."""
         with self._lock:
             self._has_returned = self._is_closed = True
-        if self._stream is not None and self._outbox is not None:
-            self._stream.close()
+        if self._outbox is not None:
+            self._outbox.stream.close()
             self._outbox.finish(0)
 
     def _work(self) -> None:
@@ -256,8 +253,10 @@ class ConnectingRank:
             self._fail(error)
             return
         with self._lock:
-            self._stream, has_returned = stream, self._has_returned
-            self._outbox = Outbox(stream, self.timeout, self._lose)
+            has_returned, self._outbox = (
+                self._has_returned,
+                Outbox(stream, self.timeout, self._lose),
+            )
         if self._is_closed:
             stream.close()
         elif has_returned:  # `finish` found no connection
@@ -345,10 +344,8 @@ def _read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
         return list(answer.texts)
     if answer.lost is not None:
         raise PeerLostError(answer.lost, hosts[answer.lost], answer.reason)
-    raise ClusterError(
-        f"the workers are not in the same call: {answer.reason}. All of them must call "
-        "all_gather() and barrier() the same number of times, in the same order"
-    )
+    rule = "All of them must call all_gather() and barrier() the same number of times, in the same "
+    raise ClusterError(f"the workers are not in the same call: {answer.reason}. {rule}order")
 
 
 @dataclass(eq=False)

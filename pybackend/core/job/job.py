@@ -123,8 +123,7 @@ class Job:
     @property
     def encrypt(self) -> bool | None:
         """True if the workers encrypt what they exchange; None: only between machines."""
-        exchange = self.exchange
-        return None if isinstance(exchange, ParameterServer) else exchange.encrypt
+        return None if isinstance(self.exchange, ParameterServer) else self.exchange.encrypt
 
     @property
     def shards_optimizer(self) -> bool:
@@ -311,8 +310,7 @@ class TrainingJob(ModelJob):
     @property
     def has_global_loss(self) -> bool:
         """True if the workers compute the loss of the global batch together."""
-        exchange = self.exchange
-        return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
+        return isinstance(self.exchange, Exchange) and self.exchange.loss_over == "global batch"
 
     @property
     def is_audited(self) -> bool:
@@ -347,10 +345,8 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     if not isinstance(job, TrainingJob):
         return job
     if job.initial_epoch >= job.epochs:
-        raise InputError(
-            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
-            f"not {job.initial_epoch}"
-        )
+        last = f"`epochs` ({job.epochs}, the number of the last epoch)"
+        raise InputError(f"`initial_epoch` must be below {last}, not {job.initial_epoch}")
     check_elastic(job)
     return replace(job, is_seeded=arguments.get("seed") is not None)
 

@@ -12,25 +12,38 @@ from pybackend.core.job.codec import decode
 from pybackend.core.job.report import Generation
 
 
+@dataclass(frozen=True, kw_only=True)
+class FromWorker:
+    """Event from a worker, whose ``rank`` the launcher sets.
+
+    In elastic training, it is the number of the worker, which it keeps when ranks change.
+    """
+
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromHost(FromWorker):
+    """Event from a worker whose ``host`` the launcher sets, too."""
+
+    host: str = ""
+
+
 @dataclass(frozen=True)
-class EpochEnded:
+class EpochEnded(FromHost):
     """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
-    ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
-    ``rank`` in all events (in elastic training, to the number of the worker, which it keeps when
-    ranks change), and ``host`` in those that have that field.
+    ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time.
     """
 
     epoch: int
     epochs: int
     seconds: float
     logs: Mapping[str, Any]
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class StepEnded:
+class StepEnded(FromHost):
     """Event: a step ended, the ``step``-th of ``steps`` in an epoch. Only some steps are reported.
 
     Attributes
@@ -51,21 +64,17 @@ class StepEnded:
     rows: int
     seconds: float
     logs: Mapping[str, Any]
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(FromHost):
     """Note for the user, the same on all ranks."""
 
     text: str
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Waits:
+class Waits(FromHost):
     """Event: a worker has waited for the worker with rank ``peer`` for several seconds.
 
     It is sent twice. By the second time, all waiting workers have sent it once.
@@ -74,12 +83,10 @@ class Waits:
     peer: int
     seconds: float
     is_second: bool
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(FromWorker):
     """Event: a worker began a phase of its start, such as ``"importing TensorFlow"``.
 
     `Phases` sends it again, with ``lasts``, if the phase takes more than an instant.
@@ -87,51 +94,42 @@ class Phase:
 
     name: str
     lasts: bool = False
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class PrintedLine:
+class PrintedLine(FromHost):
     """Line that a worker printed."""
 
     text: str
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Announced:
+class Announced(FromWorker):
     """Information from a worker for the driver's listeners, under an agreed name; not printed."""
 
     name: str
     text: str
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Begun:
+class Begun(FromWorker):
     """Event: asynchronous training has begun. From now on, workers may be lost."""
 
-    rank: int = 0
-
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(FromWorker):
     """Event: a worker failed."""
 
     failure: Failure
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Reported:
+class Reported(FromWorker):
     """Event: a worker's report is in its folder. Launchers do not pass this on."""
 
-    rank: int = 0
-
 
 @dataclass(frozen=True)
-class Standby:
+class Standby(FromWorker):
     """Event: a worker in elastic training is waiting for the `Order` to join a new generation.
 
     Attributes
@@ -154,11 +152,10 @@ class Standby:
     epoch: int | None = None
     groups: tuple[tuple[int, int], ...] = ()
     reason: str = ""
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(FromWorker):
     """Event: training resumed from the checkpoint at this point, e.g. ``"epoch 2, step 5"``.
 
     ``generations`` has those of an elastic training run, from its beginning.
@@ -166,11 +163,10 @@ class Resumed:
 
     place: str
     generations: tuple[Generation, ...] = ()
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class EventBytes:
+class EventBytes(FromWorker):
     """Bytes that were added to one of TensorBoard's files.
 
     Attributes
@@ -189,12 +185,11 @@ class EventBytes:
     start: int
     data: str = field(repr=False)
     is_last: bool = False
-    rank: int = 0
 
 
-_FromHost = EpochEnded | StepEnded | Note | Waits | PrintedLine | Moment
-_Other = Phase | Announced | Begun | Failed | Reported | Standby | Resumed | EventBytes
-Event = _FromHost | _Other
+_Seen = EpochEnded | StepEnded | Note | Waits | Phase | PrintedLine | Announced | Moment
+_Change = Begun | Failed | Reported | Standby | Resumed | EventBytes
+Event = _Seen | _Change
 # It may return an `Answer` for the worker that sent the event; other values are ignored.
 Emit = Callable[[Event], object]
 
@@ -342,7 +337,7 @@ def answer_of(on_event: Emit, event: Event) -> Answer | None:
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
     """Return the event with its worker's rank, and its host if there is a field for it."""
-    at = {"host": host} if isinstance(event, _FromHost) else {}
+    at = {"host": host} if isinstance(event, FromHost | Moment) else {}
     return replace(event, rank=rank, **at)
 
 

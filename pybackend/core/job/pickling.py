@@ -29,15 +29,8 @@ from pybackend.core.words import show
 _SECONDS = 10
 _MOST_PARTS = 10_000
 # Names of Keras's base classes in messages.
-_KINDS = {
-    "Callback": "callback",
-    "Model": "model",
-    "Layer": "layer",
-    "Loss": "loss",
-    "Metric": "metric",
-    "Optimizer": "optimizer",
-    "LearningRateSchedule": "schedule",
-}
+_KINDS = {name: name.lower() for name in ("Callback", "Model", "Layer", "Loss", "Metric")}
+_KINDS |= {"Optimizer": "optimizer", "LearningRateSchedule": "schedule"}
 _OTHER = "other"
 
 

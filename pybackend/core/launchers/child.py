@@ -360,7 +360,7 @@ class Child:
             return
         self._log.append(text)
         if self.job.reports_lines:
-            self._emit(messages.PrintedLine(text, self.rank, self.host))
+            self._emit(messages.PrintedLine(text, rank=self.rank, host=self.host))
 
     def _describe_excess(self, used: int) -> Failure:
         limit = show_bytes(self.job.resources.bytes or 0)

@@ -23,6 +23,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from pybackend.core.errors import InputError
 from pybackend.core.net.stream import Stream
@@ -153,17 +154,14 @@ def make_secret(path: Path) -> bool:
     """Write a random secret to a file that only its owner can read; False if it already exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(new_token() + "\n")
+        # Its mode is 0600.
+        with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as written:
+            written.write(new_token() + "\n")
+            written.flush()
             # If several processes do this at once, one wins, and none reads a partial file.
             with contextlib.suppress(FileExistsError):
-                os.link(written, path)
+                os.link(written.name, path)
                 return True
-        finally:
-            written.unlink()
     except OSError as error:
         raise InputError(f"a secret cannot be written to {path}: {error}. {_ADVICE}") from error
     return False

@@ -82,6 +82,7 @@ class Finished:
 
 
 Decision = Everyone | MeetElsewhere | Refused
+FromServer = Decision | ResultPart | Finished | Beat
 
 
 class MeetingServer:

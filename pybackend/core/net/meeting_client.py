@@ -33,15 +33,7 @@ _RETRY_SECONDS = 0.5
 _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest are dropped.
 _MOST_WAITING = 10_000
-_FROM_SERVER = (
-    meeting.Everyone,
-    meeting.MeetElsewhere,
-    meeting.Refused,
-    meeting.ResultPart,
-    meeting.Finished,
-    Beat,
-    *get_args(FromLauncher),
-)
+_FROM_SERVER = (*get_args(meeting.FromServer), *get_args(FromLauncher))
 
 
 @dataclass(eq=False)

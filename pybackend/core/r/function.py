@@ -138,10 +138,9 @@ def _column_for_r(name: str, column: Any) -> Any:
     if column.dtype.itemsize == 8 and column.dtype.kind in "iu" and column.size:
         largest = max(abs(int(column.min())), abs(int(column.max())))
         if largest > _LARGEST_EXACT:
-            raise InputError(
-                f"column {show(name)} has the number {largest}, which R's doubles cannot represent "
-                "exactly: convert it to text, or leave the column out"
-            )
+            unfit = f"column {show(name)} has the number {largest}, which R's doubles cannot"
+            advice = "convert it to text, or leave the column out"
+            raise InputError(f"{unfit} represent exactly: {advice}")
     return column
 
 

@@ -184,15 +184,11 @@ def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest
             kind = "link" if entry.link else "program" if entry.is_executable else "file"
             digest.update(f"{kind} {content} {entry.name}\n".encode(errors="surrogateescape"))
             newest = max(newest, release)
-    return Manifest(
-        digest=digest.hexdigest(),
-        python=facts.version,
-        machine=facts.machine,
-        libc=facts.libc,
-        glibc=f"2.{newest}" if newest and facts.libc.startswith("glibc") else None,
-        packages=dict(sorted(facts.packages.items(), key=lambda item: item[0].lower())),
-        editable=tuple(name for name in facts.editable if name != "tfdist"),
-    )
+    glibc = f"2.{newest}" if newest and facts.libc.startswith("glibc") else None
+    packages = dict(sorted(facts.packages.items(), key=lambda item: item[0].lower()))
+    editable = tuple(name for name in facts.editable if name != "tfdist")
+    needs = facts.version, facts.machine, facts.libc, glibc
+    return Manifest(digest.hexdigest(), *needs, packages, editable)
 
 
 def _read(entry: Entry) -> tuple[str, int]:
@@ -296,7 +292,6 @@ class _Session:
         self._lock = threading.Lock()
         self._known: dict[str, PackedEnvironment] = {}
         self._folder: Path | None = None
-        self._end = ExitStack()
 
     def read(self, path: str) -> PackedEnvironment:
         """Return what is known about a packed file, which is read again if it has changed."""
@@ -323,8 +318,9 @@ class _Session:
 
     def _make_folder(self) -> Path:
         if self._folder is None:
-            self._folder = self._end.enter_context(swept_folder())
-            atexit.register(self._end.close)
+            end = ExitStack()
+            self._folder = end.enter_context(swept_folder())
+            atexit.register(end.close)
         return self._folder
 
 

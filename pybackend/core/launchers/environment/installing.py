@@ -300,9 +300,10 @@ class ServedArchive:
                 rest -= len(block)
                 yield block
         except OSError as error:
+            lost = f"{os.uname().nodename} lost the driver at {self.address}"
             raise ClusterError(
-                f"{os.uname().nodename} lost the driver at {self.address}, which was sending the "
-                f"Python environment: {error}. If the driver is still running, start again"
+                f"{lost}, which was sending the Python environment: {error}. If the driver is "
+                "still running, start again"
             ) from error
         finally:
             stream.close()

@@ -196,11 +196,11 @@ class RemoteSite:
             first, known = self._rows = self._rows or (number, digests)
         for name, digest in digests.items():
             if digest != known[name]:
+                own = f"worker {number} on {host} got other rows of `{argument_of(name)}`"
                 raise ClusterError(
-                    f"worker {number} on {host} got other rows of `{argument_of(name)}` than "
-                    f"worker {first}: Spark computes them for each worker of elastic training, and "
-                    "the results differ, for example because of random numbers. Write the rows to "
-                    "Parquet files, and read them from there"
+                    f"{own} than worker {first}: Spark computes them for each worker of elastic "
+                    "training, and the results differ, for example because of random numbers. "
+                    "Write the rows to Parquet files, and read them from there"
                 )
 
 
