@@ -337,8 +337,9 @@ def answer_of(on_event: Emit, event: Event) -> Answer | None:
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
     """Return the event with its worker's rank, and its host if there is a field for it."""
-    at = {"host": host} if isinstance(event, FromHost | Moment) else {}
-    return replace(event, rank=rank, **at)
+    if isinstance(event, FromHost | Moment):
+        return replace(event, rank=rank, host=host)
+    return replace(event, rank=rank)
 
 
 def read_event(text: str | bytes) -> Event:

@@ -281,7 +281,7 @@ def _is_tensor(value: Any) -> bool:
 
 _HISTORY = ("history", "epoch", "params")
 _UTF_32 = "utf-32-le", "surrogatepass"
-_AS_TEXT = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_AS_TEXT: tuple[type, ...] = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
 _AS_TEXT += (decimal.Decimal, uuid.UUID)
 # Integers and text only if JSON cannot write them.
 PLAIN: tuple[ValueKind, ...] = (

@@ -177,13 +177,10 @@ def _takes_no_space(kind: Any) -> bool:
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     if (storage := getattr(kind, "storage_type", None)) is not None:
         inner.append(storage)
-    return (
-        pa.types.is_null(kind)
-        or pa.types.is_run_end_encoded(kind)
-        or (pa.types.is_fixed_size_list(kind) and not kind.list_size)
-        or (pa.types.is_fixed_size_binary(kind) and not kind.byte_width)
-        or any(map(_takes_no_space, inner))
-    )
+    has_no_items = pa.types.is_fixed_size_list(kind) and not kind.list_size
+    has_no_bytes = pa.types.is_fixed_size_binary(kind) and not kind.byte_width
+    is_implied = pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind)
+    return has_no_items or has_no_bytes or is_implied or any(map(_takes_no_space, inner))
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -190,12 +190,7 @@ class MeetingServer:
         """Send signs of life to all workers, several times per ``silence`` seconds."""
         line = encode_line(Beat())
 
-        def beat() -> None:
-            with self._lock:
-                streams = [s for rank, s in self._streams.items() if rank not in self._left]
-            self._send_to_all(streams, line)
-
-        start_beating(beat, silence, self._closed)
+        start_beating(lambda: self._send_line(line), silence, self._closed)
 
     def join(self, rank: int, message: str) -> None:
         """Join as a worker in this process."""
@@ -225,16 +220,18 @@ class MeetingServer:
     def send(self, contents: Mapping[str, bytes]) -> None:
         """Send all workers some contents by name, for `MeetingClient.receive`."""
         parts = [part for name, content in contents.items() for part in split(name, content)]
-        with self._lock:
-            streams = list(self._streams.values())
         for line in [*parts, encode_line(Finished())]:
-            self._send_to_all(streams, line)
+            self._send_line(line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
         """Send an order to one worker or to all, for `MeetingClient.poll_order`."""
+        self._send_line(encode_line(order), rank)
+
+    def _send_line(self, line: bytes, rank: int | None = None) -> None:
         with self._lock:
-            streams = [s for member, s in self._streams.items() if rank in (None, member)]
-        self._send_to_all(streams, encode_line(order))
+            connected = self._streams.keys() - self._left
+            streams = [self._streams[one] for one in connected if rank in (None, one)]
+        self._send_to_all(streams, line)
 
     def _send_to_all(self, streams: Sequence[LineStream], line: bytes) -> None:
         if streams:

@@ -158,20 +158,11 @@ def _merge(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 # Options that your settings cannot change: ssh uses the first of two values.
-_FIXED = (
-    "BatchMode=yes",
-    # An existing shared connection is used; one opened here is not shared.
-    "ControlMaster=no",
-    "ClearAllForwardings=yes",
-    "RemoteCommand=none",
-    "PermitLocalCommand=no",
-)
-_DEFAULTS = (
-    "ConnectTimeout=10",
-    # A host that disappears is noticed after 15 seconds.
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=3",
-)
+_FIXED = ("BatchMode=yes", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no")
+# An existing shared connection is used; one opened here is not shared.
+_FIXED += ("ControlMaster=no",)
+# A host that disappears is noticed after 15 seconds.
+_DEFAULTS = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 _NAME_SECONDS = 10.0
 # ssh's exit status if it lost the connection, or if a signal killed its command; it prints a
 # message only in the first case.
@@ -278,16 +269,10 @@ class HostPython:
         self, wanted: str, task: str, errors: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
         """Start the process that receives a bundle there; arguments as in `bootstrap_command`."""
-        return subprocess.Popen(
-            self.command(wanted, task),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            bufsize=0,
-            env=None if self.ssh is None else environment(),
-            # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
-            start_new_session=True,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        command, variables = self.command(wanted, task), None if self.ssh is None else environment()
+        # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
+        return subprocess.Popen(command, **pipes, bufsize=0, env=variables, start_new_session=True)
 
 
 class HostProcess:
