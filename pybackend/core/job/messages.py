@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, get_args
 
 from pybackend.core.errors import Failure, Moment
@@ -365,8 +366,12 @@ class Phases:
             self.end()
         if isinstance(event, Phase):
             with self._lock:
-                self._wait(event, self._times[0], 0)
+                self._wait(event, self._list_times(), 0.0)
         self._emit(event)
+
+    def _list_times(self) -> Iterator[float]:
+        *_, before, last = self._times
+        return chain(self._times, count(2 * last - before, last - before))
 
     def end(self) -> None:
         with self._lock:
@@ -375,22 +380,20 @@ class Phases:
                 self._timer.cancel()
                 self._timer = None
 
-    def _wait(self, phase: Phase, seconds: float, number: int) -> None:
-        self._timer = threading.Timer(seconds, self._repeat, [phase, number])
+    def _wait(self, phase: Phase, times: Iterator[float], elapsed: float) -> None:
+        end = next(times)
+        self._timer = threading.Timer(end - elapsed, self._repeat, [phase, times, elapsed, end])
         self._timer.daemon = True
         self._timer.start()
 
-    def _repeat(self, phase: Phase, number: int) -> None:
-        times, last = self._times, len(self._times) - 1
+    def _repeat(self, phase: Phase, times: Iterator[float], before: float, elapsed: float) -> None:
         with self._lock:
             if self._timer is not threading.current_thread():  # the phase has just ended
                 return
-            elapsed = times[min(number, last)] + max(0, number - last) * (times[-1] - times[-2])
-            name = f"{phase.name} (for {elapsed:.0f} s)" if number else phase.name
+            name = f"{phase.name} (for {elapsed:.0f} s)" if before else phase.name
             self._emit(replace(phase, name=name, lasts=True))
             if self._timer is threading.current_thread():
-                following = min(number + 1, last)
-                self._wait(phase, times[following] - times[following - 1], number + 1)
+                self._wait(phase, times, elapsed)
 
 
 class Answers:

@@ -68,7 +68,7 @@ _OF_SYSTEM = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|util|pthread|resolv
 _OF_DISPLAYS = ("_tkinter", "_curses", "readline")
 # Files that say where an environment was, or how it was installed.
 OF_ORIGIN = ("RECORD", "direct_url.json", "INSTALLER", "REQUESTED")
-_LEFT_OUT = re.compile(r"(__editable__|_editable_impl_).*|.*\.egg-link|EXTERNALLY-MANAGED")
+_LEFT_OUT = re.compile(r"(__editable__|_editable_impl_).*|.*\.(egg-link|pyc|a)|EXTERNALLY-MANAGED")
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,11 @@ def _walk(root: str, name: str, tag: str, unused: tuple[str, ...]) -> Iterator[E
             if entry.is_symlink() and (link := _find_link(root, path)):
                 yield Entry(f"{name}/{path}", link=link)
             elif entry.is_dir() and not _is_above(entry):
-                if entry.name != "__pycache__" and path not in unused and not _is_static(path):
+                # The folder config-...: libraries to link programs with.
+                is_used = path not in unused and not path.startswith("config-")
+                if is_used and entry.name != "__pycache__":
                     pending.append(path)
-            elif entry.is_file() and not _is_left_out(entry.name):
+            elif entry.is_file() and not _LEFT_OUT.fullmatch(entry.name):
                 yield from _list_file(entry, f"{name}/{path}", tag)
 
 
@@ -229,14 +231,6 @@ def _is_above(entry: os.DirEntry[str]) -> bool:
     # (test_links_to_folders_above_are_left_out_and_unreadable_files_are_named).
     own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
     return entry.is_symlink() and Path(os.path.realpath(entry.path)) in own.parents
-
-
-def _is_static(path: str) -> bool:
-    return path.startswith("config-")  # libraries to link programs with
-
-
-def _is_left_out(name: str) -> bool:
-    return name.endswith((".pyc", ".a")) or _LEFT_OUT.fullmatch(name) is not None
 
 
 def _list_file(entry: os.DirEntry[str], name: str, tag: str) -> Iterator[Entry]:

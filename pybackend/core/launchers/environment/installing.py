@@ -22,7 +22,7 @@ from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.contents import LIBRARIES
 from pybackend.core.launchers.remote.bootstrap import MARK
-from pybackend.core.launchers.remote.bundle import read_blocks
+from pybackend.core.launchers.remote.bundle import find_greeting, read_blocks
 from pybackend.core.net.authentication import RejectedError, new_token
 from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen
 from pybackend.core.net.stream import Stream
@@ -125,12 +125,10 @@ def install_command(name: str, root: str = "-") -> list[str]:
 
 def read_answer(lines: Iterable[bytes]) -> Answer | None:
     """Return the answer among the lines that a host prints; None if there is none."""
-    for line in lines:
-        if line.startswith(MARK):
-            said = line[len(MARK) :].decode(errors="replace").strip()
-            state, machine, libc, folder = said.split("|", 3)
-            return Answer(state == "have", machine, libc, folder)
-    return None
+    if (line := find_greeting(lines)) is None:
+        return None
+    state, machine, libc, folder = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
+    return Answer(state == "have", machine, libc, folder)
 
 
 class Installation:

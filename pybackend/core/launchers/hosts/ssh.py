@@ -21,7 +21,6 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted, wrong
 from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.package_files import package_root
-from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.remote.bundle import bootstrap_command
 from pybackend.core.words import setting, show
 
@@ -158,9 +157,9 @@ def _merge(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 # Options that your settings cannot change: ssh uses the first of two values.
-_FIXED = ("BatchMode=yes", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no")
+_FIXED = ["BatchMode=yes", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no"]
 # An existing shared connection is used; one opened here is not shared.
-_FIXED += ("ControlMaster=no",)
+_FIXED += ["ControlMaster=no"]
 # A host that disappears is noticed after 15 seconds.
 _DEFAULTS = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 _NAME_SECONDS = 10.0
@@ -313,11 +312,6 @@ def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
 
 # A file of a call's bundle, with the `Keeper` whose fork server its workers use.
 KEEPER = "keeper.json"
-
-
-def find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return `bootstrap`'s line, after a login shell's output; None if missing."""
-    return next((line for line in reading if line.startswith(MARK)), None)
 
 
 def _program() -> str:

@@ -27,9 +27,14 @@ from pybackend.core.launchers.hosts.ssh import (
     HostProcess,
     HostPython,
     end_all,
-    find_greeting,
 )
-from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, read_greeting
+from pybackend.core.launchers.remote.bundle import (
+    LIBRARY,
+    Bundle,
+    HostGreeting,
+    find_greeting,
+    read_greeting,
+)
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.shared_lines import SharedLines
 
@@ -238,26 +243,28 @@ def find_keepers(
     return [{KEEPER: name} if name else {} for name in names]
 
 
+@dataclass(eq=False)
 class _Keeper(HostProcess):
     """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
 
-    def __init__(self, python: HostPython, library: Mapping[str, bytes]) -> None:
-        self._python = python
-        self._library = library
+    python: HostPython
+    library: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
         self._name = b""
         self._has_answered = threading.Event()
         self._deadline = time.monotonic() + _KEEPER_SECONDS
-        super().__init__(python.start("", "hosts.keeper_task.run_keeper", subprocess.DEVNULL))
+        super().__init__(self.python.start("", "hosts.keeper_task.run_keeper", subprocess.DEVNULL))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def is_running(self) -> bool:
         return self._process.poll() is None
 
     def has(self, python: HostPython, library: Mapping[str, bytes]) -> bool:
-        every = self._library.items() ^ library.items()
         # Compiled code of equal sources may differ.
-        differ = any(not name.endswith(".pyc") for name, _ in every)
-        return self.is_running() and self._python == python and not differ
+        others = self.library.items() ^ library.items()
+        are_equal = all(name.endswith(".pyc") for name, _ in others)
+        return are_equal and self.is_running() and self.python == python
 
     def name(self) -> bytes:
         """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""
@@ -275,7 +282,7 @@ class _Keeper(HostProcess):
         with self._reading(self._process.stdout) as reading:
             lines = SharedLines(reading, self._input)
             if find_greeting(reading) is not None:
-                Bundle(self._library).send(lines.write)
+                Bundle(self.library).send(lines.write)
                 self._name = reading.readline()
                 self._has_answered.set()
                 lines.read()  # only signs of life

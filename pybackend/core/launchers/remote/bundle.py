@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -99,6 +99,11 @@ class HostGreeting:
     python: str
     missing: tuple[str, ...]
     machine: dict[str, Any]
+
+
+def find_greeting(lines: Iterable[bytes]) -> bytes | None:
+    """Return the first line that begins with `MARK`, after a login shell's output, or None."""
+    return next((line for line in lines if line.startswith(MARK)), None)
 
 
 def read_greeting(line: bytes, host: str) -> HostGreeting:
