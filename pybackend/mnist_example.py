@@ -16,7 +16,7 @@ from pybackend.core.api.observer import split_trackers
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.api.training_run import run_training
 from pybackend.core.data.mnist_file import Digits, Mnist, find_mnist
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.storage_options import Recovery
 from pybackend.core.job.worker_options import Resources
@@ -84,7 +84,7 @@ def train_mnist(
     callbacks: Sequence[Any] | None = None,
     seed: int | None = 1,
     resources: Resources | None = None,
-    recovery: Recovery | Place | None = None,
+    recovery: Recovery | PathOrUri | None = None,
     verbose: int = 1,
 ) -> TrainResult:
     """Train a small network on MNIST and evaluate it on the test images.

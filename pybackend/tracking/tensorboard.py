@@ -18,7 +18,7 @@ from pybackend.core.api.observer import EventFolder
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import LOGS, check_log_folder, check_tensorboard, is_uri
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.words import call_of, setting, show, term
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
@@ -43,7 +43,7 @@ run_main()
 
 
 @explain_arguments
-def track_tensorboard(folder: Place | None = None) -> EventFolder:
+def track_tensorboard(folder: PathOrUri | None = None) -> EventFolder:
     """Write a training run's event files for TensorBoard. Pass the result in ``callbacks``.
 
     They contain the metrics of each epoch, the metrics of rank 0's rows every 50 steps, and the

@@ -28,7 +28,7 @@ from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import hide_password
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.job.messages import EpochEnded, Event, Note, PrintedLine, StopTraining
 from pybackend.core.words import Code, call_of, either, show
 
@@ -344,7 +344,7 @@ class _Collected(Lines):
         self.lines.append(text)
 
 
-def jobs(folder: Place | None = None) -> list[DetachedJob]:
+def jobs(folder: PathOrUri | None = None) -> list[DetachedJob]:
     """Return all detached jobs of this user, oldest first.
 
     Parameters
@@ -362,7 +362,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
 
 
 def attach_job(
-    id: str, *, callbacks: Sequence[Observer] | None = None, folder: Place | None = None
+    id: str, *, callbacks: Sequence[Observer] | None = None, folder: PathOrUri | None = None
 ) -> DetachedJob:
     """Return a detached job, submitted in any session, in Python or R.
 

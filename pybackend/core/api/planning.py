@@ -19,7 +19,7 @@ from pybackend.core.data.sharding import count_sharded, count_steps
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.call_options import Place, TrainingOptions
+from pybackend.core.job.call_options import PathOrUri, TrainingOptions
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.launchers import Describing, Submission
 from pybackend.core.tf_config import find_role
@@ -170,7 +170,7 @@ def plan(
     model: Any,
     data: Any,
     *,
-    submit: bool | Place = False,
+    submit: bool | PathOrUri = False,
     **options: Unpack[TrainingOptions],
 ) -> Plan:
     """Show which workers and rows `barrier_train` would use, without starting anything.

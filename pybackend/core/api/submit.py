@@ -23,7 +23,7 @@ from pybackend.core.api.request import Request
 from pybackend.core.data.files import naming_full_disk
 from pybackend.core.data.sources import FunctionRows
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.words import call_of, term
@@ -37,7 +37,7 @@ _OF_TRAINING = ("recovery", "settings", "trackers")
 _OF_REQUEST = ("files", "columns", "custom_objects", "snapshot")
 
 
-def check_submission(call: TrainingCall, folder: Place | None) -> JobStore:
+def check_submission(call: TrainingCall, folder: PathOrUri | None) -> JobStore:
     """Check that a process of its own can drive a training; return the folder of all jobs."""
     root = find_store(folder)
     launcher = launchers.launcher_for(call.spark)

@@ -11,7 +11,7 @@ from pybackend.core.api.prepared_training import prepare_training
 from pybackend.core.api.submit import check_submission, submit
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.api.training_run import note_start, run_training
-from pybackend.core.job.call_options import Place, TrainingOptions
+from pybackend.core.job.call_options import PathOrUri, TrainingOptions
 
 
 @explain_arguments
@@ -128,7 +128,7 @@ def submit_training(
     model: Any,
     data: Any,
     *,
-    folder: Place | None = None,
+    folder: PathOrUri | None = None,
     **options: Unpack[TrainingOptions],
 ) -> DetachedJob:
     """Hand a training over to a process of its own, so that this session may end.

@@ -253,10 +253,8 @@ class ConnectingRank:
             self._fail(error)
             return
         with self._lock:
-            has_returned, self._outbox = (
-                self._has_returned,
-                Outbox(stream, self.timeout, self._lose),
-            )
+            self._outbox = Outbox(stream, self.timeout, self._lose)
+            has_returned = self._has_returned
         if self._is_closed:
             stream.close()
         elif has_returned:  # `finish` found no connection
@@ -326,9 +324,7 @@ def _read(
 
 def _explain(error: Exception, timeout: float) -> str:
     is_silent = isinstance(error, TimeoutError)
-    return (
-        f"has not answered for {timeout:g} s" if is_silent else f"closed the connection ({error})"
-    )
+    return f"has not answered for {timeout:g} s" if is_silent else f"{_CLOSED} ({error})"
 
 
 def _compare(shares: Sequence[Share]) -> Shared | NotShared:

@@ -48,7 +48,7 @@ from pybackend.core.job.worker_options import (
 from pybackend.core.words import show
 
 # A path on the driver, or a URI.
-Place = str | os.PathLike[str]
+PathOrUri = str | os.PathLike[str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
@@ -72,11 +72,6 @@ class Option:
 
     default: Any = None
     check: Check | None = None
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The range or the choices of the value, as far as the check has them as data."""
-        return asdict(self.check) if isinstance(self.check, Whole | Choice) else {}
 
 
 def _validation_freq(name: str, value: Any) -> int | tuple[int, ...]:
@@ -266,7 +261,7 @@ class ExchangeOptions(TypedDict, total=False):
     """
 
     exchange: Annotated[AnyExchange | None, Option(None, _object(check_exchange))]
-    recovery: Annotated[Recovery | Place | None, Option(None, _object(check_recovery))]
+    recovery: Annotated[Recovery | PathOrUri | None, Option(None, _object(check_recovery))]
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -377,7 +372,10 @@ class Described:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         named = {"name": self.name, "type": self.type_name, "default": self.option.default}
-        return {**named, **self.option.limits, "text": self.text}
+        check = self.option.check
+        # The range or the choices of the value, as far as the check has them as data.
+        limits = asdict(check) if isinstance(check, Whole | Choice) else {}
+        return {**named, **limits, "text": self.text}
 
 
 def read_texts(text: str | None) -> dict[str, str]:

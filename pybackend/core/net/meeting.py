@@ -85,7 +85,7 @@ Decision = Everyone | MeetElsewhere | Refused
 FromServer = Decision | ResultPart | Finished | Beat
 
 
-class MeetingServer:
+class MeetingServer(contextlib.AbstractContextManager["MeetingServer"]):
     """The workers' rendezvous at the driver; a context manager.
 
     It listens on ``host``, an address of the driver (None: workers are added only by `adopt`),
@@ -140,9 +140,6 @@ class MeetingServer:
         """Messages from the workers that have joined so far, by rank."""
         with self._lock:
             return dict(self._joined)
-
-    def __enter__(self) -> MeetingServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

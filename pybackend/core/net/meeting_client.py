@@ -37,7 +37,7 @@ _FROM_SERVER = (*get_args(meeting.FromServer), *get_args(FromLauncher))
 
 
 @dataclass(eq=False)
-class MeetingClient:
+class MeetingClient(contextlib.AbstractContextManager["MeetingClient"]):
     """Connection of a worker to the driver's `MeetingServer`; a context manager.
 
     It connects in the background, so that a driver behind a firewall does not delay any worker.
@@ -79,9 +79,6 @@ class MeetingClient:
         if self.stream is not None or self.address is None:
             self._settled.set()
         threading.Thread(target=self._run, args=(self.stream,), daemon=True).start()
-
-    def __enter__(self) -> MeetingClient:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

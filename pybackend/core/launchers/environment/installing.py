@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def read_answer(lines: Iterable[bytes]) -> Answer | None:
     return Answer(state == "have", machine, libc, folder)
 
 
-class Installation:
+class Installation(AbstractContextManager["Installation"]):
     """A shell on this machine or on a host that unpacks an environment, if it is not there.
 
     Use it as a context manager: on exit, the shell ends, and removes an incomplete environment.
@@ -154,9 +154,6 @@ class Installation:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-
-    def __enter__(self) -> Installation:
-        return self
 
     def __exit__(self, *_: object) -> None:
         # In this order: a thread may be writing to a process that does not read, and `close` would
@@ -322,7 +319,7 @@ class ServedArchive:
             time.sleep(_PAUSE_SECONDS)
 
 
-class ArchiveServer:
+class ArchiveServer(AbstractContextManager["ArchiveServer"]):
     """Server of a packed environment, for those who know its token; a context manager.
 
     ``host`` and ``announced`` are as in `MeetingServer`. Hosts receive ``archive``. Raises
@@ -337,9 +334,6 @@ class ArchiveServer:
         self._streams: set[Stream] = set()
         self._is_closed = False
         self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
-
-    def __enter__(self) -> ArchiveServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._acceptor.close()

@@ -153,7 +153,7 @@ def _check_meeting(meeting: MeetingServer, hosts: Sequence[str], most: float) ->
         raise ClusterError(f"worker {named} {late}: {advice}")
 
 
-class RemoteSite:
+class RemoteSite(AbstractContextManager["RemoteSite"]):
     """A `Site` whose workers a cluster system starts; a context manager that stops them."""
 
     def __init__(self, job: TrainingJob, places: int, way: Way, remedy: str) -> None:
@@ -167,9 +167,6 @@ class RemoteSite:
         self._packages: dict[int, tuple[str, Mapping[str, str]]] = {}
         self._rows: tuple[int, Mapping[str, str]] | None = None
         self._workers: list[_RemoteWorker] = []
-
-    def __enter__(self) -> RemoteSite:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.is_over.set()
