@@ -45,9 +45,9 @@ _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 # Arrow's errors are these, or derived from them.
 REFUSALS = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
-# The first two are Arrow's: the second one at an early end.
-_DAMAGE = (OSError, StopIteration, *REFUSALS, ArithmeticError, AttributeError, LookupError)
-_DAMAGE += (MemoryError, RecursionError, struct.error)
+_DAMAGE: tuple[type[Exception], ...] = (*REFUSALS, ArithmeticError, AttributeError, LookupError)
+# The last two are Arrow's: the second one at an early end.
+_DAMAGE += (MemoryError, RecursionError, struct.error, OSError, StopIteration)
 
 
 def encode_value(
