@@ -174,14 +174,10 @@ def _make(module: Any, context: WorkerContext) -> Any:
         def partitionId(self) -> int:
             return context.rank
 
-        def taskAttemptId(self) -> int:
-            return context.rank
-
         def attemptNumber(self) -> int:
             return 0
 
-        def stageId(self) -> int:
-            return 0
+        taskAttemptId, stageId = partitionId, attemptNumber
 
         def cpus(self) -> int:
             return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))

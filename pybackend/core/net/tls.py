@@ -264,13 +264,9 @@ def _contexts(token: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 @contextmanager
 def _as_file(content: str) -> Iterator[str]:
     """Write a file that only this user can read, because OpenSSL reads keys only from files."""
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("tfdist"), "w") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
+    is_memory = hasattr(os, "memfd_create")
+    memory = os.fdopen(os.memfd_create("tfdist"), "w") if is_memory else None
+    with memory or tempfile.NamedTemporaryFile("w") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}" if is_memory else file.name
