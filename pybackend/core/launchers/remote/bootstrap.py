@@ -37,7 +37,7 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
         return
     folder = tempfile.mkdtemp(prefix="tfdist-")
     # It keeps the channel open: ssh ends after the folder is removed.
-    pipes = {"stdin": subprocess.PIPE, "stdout": channel, "stderr": subprocess.DEVNULL}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": channel, "stderr": subprocess.DEVNULL}
     janitor = subprocess.Popen(["/bin/sh", "-c", sweep, folder], start_new_session=True, **pipes)
     _unpack(json.loads(manifest.decode()), pipe, folder)
     sys.path.insert(0, os.path.join(folder, "lib"))
