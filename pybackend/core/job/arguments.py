@@ -44,11 +44,11 @@ def name_arguments(made: _Made) -> _Made:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                near = [f"did you mean `{n}`?" for n in difflib.get_close_matches(name, known, 1)]
-                instead = explain(name) or (near or ["see its help"])[0]
+                near = difflib.get_close_matches(name, known, 1)
+                advice = f"did you mean `{near[0]}`?" if near else "see its help"
                 own = f"{made.__name__}()"
                 called = either(own, "the list") if made.__name__ in _RULES else own
-                raise InputError(f"{called} has no argument `{name}`: {instead}")
+                raise InputError(f"{called} has no argument `{name}`: {explain(name) or advice}")
         return fn(*args, **kwargs)
 
     if not is_class:
@@ -185,11 +185,10 @@ def as_number(value: Any) -> float | None:
 
 
 def describe_stranger(callback: Any) -> str:
-    advice = f": {call_of('Observer', on_epoch_end=...)} calls a function"
-    return (
-        f"`callbacks` contains {type(callback).__name__}, which is not a "
-        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice * callable(callback)}"
-    )
+    how = f": {call_of('Observer', on_epoch_end=...)} calls a function"
+    advice = how if callable(callback) else ""
+    kind = either("keras.callbacks.Callback", "callback of keras3")
+    return f"`callbacks` contains {type(callback).__name__}, which is not a {kind}{advice}"
 
 
 # Default folder of event files for TensorBoard, in the working directory; `tfdist tensorboard`

@@ -94,8 +94,8 @@ def _hints_of(kind: type) -> dict[str, Any]:
 
 @cache
 def _required(kind: type) -> frozenset[str]:
-    every = {one.name: {one.default, one.default_factory} for one in fields(kind)}
-    return frozenset(name for name, defaults in every.items() if defaults == {MISSING})
+    required = [one for one in fields(kind) if one.default is one.default_factory is MISSING]
+    return frozenset(one.name for one in required)
 
 
 def _read(value: Any, hint: Any, where: str) -> Any:

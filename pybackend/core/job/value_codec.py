@@ -263,9 +263,8 @@ def _name(value: Any) -> str:
 
 
 def _refuse(value: Any) -> str:
-    for base in (kind.__name__ for kind in _BASES if isinstance(value, kind)):
-        why = f"which would become a plain {base}: return it as {base}(...)"
-        return f" is a {_name(value)}, {why}"
+    if base := next((kind.__name__ for kind in _BASES if isinstance(value, kind)), ""):
+        return f" is a {_name(value)}, which would become a plain {base}: return it as {base}(...)"
     return (
         f" is a {_name(value)}, which cannot be sent; expected plain data ({show(None)}, "
         "numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy arrays, "
