@@ -54,35 +54,52 @@ def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
     return sorted(ring | set(find_partners(rank, world_size)))
 
 
-def all_reduce(
-    call: Call, links: Mapping[int, Link], rank: int, world_size: int, buffer: Array, scratch: Array
-) -> None:
-    """Sum in place. ``scratch`` has room for as many bytes as the buffer."""
-    received = scratch[: buffer.nbytes].view(buffer.dtype)
-    ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
-    is_folded = rank < 2 * count_pairs(world_size)
-    if is_folded and rank % 2:
-        call.flow(links[rank - 1], ours, None, [])
-        call.flow(None, [], links[rank - 1], ours)
-        return
-    if is_folded:
-        call.flow(None, [], links[rank + 1], theirs)
-        np.add(buffer, received, out=buffer)
-    for partner in find_partners(rank, world_size):
-        call.flow(links[partner], ours, links[partner], theirs)
-        # The order of the terms affects the bits of NaNs.
-        first, second = (buffer, received) if rank < partner else (received, buffer)
-        np.add(first, second, out=buffer)
-    if is_folded:
-        call.flow(links[rank + 1], ours, None, [])
-
-
 @dataclass(frozen=True)
-class Ring:
+class Group:
+    """Ranks that sum among themselves: this one's rank there, their number, and links by rank.
+
+    All methods use the ring, except `double`.
+    """
+
     rank: int
     world_size: int
-    before: Link
-    after: Link
+    links: Mapping[int, Link]
+
+    @classmethod
+    def among(cls, ranks: Sequence[int], rank: int, links: Mapping[int, Link]) -> Group:
+        """Return the group of some ranks, which are counted anew; ``links`` has all neighbours."""
+        position = ranks.index(rank)
+        near = find_neighbours(position, len(ranks))
+        return cls(position, len(ranks), {other: links[ranks[other]] for other in near})
+
+    def double(self, call: Call, buffer: Array, scratch: Array) -> None:
+        """Sum in place. ``scratch`` has room for as many bytes as the buffer."""
+        rank, links = self.rank, self.links
+        received = scratch[: buffer.nbytes].view(buffer.dtype)
+        ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
+        is_folded = rank < 2 * count_pairs(self.world_size)
+        if is_folded and rank % 2:
+            call.flow(links[rank - 1], ours, None, [])
+            call.flow(None, [], links[rank - 1], ours)
+            return
+        if is_folded:
+            call.flow(None, [], links[rank + 1], theirs)
+            np.add(buffer, received, out=buffer)
+        for partner in find_partners(rank, self.world_size):
+            call.flow(links[partner], ours, links[partner], theirs)
+            # The order of the terms affects the bits of NaNs.
+            first, second = (buffer, received) if rank < partner else (received, buffer)
+            np.add(first, second, out=buffer)
+        if is_folded:
+            call.flow(links[rank + 1], ours, None, [])
+
+    @property
+    def _before(self) -> Link:
+        return self.links[(self.rank - 1) % self.world_size]
+
+    @property
+    def _after(self) -> Link:
+        return self.links[(self.rank + 1) % self.world_size]
 
     def all_reduce(self, call: Call, buffer: Array, scratch: Array) -> None:
         """Sum in place. ``scratch`` has room for `CHUNK` bytes.
@@ -153,14 +170,14 @@ class Ring:
             incoming += _slice_views(raw, size, chain(*segments[:-1]))
             sent = [*segments, *segments[:-2]]
         outgoing, ready = _slice_views(raw, size, chain(*sent)), len(segments[0])
-        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=arrived)
+        call.flow(self._after, outgoing, self._before, incoming, ready=ready, arrived=arrived)
 
     def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
         """Fill the arrays of all other ranks with the data that these ranks send."""
         order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
         pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
-        call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
+        call.flow(self._after, outgoing, self._before, incoming, ready=len(pieces[0]))
 
     def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
         """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
@@ -168,8 +185,8 @@ class Ring:
         if (self.rank - first) % size > (last - first) % size:
             return
         pieces = split_chunks(raw)
-        before = None if self.rank == first else self.before
-        after = None if self.rank == last else self.after
+        before = None if self.rank == first else self._before
+        after = None if self.rank == last else self._after
         call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
 
     def _cut(self, length: int, step: int) -> list[list[slice]]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pybackend.core.errors import ClusterError, PeerLostError
 from pybackend.core.net.stream import AlteredError, Stream, wait_any
 
@@ -154,27 +152,17 @@ class Call:
 
     Each peer's first message begins with a header. If it differs from this rank's header, the call
     fails before any data that follows is used. So workers that are out of step are detected without
-    an extra round trip. The header has the values that must be the same on all ranks: the call's
-    ``number``, the ``kind`` of collective, its root or codec (``detail``), the element type, and
-    the number of bytes (``size``).
+    an extra round trip. ``header`` has the values that must be the same on all ranks: the number of
+    the call, the kind of collective, the element type, the root or codec, and the number of bytes.
     """
 
     def __init__(
-        self,
-        rank: int,
-        links: Iterable[Link],
-        patience: Patience,
-        *,
-        number: int,
-        kind: bytes,
-        detail: int,
-        dtype: np.dtype[Any],
-        size: int,
+        self, rank: int, links: Iterable[Link], patience: Patience, header: tuple[Any, ...]
     ) -> None:
-        self._rank, self._links, self._patience, self._number = rank, links, patience, number
+        self._rank, self._links, self._patience, self._number = rank, links, patience, header[0]
         self._received_from: set[int] = set()
         self._sent_to: set[int] = set()
-        self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
+        self._header = _HEADER.pack(*header)
 
     def flow(
         self,

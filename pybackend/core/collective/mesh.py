@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pybackend.core.collective import algorithms
-from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Group, measure
 from pybackend.core.collective.host_memory import (
     NO_OFFER,
     HostLayout,
@@ -57,8 +56,7 @@ class Mesh:
         self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
-        before, after = (rank - 1) % world_size, (rank + 1) % world_size
-        self._ring = Ring(rank, world_size, self.links[before], self.links[after])
+        self._everyone = Group(rank, world_size, self.links)
         self.shared: HostSum | None = None
         self._layout = layout
 
@@ -102,9 +100,10 @@ class Mesh:
                 self._double(call, buffer)
             elif codec:
                 residual = codec.residual(len(buffer))
-                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec, residual)
+                scratch = self._scratch_of(CHUNK)
+                self._everyone.all_reduce_coded(call, buffer, scratch, codec, residual)
             else:
-                self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
+                self._everyone.all_reduce(call, buffer, self._scratch_of(CHUNK))
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
         """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
@@ -122,11 +121,11 @@ class Mesh:
         with np.errstate(over="ignore", invalid="ignore"):
             if algorithm == "shared":
                 assert self.shared is not None
-                self.shared.reduce_parts(call, buffer, parts)
+                self.shared.reduce_scatter(call, buffer, parts)
             elif algorithm == "doubling":
                 self._double(call, buffer)
             else:
-                self._ring.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
+                self._everyone.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
 
     def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
         """Fill the other ranks' parts of a contiguous 1-D buffer with the data of these ranks.
@@ -138,9 +137,9 @@ class Mesh:
         call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
         if self._is_one_host and buffer.nbytes > CHUNK:
             assert self.shared is not None
-            self.shared.gather_parts(call, buffer, parts)
+            self.shared.all_gather(call, buffer, parts)
         elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.all_gather(call, [buffer[part] for part in parts])
+            self._everyone.all_gather(call, [buffer[part] for part in parts])
         else:
             raw, own = buffer.view(np.uint8), parts[self.rank]
             raw[: own.start * buffer.itemsize] = 0
@@ -164,7 +163,7 @@ class Mesh:
         total = sum(map(int, lengths)) * row
         call = self._call(b"G", part.dtype, total)
         if self._choose(total / 2, total) == "ring":
-            self._ring.all_gather(call, parts)
+            self._everyone.all_gather(call, parts)
             return parts
         # Each rank's bytes at their position and zeros elsewhere: the sum joins them.
         ends = np.cumsum(lengths) * row
@@ -199,7 +198,7 @@ class Mesh:
                 call = self._call(b"r", part.dtype, stop - start, source)
                 whole = view_bytes(parts[source]) if has_it else None
                 block = whole[start:stop] if whole else self._scratch_of(stop - start).data
-                self._ring.pass_on(call, block, source, root)
+                self._everyone.pass_on(call, block, source, root)
         return parts if is_root else []
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
@@ -209,7 +208,7 @@ class Mesh:
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.pass_on(call, raw, root, (root - 1) % self.world_size)
+            self._everyone.pass_on(call, raw, root, (root - 1) % self.world_size)
             return
         # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
@@ -276,8 +275,7 @@ class Mesh:
         return self.shared is not None and self.shared.layout.hosts == 1
 
     def _double(self, call: Call, buffer: Array) -> None:
-        scratch = self._scratch_of(buffer.nbytes)
-        algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
+        self._everyone.double(call, buffer, self._scratch_of(buffer.nbytes))
 
     def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
         # A fixed size, not a prediction: the order of the terms must be the same in every run.
@@ -293,8 +291,8 @@ class Mesh:
 
     def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
         self._count += 1
-        own = self.rank, self.links.values(), self._patience
-        return Call(*own, number=self._count, kind=kind, detail=detail, dtype=dtype, size=size)
+        header = self._count, kind, dtype.str.encode()[-3:], detail, size
+        return Call(self.rank, self.links.values(), self._patience, header)
 
     def _scratch_of(self, size: int) -> Array:
         if self.scratch.size < size:

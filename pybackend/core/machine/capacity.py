@@ -18,11 +18,7 @@ _ROOT = Path("/")
 # pages the system gives back before it kills. Rows that were just written fill the page cache: the
 # use of a container with 6 GB free then is nearly its limit.
 _MEMORY = {
-    2: (
-        "memory.max",
-        "memory.current",
-        ("inactive_file", "active_file", "slab_reclaimable"),
-    ),
+    2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     1: (
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",

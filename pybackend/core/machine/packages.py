@@ -49,9 +49,7 @@ def read_versions_in(python: str, folders: Iterable[str]) -> dict[str, Any]:
 
 
 def find_difference(
-    hosts: Sequence[str],
-    found: Sequence[Mapping[str, Any]],
-    remedy: str = SET_PYSPARK_PYTHON,
+    hosts: Sequence[str], found: Sequence[Mapping[str, Any]], remedy: str = SET_PYSPARK_PYTHON
 ) -> tuple[int, str] | None:
     """Return the first rank whose packages prevent training, and the reason; None if there is none.
 

@@ -280,10 +280,7 @@ def detect_compression(uri: str) -> Compression:
 
 
 def read_chunks(
-    uri: str,
-    compression: Compression,
-    mark: tuple[int, int] = (0, 0),
-    size: int = CHUNK_BYTES,
+    uri: str, compression: Compression, mark: tuple[int, int] = (0, 0), size: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
     """Yield a file's records, starting at ``mark``: the number of a record and its offset.
 
