@@ -26,6 +26,7 @@ from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.files import open_file
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.sharding import count_sharded
 from pybackend.core.data.sources import FileRows, ParquetFiles, find_partitions, open_row_files
 from pybackend.core.errors import InputError
 
@@ -64,7 +65,7 @@ def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) ->
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder), rows, label=pa.array(np.arange(rows)))
         source = FileRows.at(path, ColumnSpec(repartition=repartition), "float32", "data")
-        counts = source.counts(workers)
+        counts = count_sharded(source.rows, workers)
         assert sum(counts) == rows
         assert max(counts) - min(counts) <= 1
         found = [
@@ -87,7 +88,7 @@ def test_workers_have_all_classes_of_sorted_rows_unless_told_otherwise(tmp_path:
 def test_all_rows_may_go_to_every_worker(tmp_path: Path) -> None:
     path = write(tmp_path, 70, label=pa.array(np.arange(70)))
     source = FileRows.at(path, ColumnSpec(), "float32", "data")
-    assert source.counts(4) == [18, 18, 17, 17]
+    assert count_sharded(source.rows, 4) == [18, 18, 17, 17]
     assert rows_of_worker(source, 4, 2, everything=True)["y"].tolist() == list(range(70))
 
 

@@ -161,7 +161,7 @@ class TensorReader:
     def _read_texts(self, column: Any, name: str) -> Ragged:
         if not hasattr(column.type, "value_type"):
             return _read_strings(column)
-        sizes = _measure_lists(column)
+        sizes = measure_lists(column)
         return pack_lists(_read_strings(self._flatten_lists(column, name, sizes)), sizes)
 
     def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
@@ -200,19 +200,16 @@ class TensorReader:
     def _read_bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:
         import pyarrow as pa
 
-        wide = column.cast(pa.large_binary())
-        offsets = _read_offsets(wide)
+        content, offsets = get_bytes(column.cast(pa.large_binary()))
         size = None if promised is None else promised * np.dtype(dtype).itemsize
         self._check_widths(np.diff(offsets), name, size, None)
-        content = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-        rows: Array = content.reshape(len(column), -1).view(dtype)
-        return rows
+        return content.reshape(len(column), -1).view(dtype)
 
     def _unnest(self, column: Any, name: str) -> tuple[Any, list[Array], Array | None]:
         """Return nested lists' values, the lengths of each level's lists, and those of rows."""
         values, levels, row_sizes = column, list[Array](), None
         while hasattr(values.type, "value_type"):
-            levels.append(_measure_lists(values))
+            levels.append(measure_lists(values))
             row_sizes = levels[-1] if row_sizes is None else _sum_by_row(levels[-1], row_sizes)
             values = self._flatten_lists(values, name, row_sizes)
         return values, levels, row_sizes
@@ -333,7 +330,7 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
 
     try:
         known = pa.array(categories).cast(column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InputError(
             f"column {show(name)} has type {column.type}, which cannot represent its categories "
             f"{', '.join(map(show, categories[:10]))} (from training or `categories`): cast it to "
@@ -401,27 +398,25 @@ def _read_strings(column: Any) -> Ragged:
     import pyarrow as pa
 
     wide = column.cast(pa.large_string()).cast(pa.large_binary())
-    offsets = _read_offsets(wide)
-    values = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return Ragged(values, offsets - offsets[0], is_text=True)
+    return Ragged(*get_bytes(wide), is_text=True)
 
 
-def _read_offsets(wide: Any) -> Array:
-    """The offsets are those in the buffer of a large_binary column."""
-    if not len(wide):
-        return np.zeros(1, np.int64)
-    every = np.frombuffer(wide.buffers()[1], np.int64)
-    own: Array = every[wide.offset : wide.offset + len(wide) + 1]
-    return own
+def get_bytes(wide: Any) -> tuple[Array, Array]:
+    """Return the consecutive bytes of a column of large_binary, and each row's start; no copy."""
+    _, starts, content = wide.buffers()
+    # Arrow may leave out the buffers of a column without rows.
+    offsets = np.zeros(1, np.int64)
+    if len(wide):
+        offsets = np.frombuffer(starts, np.int64)[wide.offset : wide.offset + len(wide) + 1]
+    return np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _measure_lists(lists: Any) -> Array:
-    """The lists contain no nulls."""
+def measure_lists(lists: Any) -> Array:
+    """Return the number of elements in lists, which contain no nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
-    sizes: Array = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-    return sizes
+    return np.diff(lists.offsets.to_numpy()).astype(np.int64)
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:

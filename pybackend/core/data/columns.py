@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from pybackend.core.errors import InputError
@@ -52,18 +53,16 @@ class ColumnSpec:
 
     @property
     def label_columns(self) -> list[str]:
-        return [column for group in columns_by_key("y", self.label).values() for column in group]
+        return [*chain(*columns_by_key("y", self.label).values())]
 
     @property
     def weight_columns(self) -> list[str]:
-        groups = columns_by_key("sample_weight", self.weight).values()
-        return [column for group in groups for column in group]
+        return [*chain(*columns_by_key("sample_weight", self.weight).values())]
 
     @property
     def named_columns(self) -> list[str]:
-        groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
-        names = [name for group in groups if group is not None for name in list_names(group)]
-        return [*names, *self.label_columns, *self.weight_columns]
+        features = columns_by_key("x", self.features).values()
+        return [*chain(*features), *self.label_columns, *self.weight_columns]
 
 
 @dataclass(frozen=True)
@@ -249,14 +248,22 @@ def find_categories(
     values. An `InputError` names the column: it cannot be encoded, has too many values, or needs
     the categories of an earlier training run, which were not given.
     """
-    spec = _add_label_categories(spec, kinds, distinct)
-    encode = choose_encodings(spec, kinds)
     categories = dict(spec.categories or {})
-    for column, encoding in encode.items():
-        if column in categories:
+    for label in spec.label_columns:
+        kind = kinds.get(label)
+        if kind is None or kind.holds != "text" or kind.depth or label in categories:
             continue
-        categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
-        check_count(column, categories[column], encoding)
+        what = f"the label column {show(label)}"
+        categories[label] = _find_values(what, label, spec, distinct)
+        if len(categories[label]) > MOST_CATEGORIES:
+            raise InputError(
+                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
+            )
+    encode = _choose_encodings(spec, kinds)
+    for column, encoding in encode.items():
+        if column not in categories:
+            categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
+            check_count(column, categories[column], encoding)
     return replace(spec, categories=categories or None, encode=encode or None)
 
 
@@ -303,23 +310,20 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
         )
 
 
-def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
+def _choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
     """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
 
     Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
     text column that is an input on its own remains text. Columns with `categories` become codes.
     """
-    inputs = list_inputs(spec, kinds)
-    features = [column for columns in inputs.values() for column in columns]
-    if isinstance(spec.encode, Mapping):
-        for column in spec.encode:
-            if column not in features:
-                raise InputError(f"`encode` has {show(column)}, which is not one of the features")
     chosen = {
         column: _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
-        for columns in inputs.values()
+        for columns in list_inputs(spec, kinds).values()
         for column in columns
     }
+    for column in spec.encode if isinstance(spec.encode, Mapping) else ():
+        if column not in chosen:
+            raise InputError(f"`encode` has {show(column)}, which is not one of the features")
     return {column: encoding for column, encoding in chosen.items() if encoding is not None}
 
 
@@ -341,10 +345,9 @@ def _choose_encoding(
         return None
     is_text = kind.holds == "text" and not kind.depth
     has_categories = column in (spec.categories or {})
+    asked = spec.encode if is_text or has_categories else None
     if isinstance(spec.encode, Mapping):
         asked = spec.encode.get(column)
-    else:
-        asked = spec.encode if is_text or has_categories else None
     if asked is not None and not has_categories:
         is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
         if kind.depth or not (is_text or is_whole):
@@ -359,36 +362,15 @@ def _choose_encoding(
     return asked
 
 
-def _add_label_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
-) -> ColumnSpec:
-    categories = dict(spec.categories or {})
-    for label in spec.label_columns:
-        kind = kinds.get(label)
-        if kind is None or kind.holds != "text" or kind.depth or label in categories:
-            continue
-        what = f"the label column {show(label)}"
-        categories[label] = _find_values(what, label, spec, distinct)
-        if len(categories[label]) > MOST_CATEGORIES:
-            raise InputError(
-                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
-            )
-    return replace(spec, categories=categories or None)
-
-
-def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
-    if spec.known_from is not None:
-        return f"{what} contains text, but numbers in {spec.known_from}"
-    return (
-        f"{what} contains text, which needs the same codes as in training: list its values in "
-        f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
-        "pass the training result as the model"
-    )
-
-
 def _find_values(what: str, column: str, spec: ColumnSpec, distinct: Distinct) -> list[Any]:
-    if not spec.finds_levels or spec.known_from is not None:
-        raise InputError(_explain_missing(what, column, spec))
+    if spec.known_from is not None:
+        raise InputError(f"{what} contains text, but numbers in {spec.known_from}")
+    if not spec.finds_levels:
+        raise InputError(
+            f"{what} contains text, which needs the same codes as in training: list its values in "
+            f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
+            "pass the training result as the model"
+        )
     values = sorted(value for value in distinct(column) if value is not None)
     if not values:
         raise InputError(

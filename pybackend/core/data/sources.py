@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import unquote
 
 from pybackend.core.data import arrow
@@ -35,11 +35,15 @@ from pybackend.core.data.columns import (
 )
 from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
-from pybackend.core.data.sharding import count_sharded, cut_ranges
+from pybackend.core.data.sharding import cut_ranges
 from pybackend.core.data.tfrecord.framing import HEAD, check_head
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
 
+if TYPE_CHECKING:
+    from pybackend.core.data.tfrecord.record_files import RecordFiles
+
+RowFiles = Union["ParquetFiles", "RecordFiles"]
 _PARQUET = b"PAR1"
 # pandas' functions for files that are neither Parquet nor TFRecord.
 _READERS = {
@@ -70,26 +74,6 @@ _MOST_NOTES = 1000
 _THREADS = 16
 
 
-class RowFiles(Protocol):
-    @property
-    def files(self) -> tuple[str, ...]: ...
-    @property
-    def counts(self) -> tuple[int, ...]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def schema(self) -> Any: ...
-    @property
-    def index(self) -> tuple[str, ...]: ...
-    @property
-    def nulls(self) -> Mapping[str, int]: ...
-
-    def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield Arrow batches for ranges of rows, with the number of each batch's first row."""
-
-
 @dataclass(frozen=True)
 class FileRows(TableRows):
     """Rows in files; each worker reads its share."""
@@ -116,10 +100,6 @@ class FileRows(TableRows):
     @property
     def rows(self) -> int:
         return self.files.rows
-
-    def counts(self, workers: int) -> list[int]:
-        """Return the number of rows that each rank uses in an epoch."""
-        return count_sharded(self.rows, workers)
 
     def spool(
         self, folder: Path, workers: int, rank: int, everything: bool, in_order: bool = False
@@ -198,9 +178,8 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
     files, left_out = _open(path, spec, name)
     used = set(files.schema.names if spec.features is None else spec.named_columns)
     columns = [column for column in files.schema.names if column in used - set(left_out)]
-    pieces = files.pieces([(0, files.rows)], columns) if files.rows else ()
+    batches = [batch for _, batch in files.pieces([(0, files.rows)], columns)]
     schema = pa.schema([files.schema.field(column) for column in columns])
-    batches = [batch for _, batch in pieces]
     return pa.Table.from_batches(batches) if batches else schema.empty_table()
 
 
@@ -229,25 +208,20 @@ def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: st
             check_head(head, first)
         from pybackend.core.data.tfrecord.record_files import RecordFiles
 
-        records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
+        return RecordFiles.at(uri, tfrecord_spec, name, found)
     except InputError as error:
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
-        csv = (
-            ""
-            if reader != "read_csv"
-            else either(
-                f", or spark.read.csv({first!r}, header=True)",
-                f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
-            )
+        csv = either(
+            f", or spark.read.csv({first!r}, header=True)",
+            f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
         )
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
-            f"the data frame: {either(f'pandas.{reader}', 'utils::read.csv')}({show(first)}){csv} "
-            f"({error})"
+            f"the data frame: {either(f'pandas.{reader}', 'utils::read.csv')}({show(first)})"
+            f"{csv * (reader == 'read_csv')} ({error})"
         ) from error
-    return records
 
 
 @dataclass(frozen=True)
@@ -281,21 +255,21 @@ class ParquetFiles:
         files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
         with ThreadPoolExecutor(_THREADS) as pool:
             footers = list(pool.map(lambda file: _read_footer(file, name), files))
-        schema = footers[0].schema
-        for file, footer in zip(files, footers, strict=True):
-            if not footer.schema.equals(schema):
-                difference = _tell_difference(files[0], schema, file, footer.schema)
+        groups, schemas, columns_with_nulls = zip(*footers, strict=True)
+        schema = schemas[0]
+        for file, other in zip(files, schemas, strict=True):
+            if not other.equals(schema):
+                difference = _tell_difference(files[0], schema, file, other)
                 raise InputError(f"`{name}`: {difference}")
-        groups = tuple(footer.groups for footer in footers)
         index = _read_index(schema.metadata)
         found = find_partitions(uri, files)
         partitions = {name: found[name] for name in found if name not in schema.names}
         for column, values in partitions.items():
             schema = schema.append(pa.field(column, pa.array(values).type))
         nulls: dict[str, int] = {}
-        for number, footer in enumerate(footers):
+        for number, found_nulls in enumerate(columns_with_nulls):
             unnamed = {column for column, values in partitions.items() if values[number] is None}
-            nulls = {**dict.fromkeys(footer.nulls | unnamed, number), **nulls}
+            nulls = {**dict.fromkeys(found_nulls | unnamed, number), **nulls}
         return cls(tuple(files), groups, schema.remove_metadata(), index, partitions, nulls)
 
     @property
@@ -364,16 +338,8 @@ def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
     return tuple(known)
 
 
-@dataclass(frozen=True)
-class _Footer:
-    """Rows of each row group, schema, and columns with nulls."""
-
-    groups: tuple[int, ...]
-    schema: Any
-    nulls: frozenset[str]
-
-
-def _read_footer(file: str, name: str) -> _Footer:
+def _read_footer(file: str, name: str) -> tuple[tuple[int, ...], Any, frozenset[str]]:
+    """Return the rows of each row group, the schema, and the columns with nulls."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -382,7 +348,7 @@ def _read_footer(file: str, name: str) -> _Footer:
             metadata = parquet.metadata
             groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
             rows = tuple(group.num_rows for group in groups)
-            return _Footer(rows, parquet.schema_arrow, _find_nulls(groups))
+            return rows, parquet.schema_arrow, _find_nulls(groups)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
 
@@ -447,13 +413,11 @@ def _cut_ranges(
 
 
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
-    for one, two in zip_longest(schema, other):
-        if one is None or two is None or not one.equals(two):
-            there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
-            here = "missing" if two is None else f"{show(two.name)} ({two.type})"
-            number = schema.names.index(one.name) if one is not None else len(schema)
-            break
+    pairs = enumerate(zip_longest(schema, other), 1)
+    number, (one, two) = next((n, p) for n, p in pairs if None in p or not p[0].equals(p[1]))
+    there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
+    here = "missing" if two is None else f"{show(two.name)} ({two.type})"
     return (
-        f"the columns of {file} differ from those of {first}: column {number + 1} is {here}, "
+        f"the columns of {file} differ from those of {first}: column {number} is {here}, "
         f"expected {there}"
     )

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pybackend.core.data.arrays import to_offsets
+from pybackend.core.data.arrow import get_bytes, measure_lists
 from pybackend.core.data.files import open_file
 from pybackend.core.data.tfrecord import framing
 from pybackend.core.data.tfrecord import protobuf as pb
@@ -66,7 +66,7 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     if not pb.is_list(values.type):
         content, offsets = _encode_values(values, kind)
         return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, starts = _flatten(values)
+    values, starts = values.flatten(), to_offsets(measure_lists(values))
     if values.null_count:
         _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
@@ -87,12 +87,6 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
     return Payload(given.kind, given.content, offsets, sizes, given.is_one_field)
 
 
-def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
-    """Return the elements of lists, which have no nulls, and the start of each list."""
-    lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
-    return lists.flatten(), to_offsets(lengths)
-
-
 def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> None:
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
     row = rows[np.searchsorted(starts, first, side="right") - 1]
@@ -109,7 +103,7 @@ def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
     if kind == pb.BYTES:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
-        return pb.get_bytes(values.cast(pa.large_binary()))
+        return get_bytes(values.cast(pa.large_binary()))
     content = _to_floats(values).view(np.uint8)
     return content, np.arange(len(values) + 1, dtype=np.int64) * 4
 
@@ -124,7 +118,6 @@ def _to_integers(values: pa.Array) -> Index:
 
 
 def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
-
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
     # Numbers beyond float32 become infinite, as in protobuf.
@@ -135,7 +128,7 @@ def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
 def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
     """Encode each value as one field: tag, length, bytes."""
     heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
-    return pb.get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
+    return get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
 class EncodedBatch(NamedTuple):
@@ -155,12 +148,11 @@ def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
         heads = pb.build_per_size(
             payload.sizes, partial(_build_entry_heads, name.encode(), payload)
         )
-        sizes += np.maximum(payload.sizes, 0) + np.diff(pb.get_bytes(heads)[1])
+        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
         columns += [heads, pb.split_bytes(payload.content, payload.offsets)]
     foot = pa.scalar(bytes(framing.FOOT), pa.large_binary())
-    content, offsets = pb.get_bytes(
-        pb.join_columns([pb.build_per_size(sizes, _build_record_heads), *columns, foot])
-    )
+    heads = pb.build_per_size(sizes, _build_record_heads)
+    content, offsets = get_bytes(pb.join_columns([heads, *columns, foot]))
     content = np.require(content, requirements="W")
     return EncodedBatch(content, offsets, _write_checksums(content, offsets))
 

@@ -63,17 +63,6 @@ def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
-def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
-    """Return the consecutive bytes of all rows and the start of each, without a copy."""
-    _, starts, content = rows.buffers()
-    # Arrow may leave out the buffers of a column without rows.
-    offsets = np.zeros(1, np.int64)
-    if len(rows):
-        offsets = np.frombuffer(starts, np.int64)[rows.offset : rows.offset + len(rows) + 1]
-    whole = np.frombuffer(content or b"", np.uint8)
-    return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
-
-
 def build_per_size(
     sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]
 ) -> pa.LargeBinaryArray:

@@ -70,7 +70,7 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     sessions.ship_package(session)
     spec = dict(spec) if spec is not None else None
     files = RecordFiles.from_json(_call_at_tasks(session, _find_files, uri, spec))
-    share = sum(files.sizes) // (2 * count_slots(session))
+    share = sum(part.size for part in files.parts) // (2 * count_slots(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
     kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
