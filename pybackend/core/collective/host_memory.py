@@ -209,8 +209,10 @@ class HostSum:
 
     def _sum_locally(self, call: Call, buffer: Array) -> None:
         """Sum in place, in the order of the ranks; only for ranks of one host."""
-        for start, slots in self._take_slots(buffer):
-            part = buffer[start : start + len(slots[0])]
+        step = self._slots.shape[2] // buffer.itemsize
+        for start in range(0, len(buffer) or 1, step):
+            part = buffer[start : start + step]
+            slots = [slot[: len(part)] for slot in self._take_turn(buffer.dtype)]
             slots[self._rank][:] = part
             self._meet(call)
             if len(slots) == 2:
@@ -252,12 +254,6 @@ class HostSum:
         self._turn = 1 - self._turn
         usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
         return [slot[:usable].view(dtype) for slot in slots]
-
-    def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
-        """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
-        step = self._slots.shape[2] // buffer.itemsize
-        for start in range(0, len(buffer) or 1, step):
-            yield start, [slot[: len(buffer) - start] for slot in self._take_turn(buffer.dtype)]
 
     def _sum_by_parts(self, call: Call, slots: list[Array], part: Array) -> None:
         """Let each rank sum one part of a buffer, which the others then copy."""

@@ -37,9 +37,7 @@ def _describe_type(kind: Any) -> ColumnKind:
         return ColumnKind("number", "float64", depth, str(kind))
     if pa.types.is_string(inner) or pa.types.is_large_string(inner) or _is_view(inner, "string"):
         return ColumnKind("text", None, depth, str(kind))
-    if _is_bytes(inner):
-        return ColumnKind("binary", None, depth, str(kind))
-    return ColumnKind("other", None, depth, str(kind))
+    return ColumnKind("binary" if _is_bytes(inner) else "other", None, depth, str(kind))
 
 
 def _list_types() -> tuple[Any, ...]:
@@ -88,12 +86,8 @@ def has_views(kind: Any) -> bool:
     """Also inside lists and dictionaries."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
-    return (
-        is_list
-        or _is_view(kind, "string")
-        or _is_view(kind, "binary")
-        or (inner is not None and has_views(inner))
-    )
+    is_view = is_list or _is_view(kind, "string") or _is_view(kind, "binary")
+    return is_view or (inner is not None and has_views(inner))
 
 
 class TensorReader:
@@ -151,8 +145,10 @@ class TensorReader:
             return self._read_texts(columns[0], group.columns[0])
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
-        pairs = zip(columns, group.columns, strict=True)
-        parts = [self._read_part(column, name, group) for column, name in pairs]
+        parts = [
+            self._cast(self._read_matrix(column, name, group), name, group, int)
+            for column, name in zip(columns, group.columns, strict=True)
+        ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
@@ -164,14 +160,8 @@ class TensorReader:
         sizes = measure_lists(column)
         return pack_lists(_read_strings(self._flatten_lists(column, name, sizes)), sizes)
 
-    def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Return a column's numbers in the tensor's type, of shape (rows, width)."""
-        numbers = self._read_matrix(column, name, group)
-        if group.is_target and numbers.dtype.kind == "f":
-            self._reject_nan(numbers, name, group)
-        return self._cast(numbers, name, group, lambda row: row)
-
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
+        """Return a column's numbers, of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -210,7 +200,8 @@ class TensorReader:
         values, levels, row_sizes = column, list[Array](), None
         while hasattr(values.type, "value_type"):
             levels.append(measure_lists(values))
-            row_sizes = levels[-1] if row_sizes is None else _sum_by_row(levels[-1], row_sizes)
+            ends = to_offsets(levels[-1])
+            row_sizes = levels[-1] if row_sizes is None else np.diff(ends[to_offsets(row_sizes)])
             values = self._flatten_lists(values, name, row_sizes)
         return values, levels, row_sizes
 
@@ -254,15 +245,23 @@ class TensorReader:
         def row_of(element: int) -> int:
             return int(np.searchsorted(offsets, element, side="right")) - 1
 
-        if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
-            row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
-            raise InputError(f"column {show(name)} contains NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, name, group, row_of), offsets)
 
     def _cast(
         self, numbers: Array, name: str, group: ColumnGroup, row_of: Callable[[int], int]
     ) -> Array:
-        """Also to this machine's byte order. Numbers that do not fit raise an error."""
+        """Convert numbers to the tensor's type, in this machine's byte order.
+
+        Numbers that do not fit raise an error, and so does NaN in a label or a weight. ``row_of``
+        returns the row of an element.
+        """
+        if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+            what = "weight" if group.key.startswith("sample_weight") else "label"
+            row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
+            raise InputError(
+                f"the {what} column {show(name)} contains NaN in {self._name_row(row)}: drop or "
+                "fill those rows first"
+            )
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -300,16 +299,6 @@ class TensorReader:
                 f"{self._name_row(row)}, which is not one of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
-
-    def _reject_nan(self, found: Array, name: str, group: ColumnGroup) -> None:
-        missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
-        if missing.any():
-            what = "weight" if group.key.startswith("sample_weight") else "label"
-            row = int(np.flatnonzero(missing)[0])
-            raise InputError(
-                f"the {what} column {show(name)} contains NaN in {self._name_row(row)}: drop or "
-                "fill those rows first"
-            )
 
 
 def _explain_widths(name: str, sizes: Array, expected: str) -> str:
@@ -417,11 +406,6 @@ def measure_lists(lists: Any) -> Array:
     if width is not None:
         return np.full(len(lists), width, np.int64)
     return np.diff(lists.offsets.to_numpy()).astype(np.int64)
-
-
-def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Add up the numbers of values in each row's lists."""
-    return np.diff(to_offsets(inner)[to_offsets(outer)])
 
 
 def _read_numbers(values: Any) -> Array:

@@ -183,8 +183,8 @@ def check_structure(spec: Any, what: str, wrong_ranks: tuple[int | None, ...] = 
     for key, leaf in arrays.flatten(spec).items():
         if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank in wrong_ranks:
             raise InputError(
-                f"`{key}` of {what} is {leaf}; expected batches of dense tensors: use .batch(), and "
-                "pad ragged tensors"
+                f"`{key}` of {what} is {leaf}; expected batches of dense tensors: use .batch(), "
+                "and pad ragged tensors"
             )
 
 

@@ -231,7 +231,12 @@ class CheckpointStore:
         a checkpoint since this store was opened.
         """
         others = self._read_others()
-        self._check_is_alone(others)
+        if {other.run for other in others} - self._runs:
+            raise InputError(
+                f"another training run is writing to {show(self.uri)}: choose another folder for "
+                "`recovery`, or stop the other run and pass "
+                f"{call_of('Recovery', ..., resume=True)}"
+            )
         self._check_is_current(manifest, others)
         stem = manifest.name.removesuffix(".json")
         part = self._write(f"{stem}-{secrets.token_hex(4)}.state", state)
@@ -289,14 +294,6 @@ class CheckpointStore:
             with suppress(Exception):  # an unreadable manifest proves nothing
                 found.append(self._read_manifest(name))
         return found
-
-    def _check_is_alone(self, others: Sequence[Manifest]) -> None:
-        if {manifest.run for manifest in others} - self._runs:
-            raise InputError(
-                f"another training run is writing to {show(self.uri)}: choose another folder for "
-                "`recovery`, or stop the other run and pass "
-                f"{call_of('Recovery', ..., resume=True)}"
-            )
 
     def _check_is_current(self, own: Manifest, others: Sequence[Manifest]) -> None:
         """Raise an error if a later generation writes; adopt what an earlier one wrote late."""

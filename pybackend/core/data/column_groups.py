@@ -24,7 +24,6 @@ from pybackend.core.data.columns import (
     list_inputs,
 )
 from pybackend.core.errors import InputError
-from pybackend.core.job.storage_options import Promise
 from pybackend.core.words import REST, either, setting, show, spoken
 
 # A table of pixels has hundreds of columns.
@@ -78,12 +77,11 @@ class _GroupBuilder:
     read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        indices = tuple(self._add_column(column) for column in columns)
-        group = ColumnGroup(
-            key, tuple(columns), indices, None, categories=self._select_categories(columns)
-        )
+        indices = tuple(map(self._add_column, columns))
+        categories = self._select_categories(columns)
+        group = ColumnGroup(key, tuple(columns), indices, None, categories=categories)
         if not group.is_target:
-            one_hot = [c for c in group.categories if encoding_of(self.spec, c) == ONE_HOT]
+            one_hot = [c for c in categories if encoding_of(self.spec, c) == ONE_HOT]
             group = replace(group, one_hot=tuple(one_hot))
             group = replace(group, names=self._name_numbers(group))
         if len(columns) == 1:
@@ -135,20 +133,16 @@ class _GroupBuilder:
 
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
         kind = self.kinds[column]
-        if column in group.categories:
-            return replace(group, dtype="int32")
-        promise = (self.spec.tensors or {}).get(column)
-        if promise is not None:
-            return self._apply_tensor_type(group, column, promise)
-        if kind.holds == "text" and kind.depth <= 1 and not group.is_target:
+        if promise := (self.spec.tensors or {}).get(column):
+            return self._apply_tensor_type(group, column, *promise)
+        if kind.holds == "text" and kind.depth <= 1 and not (group.is_target or group.categories):
             return replace(group, dtype=TEXT)
-        if kind.holds == "binary" and not kind.depth:
-            return replace(group, dtype="uint8")
         return replace(group, dtype=self._choose_number_type(column, group))
 
-    def _apply_tensor_type(self, group: ColumnGroup, column: str, promise: Promise) -> ColumnGroup:
+    def _apply_tensor_type(
+        self, group: ColumnGroup, column: str, dtype: str, shape: Sequence[int | None]
+    ) -> ColumnGroup:
         kind = self.kinds[column]
-        dtype, shape = promise
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):

@@ -107,7 +107,7 @@ def _read_tensors(
             complete.append(reader.find_complete(batch))
             rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
         if batch.num_rows:
-            parts.append(reader.read(batch, partial(_name_row, rows)))
+            parts.append(reader.read(batch, lambda row, rows=rows: row_number(rows[row])))
     tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
     if not skips_incomplete:
         return tensors, None
@@ -370,7 +370,9 @@ def _arrow_column(series: Any, name: str) -> Any:
             return pa.array(series.to_numpy())  # pandas' conversion would turn NaN into null
         if hasattr(series.dtype, "fill_value"):  # pandas' sparse columns
             series = series.sparse.to_dense()
-        return pa.Array.from_pandas(_nested_lists(series))
+        if series.dtype == object and any(map(_is_nested, series.iloc[:1])):
+            series = series.map(_nest)
+        return pa.Array.from_pandas(series)
     except (OverflowError, UnicodeError, pa.ArrowException) as error:
         what = (
             f"has values of different types, or of a type that Arrow does not support ({error}): "
@@ -383,13 +385,8 @@ def _arrow_column(series: Any, name: str) -> Any:
         raise InputError(f"column {show(series.name)} of `{name}` {what}") from error
 
 
-def _nested_lists(series: Any) -> Any:
-    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
-    is_any = series.dtype == object and any(map(_is_nested, series.iloc[:1]))
-    return series.map(_nest) if is_any else series
-
-
 def _nest(value: Any) -> Any:
+    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
     return [_nest(part) for part in value] if _is_nested(value) else value
 
 
@@ -398,10 +395,6 @@ def _is_nested(value: Any) -> bool:
         return np.ndim(value) > 1
     except ValueError:  # lists of different lengths
         return True
-
-
-def _name_row(rows: Array, row: int) -> str:
-    return row_number(rows[row])
 
 
 def _join(parts: list[Any]) -> Any:

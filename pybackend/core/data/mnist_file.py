@@ -23,17 +23,9 @@ Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
 
 _SUBSET = Path(__file__).with_name("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    # A file of a single array (.npy) is not a context manager.
-    TypeError,
-    AttributeError,
-)
+# The last two: a file of a single array (.npy) is not a context manager.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE += (TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,9 @@ def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mni
     if cached.exists():
         with contextlib.suppress(InputError):  # a download that broke off: Keras repeats it
             return _read(cached, "Keras's cache")
-    digits = download()
-    if digits is None:
-        return _read(_SUBSET, "the built-in subset")
-    return _build((*digits[0], *digits[1]), "download")
+    if digits := download():
+        return _build((*digits[0], *digits[1]), "download")
+    return _read(_SUBSET, "the built-in subset")
 
 
 def _read(path: Path, why: str) -> Mnist:

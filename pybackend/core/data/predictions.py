@@ -97,29 +97,24 @@ class Predictions:
         ``complete`` is a mask of the rows for which the model computed outputs, if not all; the
         other rows become null.
         """
-        if complete is None or complete.all():
-            return self._arrow(outputs)
         import pyarrow as pa
 
-        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
-        return [column.take(indices) for column in self._arrow(outputs)]
-
-    def _arrow(self, outputs: Sequence[Array]) -> list[Any]:
-        for output, numbers in zip(self.outputs, outputs, strict=True):
+        pairs = list(zip(self.outputs, outputs, strict=True))
+        for output, numbers in pairs:
             _check_shape(output, numbers)
-        if not (self.has_class or self.has_numbers):
-            pairs = zip(self.outputs, outputs, strict=True)
-            return [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
-        import pyarrow as pa
-
         columns = self.columns(outputs)
-        found = []
+        if self.has_class or self.has_numbers:
+            found = list(map(pa.array, columns))
+        else:
+            found = [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
         if self.has_class:
-            chosen = columns.pop(0)
-            codes = pa.array(chosen, mask=chosen < 0)
+            codes = pa.array(columns[0], mask=columns[0] < 0)
             named = self.levels is not None
-            found = [pa.array(self.levels, pa.string()).take(codes) if named else codes]
-        return found + [pa.array(column) for column in columns]
+            found[0] = pa.array(self.levels, pa.string()).take(codes) if named else codes
+        if complete is None or complete.all():
+            return found
+        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
+        return [column.take(indices) for column in found]
 
     def columns(self, outputs: Sequence[Array]) -> list[Array]:
         """Return the columns as arrays of one number per row; outputs are returned unchanged.

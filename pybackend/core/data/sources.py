@@ -414,7 +414,7 @@ def _cut_ranges(
 
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
     pairs = enumerate(zip_longest(schema, other), 1)
-    number, (one, two) = next((n, p) for n, p in pairs if None in p or not p[0].equals(p[1]))
+    number, (one, two) = next((n, p) for n, p in pairs if not (all(p) and p[0].equals(p[1])))
     there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
     here = "missing" if two is None else f"{show(two.name)} ({two.type})"
     return (

@@ -38,7 +38,9 @@ def count_cores(root: Path = _ROOT) -> int:
     The affinity of a process, as in Slurm, or the quota of a container may limit them. A fraction
     of a core is not counted, because a thread for it would mostly wait.
     """
-    found = [float(_count_affinity())]
+    found = [float(os.cpu_count() or 1)]
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        found = [float(len(os.sched_getaffinity(0)))]
     for version, folder in list_control_groups("cpu", root):
         with suppress(OSError, ValueError):  # "max", or -1: no quota
             if version == 2:
@@ -49,12 +51,6 @@ def count_cores(root: Path = _ROOT) -> int:
             if quota > 0 and period > 0:
                 found.append(quota / period)
     return max(1, int(min(found)))
-
-
-def _count_affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def read_memory(root: Path = _ROOT) -> float:

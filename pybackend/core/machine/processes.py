@@ -31,10 +31,7 @@ class Stat:
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
     """Raise `OSError` if the process has ended and was reaped, or this is not Linux."""
-    return _parse((proc / str(pid) / "stat").read_text(errors="replace"))
-
-
-def _parse(text: str) -> Stat:
+    text = (proc / str(pid) / "stat").read_text(errors="replace")
     # The name of the program comes first, and may contain blanks and parentheses.
     fields = text.rpartition(")")[2].split()
     try:

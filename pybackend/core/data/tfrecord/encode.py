@@ -71,7 +71,9 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
         _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
     if kind == pb.BYTES:
-        content, offsets = _wrap_fields(content, offsets)
+        # Each value is one field: tag, length, bytes.
+        heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
+        content, offsets = get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
     offsets = offsets[starts]
     whole = Payload(kind, content, offsets, np.diff(offsets), kind != pb.BYTES)
     return _spread(whole, given, len(column))
@@ -123,12 +125,6 @@ def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
     # Numbers beyond float32 become infinite, as in protobuf.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values.to_numpy(), "<f4")
-
-
-def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
-    """Encode each value as one field: tag, length, bytes."""
-    heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
-    return get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
 class EncodedBatch(NamedTuple):
