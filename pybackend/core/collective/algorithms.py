@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from pybackend.core.collective.links import Call, Link
+from pybackend.core.collective.links import Arrived, Call, Link
 from pybackend.core.collective.wire import (
     BLOCK,
     CHUNK,
@@ -31,6 +31,8 @@ from pybackend.core.collective.wire import (
     split_chunks,
     view_bytes,
 )
+
+Segments = Sequence[Sequence[slice]]
 
 
 def count_pairs(world_size: int) -> int:
@@ -58,24 +60,25 @@ def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
 class Group:
     """Ranks that sum among themselves: this one's rank there, their number, and links by rank.
 
-    All methods use the ring, except `double`.
+    All methods use the ring, except `double`. ``scratch_of`` returns memory of a number of bytes,
+    the same in each call.
     """
 
     rank: int
     world_size: int
     links: Mapping[int, Link]
+    scratch_of: Callable[[int], Array]
 
-    @classmethod
-    def among(cls, ranks: Sequence[int], rank: int, links: Mapping[int, Link]) -> Group:
-        """Return the group of some ranks, which are counted anew; ``links`` has all neighbours."""
-        position = ranks.index(rank)
-        near = find_neighbours(position, len(ranks))
-        return cls(position, len(ranks), {other: links[ranks[other]] for other in near})
+    def among(self, ranks: Sequence[int]) -> Group:
+        """Return the group of some of the ranks, which are counted again from 0."""
+        rank = ranks.index(self.rank)
+        links = {other: self.links[ranks[other]] for other in find_neighbours(rank, len(ranks))}
+        return Group(rank, len(ranks), links, self.scratch_of)
 
-    def double(self, call: Call, buffer: Array, scratch: Array) -> None:
-        """Sum in place. ``scratch`` has room for as many bytes as the buffer."""
+    def double(self, call: Call, buffer: Array) -> None:
+        """Sum in place by recursive doubling."""
         rank, links = self.rank, self.links
-        received = scratch[: buffer.nbytes].view(buffer.dtype)
+        received = self.scratch_of(buffer.nbytes).view(buffer.dtype)
         ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
         is_folded = rank < 2 * count_pairs(self.world_size)
         if is_folded and rank % 2:
@@ -101,17 +104,12 @@ class Group:
     def _after(self) -> Link:
         return self.links[(self.rank + 1) % self.world_size]
 
-    def all_reduce(self, call: Call, buffer: Array, scratch: Array) -> None:
-        """Sum in place. ``scratch`` has room for `CHUNK` bytes.
-
-        Each chunk is added when it is received, and sent on when it is added.
-        """
+    def all_reduce(self, call: Call, buffer: Array) -> None:
+        """Sum in place. Each chunk is added when it is received, and sent on when it is added."""
         segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
-        self._flow(call, buffer, segments, scratch, _adding(buffer, segments, scratch))
+        self._flow(call, buffer, segments, self._adding(buffer, segments))
 
-    def reduce_scatter(
-        self, call: Call, buffer: Array, parts: Sequence[slice], scratch: Array
-    ) -> None:
+    def reduce_scatter(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
         """Sum this rank's part in place: the first half of `all_reduce`, with parts of any size.
 
         The other parts of the buffer then have partial sums.
@@ -120,52 +118,55 @@ class Group:
         # A rank completes the last segment that it receives, which is its own part.
         order = [parts[(self.rank - turn - 1) % self.world_size] for turn in range(self.world_size)]
         segments = [_split(part.start, part.stop, step) for part in order]
-        add = _adding(buffer, segments, scratch)
-        self._flow(call, buffer, segments, scratch, add, is_half=True)
+        self._flow(call, buffer, segments, self._adding(buffer, segments), is_half=True)
 
-    def all_reduce_coded(
-        self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
-    ) -> None:
+    def all_reduce_coded(self, call: Call, buffer: Array, codec: Compression, error: Array) -> None:
         """Sum in place like `all_reduce`, with data sent in half precision and float32 sums.
 
-        The rank that completes a segment also rounds its own copy. ``residual`` has the errors of
+        The rank that completes a segment also rounds its own copy. ``error`` has that of
         each element.
         """
         wire = codec.wire(len(buffer))
         segments = self._cut(len(buffer), BLOCK)
         summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
-        received = scratch.view(wire.dtype)
+        received = self.scratch_of(CHUNK).view(wire.dtype)
         for span in segments[0]:
-            codec.encode(buffer[span], wire[span], residual[span])
+            codec.encode(buffer[span], wire[span], error[span])
 
         def use(index: int) -> None:
             if index < len(summed):
                 span = summed[index]
                 codec.add(received[: span.stop - span.start], buffer[span])
-                codec.encode(buffer[span], wire[span], residual[span])
+                codec.encode(buffer[span], wire[span], error[span])
             else:
                 span = final[index - len(summed)]
                 codec.decode(wire[span], buffer[span])
 
-        self._flow(call, wire, segments, scratch, use)
+        self._flow(call, wire, segments, use)
+
+    def _adding(self, buffer: Array, segments: Segments) -> Callable[[int], None]:
+        """Return a function that adds the data that have arrived."""
+        summed = list(chain(*segments[1:]))
+        received = self.scratch_of(CHUNK).view(buffer.dtype)
+
+        def add(index: int) -> None:
+            if index < len(summed):
+                part = buffer[summed[index]]
+                np.add(part, received[: len(part)], out=part)
+
+        return add
 
     def _flow(
-        self,
-        call: Call,
-        buffer: Array,
-        segments: Sequence[Sequence[slice]],
-        scratch: Array,
-        arrived: Callable[[int], None],
-        is_half: bool = False,
+        self, call: Call, buffer: Array, segments: Segments, arrived: Arrived, is_half: bool = False
     ) -> None:
         """Send and receive segments in both rounds of `all_reduce`, or in the first one only.
 
-        Data of the first round arrive in ``scratch``, because they are added to the buffer. They
+        Data of the first round arrive in memory, because they are added to the buffer. They
         are sent next, so what is received and sent is cut at the same positions.
         """
         raw, size = view_bytes(buffer), buffer.itemsize
         starts = [slice(0, span.stop - span.start) for span in chain(*segments[1:])]
-        incoming, sent = _slice_views(scratch.data, size, starts), segments[:-1]
+        incoming, sent = _slice_views(self.scratch_of(CHUNK).data, size, starts), segments[:-1]
         if not is_half:
             incoming += _slice_views(raw, size, chain(*segments[:-1]))
             sent = [*segments, *segments[:-2]]
@@ -207,20 +208,6 @@ def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list
 
 def _split(start: int, stop: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
-
-
-def _adding(
-    buffer: Array, segments: Sequence[Sequence[slice]], scratch: Array
-) -> Callable[[int], None]:
-    summed = list(chain(*segments[1:]))
-    received = scratch.view(buffer.dtype)
-
-    def add(index: int) -> None:
-        if index < len(summed):
-            part = buffer[summed[index]]
-            np.add(part, received[: len(part)], out=part)
-
-    return add
 
 
 Algorithm = Literal["ring", "doubling", "shared"]
@@ -277,8 +264,7 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     add = _time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
     message = _time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
     # At most a terabyte per second, even if the clock measures more.
-    per_byte = max((message - latency) / _MESSAGE - add, 1e-12)
-    values = np.array([latency, per_byte, add])
+    values = np.array([latency, max((message - latency) / _MESSAGE - add, 1e-12), add])
     # All ranks must choose the same algorithm, so all use the same values.
     doubling(values)
     return CostModel(*(values / world_size).tolist())

@@ -17,7 +17,7 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective.algorithms import TEN_GIGABITS, Group, find_neighbours
-from pybackend.core.collective.links import Call, Link
-from pybackend.core.collective.wire import CHUNK, Array, Compression
+from pybackend.core.collective.links import Call
+from pybackend.core.collective.wire import Array, Compression
 
 # Bytes of a buffer that are summed at a time: few enough to stay in the cache.
 _SLOT = 1 << 21
@@ -123,10 +123,9 @@ class HostLayout:
     parts: int
 
     def find_neighbours(self, rank: int) -> set[int]:
-        rings = [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
         return {
             ranks[position]
-            for ranks in rings
+            for ranks in [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
             for position in find_neighbours(ranks.index(rank), len(ranks))
         }
 
@@ -155,35 +154,26 @@ class HostSum:
 
     While some ranks still read one slot, the others already write to their other one. Two ranks
     compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
-    ``links`` has the links to the ranks that ``layout`` needs.
+    ``everyone`` has the links to the ranks that ``layout`` needs.
     """
 
-    def __init__(
-        self, memory: mmap.mmap, layout: HostLayout, rank: int, links: Mapping[int, Link]
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, layout: HostLayout, everyone: Group) -> None:
         self.layout = layout
         size = len(layout.local)
         whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
         self._slots = whole.reshape(2, size, _size_of_slot(size))
         self._turn = 0
-        self._local = Group.among(layout.local, rank, links)
+        self._local = everyone.among(layout.local)
         self._rank = self._local.rank
         is_across = layout.hosts > 1 and bool(layout.across)
-        self._across = Group.among(layout.across, rank, links) if is_across else None
+        self._across = everyone.among(layout.across) if is_across else None
 
-    def all_reduce(
-        self,
-        call: Call,
-        buffer: Array,
-        scratch_of: Callable[[int], Array],
-        codec: Compression | None = None,
-    ) -> None:
+    def all_reduce(self, call: Call, buffer: Array, codec: Compression | None) -> None:
         """Sum a 1-D buffer in place.
 
         The ranks of a host are added in their order, and then the hosts, by an algorithm that
-        depends only on the number of bytes and hosts. ``scratch_of`` returns memory of a number of
-        bytes. ``codec`` compresses what is sent between hosts; with one host, there is nothing to
-        compress.
+        depends only on the number of bytes and hosts. ``codec`` compresses what is sent between
+        hosts; with one host, there is nothing to compress.
         """
         if self.layout.hosts == 1:
             self._sum_locally(call, buffer)
@@ -194,18 +184,17 @@ class HostSum:
             part = buffer[parts[self._rank]]
             if codec:
                 residual = codec.residual(len(buffer))[parts[self._rank]]
-                self._across.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
+                self._across.all_reduce_coded(call, part, codec, residual)
             # All parts share the network, so each is as slow as the whole buffer.
             elif TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
-                self._across.all_reduce(call, part, scratch_of(CHUNK))
+                self._across.all_reduce(call, part)
             else:
-                self._across.double(call, part, scratch_of(part.nbytes))
+                self._across.double(call, part)
         self.all_gather(call, buffer, parts)
 
     def _meet(self, call: Call) -> None:
         """Return once all ranks of the host have called it."""
-        nothing = np.empty(0, np.uint8)
-        self._local.double(call, nothing, nothing)
+        self._local.double(call, np.empty(0, np.uint8))
 
     def _sum_locally(self, call: Call, buffer: Array) -> None:
         """Sum in place, in the order of the ranks; only for ranks of one host."""

@@ -147,6 +147,9 @@ class _Cursor:
         self._position = position
 
 
+Arrived = Callable[[int], None]
+
+
 class Call:
     """One collective call on one rank, over its ``links``.
 
@@ -172,7 +175,7 @@ class Call:
         incoming: Sequence[memoryview],
         *,
         ready: int | None = None,
-        arrived: Callable[[int], None] | None = None,
+        arrived: Arrived | None = None,
     ) -> None:
         """Send buffers over one link while filling others from another link, or the same one.
 
@@ -218,12 +221,7 @@ class Call:
             )
 
     def _complete(
-        self,
-        into: Link | None,
-        theirs: memoryview,
-        first: int,
-        stop: int,
-        arrived: Callable[[int], None] | None,
+        self, into: Link | None, theirs: memoryview, first: int, stop: int, arrived: Arrived | None
     ) -> int:
         """Use the received buffers from ``first`` to ``stop``; return how many contain data."""
         if first == 0 and into:

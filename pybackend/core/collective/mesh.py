@@ -56,7 +56,7 @@ class Mesh:
         self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
-        self._everyone = Group(rank, world_size, self.links)
+        self._everyone = Group(rank, world_size, self.links, self._scratch_of)
         self.shared: HostSum | None = None
         self._layout = layout
 
@@ -93,17 +93,15 @@ class Mesh:
             call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
             if algorithm == "shared":
                 assert self.shared is not None
-                self.shared.all_reduce(call, buffer, self._scratch_of, codec)
+                self.shared.all_reduce(call, buffer, codec)
             elif algorithm == "doubling":
                 if codec:
                     codec.repay(buffer)
-                self._double(call, buffer)
+                self._everyone.double(call, buffer)
             elif codec:
-                residual = codec.residual(len(buffer))
-                scratch = self._scratch_of(CHUNK)
-                self._everyone.all_reduce_coded(call, buffer, scratch, codec, residual)
+                self._everyone.all_reduce_coded(call, buffer, codec, codec.residual(len(buffer)))
             else:
-                self._everyone.all_reduce(call, buffer, self._scratch_of(CHUNK))
+                self._everyone.all_reduce(call, buffer)
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
         """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
@@ -123,9 +121,9 @@ class Mesh:
                 assert self.shared is not None
                 self.shared.reduce_scatter(call, buffer, parts)
             elif algorithm == "doubling":
-                self._double(call, buffer)
+                self._everyone.double(call, buffer)
             else:
-                self._everyone.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
+                self._everyone.reduce_scatter(call, buffer, parts)
 
     def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
         """Fill the other ranks' parts of a contiguous 1-D buffer with the data of these ranks.
@@ -144,7 +142,7 @@ class Mesh:
             raw, own = buffer.view(np.uint8), parts[self.rank]
             raw[: own.start * buffer.itemsize] = 0
             raw[own.stop * buffer.itemsize :] = 0
-            self._double(call, raw)
+            self._everyone.double(call, raw)
 
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's array, in rank order.
@@ -158,7 +156,7 @@ class Mesh:
         lengths[self.rank] = len(part)
         # The shape of a row is in the header: bytes alone do not distinguish (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
-        self._double(self._call(b"g", part.dtype, row, shape), lengths)
+        self._everyone.double(self._call(b"g", part.dtype, row, shape), lengths)
         parts = self._make_parts(part, lengths)
         total = sum(map(int, lengths)) * row
         call = self._call(b"G", part.dtype, total)
@@ -169,11 +167,10 @@ class Mesh:
         ends = np.cumsum(lengths) * row
         together = np.zeros(total, np.uint8)
         together[ends[self.rank] - part.nbytes : ends[self.rank]] = view_bytes(part)
-        self._double(call, together)
+        self._everyone.double(call, together)
         for rank, array in enumerate(parts):
-            if rank != self.rank and array.nbytes:
-                piece = together[ends[rank] - array.nbytes : ends[rank]]
-                array.reshape(-1).view(np.uint8)[:] = piece
+            if rank != self.rank:
+                view_bytes(array)[:] = together[ends[rank] - array.nbytes : ends[rank]].data
         return parts
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
@@ -186,7 +183,7 @@ class Mesh:
         self._check_root(root)
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
-        self._double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
+        self._everyone.double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
         is_root = self.rank == root
         parts = self._make_parts(part, lengths if is_root else np.zeros_like(lengths))
         for turn in range(1, self.world_size):
@@ -206,15 +203,14 @@ class Mesh:
         _check(buffer)
         self._check_root(root)
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
-        raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._everyone.pass_on(call, raw, root, (root - 1) % self.world_size)
+            self._everyone.pass_on(call, view_bytes(buffer), root, (root - 1) % self.world_size)
             return
         # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
         if self.rank != root:
             mine[:] = 0
-        self._double(call, mine)
+        self._everyone.double(call, mine)
 
     def close(self) -> None:
         self.shared = None
@@ -225,7 +221,7 @@ class Mesh:
         """Measure ``cost_model``; all ranks must call this together."""
 
         def double(buffer: Array) -> None:
-            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+            self._everyone.double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
         self.cost_model = measure(double, self.world_size)
 
@@ -252,7 +248,7 @@ class Mesh:
             self.all_reduce(able)
         if memory is None or able[0] < self.world_size:
             return
-        self.shared = HostSum(memory, layout, self.rank, self.links)
+        self.shared = HostSum(memory, layout, self._everyone)
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
         """Allocate every rank's array, with the announced length; this rank's is ``part``."""
@@ -273,9 +269,6 @@ class Mesh:
     @property
     def _is_one_host(self) -> bool:
         return self.shared is not None and self.shared.layout.hosts == 1
-
-    def _double(self, call: Call, buffer: Array) -> None:
-        self._everyone.double(call, buffer, self._scratch_of(buffer.nbytes))
 
     def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
         # A fixed size, not a prediction: the order of the terms must be the same in every run.

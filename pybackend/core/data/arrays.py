@@ -155,9 +155,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         if type(data).__name__ == "LazyFrame":
-            raise InputError(
-                f"`{name}` is a LazyFrame, which has no rows yet: call its collect() first"
-            )
+            raise InputError(f"`{name}` is a LazyFrame without rows: call its collect() first")
         raise InputError(
             f"`{name}` must be x, {term('(x, y)')} or {term('(x, y, sample_weight)')} of arrays, a "
             f"{term('Spark DataFrame')}, a {term('pandas or polars data frame')}, a "
@@ -231,15 +229,13 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
     return {key: array[part] for key, array in columns.items()}
 
 
-def check_enough_rows(
-    rows: int, workers: int, name: str = "data", argument: str = "workers"
-) -> None:
+def check_enough_rows(rows: int, workers: int, argument: str) -> None:
     """``argument`` is the one that sets the number of workers."""
     if rows == 0:
-        raise InputError(f"`{name}` has no rows")
+        raise InputError("`data` has no rows")
     if rows < workers:
         raise InputError(
-            f"`{name}` has {counted(rows, 'row')}, fewer than {setting(**{argument: workers})}: "
+            f"`data` has {counted(rows, 'row')}, fewer than {setting(**{argument: workers})}: "
             f"use at most {counted(rows, 'worker')}"
         )
 

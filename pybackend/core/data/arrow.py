@@ -349,8 +349,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
     if hasattr(column.type, "value_type"):
         inner = _find_complete(pc.list_flatten(column), name, None)
         if not inner.all():
-            rows = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
-            found[rows[~inner]] = False
+            found[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[~inner]] = False
     return found
 
 
@@ -386,8 +385,7 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
 def _read_strings(column: Any) -> Ragged:
     import pyarrow as pa
 
-    wide = column.cast(pa.large_string()).cast(pa.large_binary())
-    return Ragged(*get_bytes(wide), is_text=True)
+    return Ragged(*get_bytes(column.cast(pa.large_string()).cast(pa.large_binary())), is_text=True)
 
 
 def get_bytes(wide: Any) -> tuple[Array, Array]:

@@ -56,9 +56,7 @@ class Batches:
         ``shuffle="global"`` or ``scale_lr``.
         """
         if job.shuffle == "global":
-            raise InputError(
-                f"{setting(shuffle='global')} cannot reorder the batches of a data set"
-            )
+            raise InputError(f"{setting(shuffle='global')} cannot reorder batches of a data set")
         if job.scale_lr is not None:
             raise InputError(
                 "`scale_lr` cannot be combined with a data set of batches: workers share each "
@@ -202,9 +200,7 @@ def _elements(data: Any, name: str, may_be_empty: bool = True) -> Iterator[dict[
         _check_parts(element, f"the data set `{name}`")
         leaves = {key: np.asarray(leaf) for key, leaf in arrays.flatten(element).items()}
         if flat := [key for key, array in leaves.items() if array.ndim == 0]:
-            raise InputError(
-                f"`{flat[0]}` of the data set `{name}` is a single number, not a batch"
-            )
+            raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
         cure = (
             ", so it cannot be divided among the workers. Give each graph or set of labels one "
             f"row, padded with zeros. {_instead()}"

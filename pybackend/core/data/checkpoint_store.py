@@ -168,9 +168,7 @@ class CheckpointStore:
                 "choose another folder"
             )
 
-    def find_newest(
-        self, warn: Callable[[str], object] = lambda text: None
-    ) -> SavedCheckpoint | None:
+    def find_newest(self, warn: Callable[[str], object] = lambda _: None) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
         Another training run may write and remove checkpoints at the same time. ``warn`` is called
@@ -197,9 +195,7 @@ class CheckpointStore:
             )
         return kept
 
-    def _find_intact(
-        self, names: Sequence[str]
-    ) -> tuple[SavedCheckpoint | None, dict[str, Exception]]:
+    def _find_intact(self, names: list[str]) -> tuple[SavedCheckpoint | None, dict[str, Exception]]:
         """Return the newest intact checkpoint, and the errors of the newer ones."""
         damaged: dict[str, Exception] = {}
         for name in reversed(names):
@@ -325,8 +321,7 @@ class CheckpointStore:
         return SavedCheckpoint(manifest, state, model)
 
     def _read_manifest(self, name: str) -> Manifest:
-        content = self._folder.read(name) or b""
-        digest, _, text = content.decode().partition("\n")
+        digest, _, text = (self._folder.read(name) or b"").decode().partition("\n")
         if _digest(text.encode()) != digest:
             raise ValueError("its manifest was altered")
         version = re.search(r'"version": (\d+)', text)

@@ -64,8 +64,7 @@ def group_columns(
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
     read: list[str] = []
     builder = _GroupBuilder(spec, kinds, floatx, name, read)
-    column_groups = [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
-    return column_groups, read
+    return [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()], read
 
 
 @dataclass(frozen=True)
@@ -102,13 +101,9 @@ class _GroupBuilder:
         given = self.spec.categories or {}
         for column in columns:
             if column in given and column in (self.spec.tensors or {}):
-                raise InputError(
-                    f"{show(column)} is in both `tensors` and `categories`: use only one"
-                )
+                raise InputError(f"{show(column)} is in both `tensors` and `categories`: use one")
             if column in given and self.kinds[column].depth:
-                raise self._build_type_error(
-                    column, "one value per row, because it is in `categories`"
-                )
+                raise self._build_type_error(column, "one value per row, as it is in `categories`")
         return {column: tuple(given[column]) for column in columns if column in given}
 
     def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
@@ -149,12 +144,11 @@ class _GroupBuilder:
             expected = f"one bytes value per row, whose shape has no {show(None)}"
             raise self._build_type_error(column, expected)
         if None in shape and kind.depth > 1 and kind.depth != len(shape):
-            vectors = (None, *range(3, 2 + kind.depth))
             raise self._build_type_error(
                 column,
                 f"arrays of the shape {show(shape)} in `tensors`. For arrays of arrays, a shape "
                 f"has {show(None)} and the lengths of the inner arrays, e.g. "
-                f"{setting(tensors={column: (dtype, vectors)})}",
+                f"{setting(tensors={column: (dtype, (None, *range(3, 2 + kind.depth)))})}",
             )
         # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)

@@ -30,6 +30,7 @@ MOST_CATEGORIES = 10_000
 # A column with more values is rather an identifier, and each value would be a number of every row.
 MOST_ONE_HOT = 1_000
 Distinct = Callable[[str], Iterable[Any]]
+Kinds = Mapping[str, "ColumnKind"]
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,9 @@ def input_name(key: str) -> str:
     return key.partition("/")[2]
 
 
-def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
+def list_columns(groups: Sequence[ColumnGroup]) -> list[str]:
     """Return the names of the columns that groups read, in the order of ``indices``."""
-    names = {
-        p: c for group in column_groups for p, c in zip(group.indices, group.columns, strict=True)
-    }
+    names = {p: c for group in groups for p, c in zip(group.indices, group.columns, strict=True)}
     return [names[index] for index in sorted(names)]
 
 
@@ -239,9 +238,7 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
         raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
 
 
-def find_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
-) -> ColumnSpec:
+def find_categories(spec: ColumnSpec, kinds: Kinds, distinct: Distinct) -> ColumnSpec:
     """Add the categories of text labels, and of features that are encoded.
 
     ``distinct`` is called with a column whose categories the user did not name, and returns its
@@ -268,7 +265,7 @@ def find_categories(
 
 
 def keep_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
+    spec: ColumnSpec, kinds: Kinds, find: Callable[[str], Sequence[Any] | None]
 ) -> ColumnSpec:
     """Add the categories that a table defines for its columns, in order.
 
@@ -310,7 +307,7 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
         )
 
 
-def _choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
+def _choose_encodings(spec: ColumnSpec, kinds: Kinds) -> dict[str, str]:
     """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
 
     Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
@@ -373,8 +370,5 @@ def _find_values(what: str, column: str, spec: ColumnSpec, distinct: Distinct) -
         )
     values = sorted(value for value in distinct(column) if value is not None)
     if not values:
-        raise InputError(
-            f"{what} has no values to encode: the data has no rows, or the column contains only "
-            "nulls"
-        )
+        raise InputError(f"{what} has no values to encode: the data has no rows, or only nulls")
     return values

@@ -182,8 +182,7 @@ def _read_table(frame: Any, name: str) -> _Table:
         import pyarrow as pa
     except ImportError as error:
         raise InputError(
-            f"`{name}` is a data frame, which needs the Python package pyarrow: install it, or "
-            "pass arrays"
+            f"`{name}` is a data frame, which needs the package pyarrow: install it or pass arrays"
         ) from error
     if is_pandas(frame):
         return _read_pandas(frame, name)
@@ -316,8 +315,7 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
         return _read_table(part.to_frame(key), key)
     column = _read_target(part, key, floatx, name)
     kind = ColumnKind("other", None, 0, str(column.type))
-    own = _Column(kind, lambda: column, partial(_categories, part))
-    return _Table({key: own}, len(column))
+    return _Table({key: _Column(kind, lambda: column, partial(_categories, part))}, len(column))
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:

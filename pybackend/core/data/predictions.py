@@ -14,14 +14,6 @@ from pybackend.core.words import show
 
 Array = npt.NDArray[Any]
 TEXT = "str"
-# Types of a table's columns, by the types of the model's outputs.
-_TABLE_DTYPES = {
-    "bool": "bool",
-    "float64": "float64",
-    "int64": "int64",
-    "uint32": "int64",
-    "uint64": "int64",
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,10 @@ class Output:
     @property
     def held(self) -> str:
         """Type of the numbers when stored in a table."""
-        return _TABLE_DTYPES.get(self.dtype, "int32" if "int" in self.dtype else "float32")
+        if self.dtype in ("bool", "float64"):
+            return self.dtype
+        whole = "int64" if self.dtype in ("int64", "uint32", "uint64") else "int32"
+        return whole if "int" in self.dtype else "float32"
 
     def make_empty(self) -> Array:
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)

@@ -52,15 +52,11 @@ class Sources:
 
 
 def read_sources(
-    job: Job,
-    rank: int,
-    folder: Path,
-    order: Order,
-    functions: Mapping[str, FunctionRows] | None = None,
+    job: Job, rank: int, folder: Path, order: Order, calls: Mapping[str, FunctionRows] | None = None
 ) -> Sources:
     """Store the rows of all data sets that this worker reads itself.
 
-    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``functions`` are
+    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``calls`` are
     the data sets that functions return, by name. Raises `InputError` if the rows, or the result of
     a function, are not valid.
     """
@@ -74,11 +70,10 @@ def read_sources(
         in_order = name == "train" and isinstance(job, TrainingJob) and not job.shuffle
         source.spool(folder / name, job.workers, rank, shared, in_order)
         names.append(name)
-    for name, function in sorted((functions or {}).items()):
+    for name, function in sorted((calls or {}).items()):
         # The function's random numbers should differ between workers.
         keras.utils.set_random_seed((job.seed + rank) % 2**32)
-        config = make_tf_config(order.peers, rank)
-        context = WorkerContext(rank, job.workers, order.peers, config)
+        context = WorkerContext(rank, job.workers, order.peers, make_tf_config(order.peers, rank))
         data = call_pipeline(function, context, argument_of(name))
         if name == "train" and job.kind == "train":
             stream = data

@@ -29,6 +29,9 @@ from pybackend.core.job.report import Generation, list_groups
 from pybackend.core.words import show
 
 Index = npt.NDArray[np.int64]
+Ranges = Sequence[tuple[int, int]]
+# Rows of each global batch; None: they follow from the number of rows in a local batch.
+Sizes = Sequence[int] | None
 _ROUNDS = 6
 # Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
 _TURNS = 64
@@ -55,9 +58,7 @@ def is_sharded_evenly(counts: Sequence[int]) -> bool:
     return list(counts) == count_sharded(sum(counts), len(counts))
 
 
-def cut_shards(
-    counts: Sequence[int], batch_size: int, batches: Sequence[int] | None = None
-) -> Index:
+def cut_shards(counts: Sequence[int], batch_size: int, batches: Sizes = None) -> Index:
     """Return the first row of each worker's local batches, as a row number in its shard.
 
     The int64 array has the shape (workers, steps + 1): its last column is the end of the last
@@ -182,8 +183,7 @@ class EpochOrder:
         for rank in np.unique(ranks).tolist():
             own = ranks == rank
             count = len(range(rank, self.rows, self.workers))
-            moved = permute(visits[own], count, self.seed, epoch, rank)
-            found[own] = moved * self.workers + rank
+            found[own] = permute(visits[own], count, self.seed, epoch, rank) * self.workers + rank
         return found
 
 
@@ -211,9 +211,7 @@ Groups = Sequence[tuple[int, int]]
 """Worker groups that trained the beginning of an epoch: their workers, and the steps they took."""
 
 
-def count_used(
-    rows: int, groups: Groups, batch_size: int, batches: Sequence[int] | None = None
-) -> list[int]:
+def count_used(rows: int, groups: Groups, batch_size: int, batches: Sizes = None) -> list[int]:
     """Return the number of rows in each step that worker groups took, one after another."""
     used: list[int] = []
     for workers, steps in groups:

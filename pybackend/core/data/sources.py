@@ -35,7 +35,7 @@ from pybackend.core.data.columns import (
 )
 from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
-from pybackend.core.data.sharding import cut_ranges
+from pybackend.core.data.sharding import Ranges, cut_ranges
 from pybackend.core.data.tfrecord.framing import HEAD, check_head
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
@@ -46,26 +46,14 @@ if TYPE_CHECKING:
 RowFiles = Union["ParquetFiles", "RecordFiles"]
 _PARQUET = b"PAR1"
 # pandas' functions for files that are neither Parquet nor TFRecord.
-_READERS = {
-    ".arrow": "read_feather",
-    ".dta": "read_stata",
-    ".feather": "read_feather",
-    ".json": "read_json",
-    ".orc": "read_orc",
-    ".pickle": "read_pickle",
-    ".pkl": "read_pickle",
-    ".sas7bdat": "read_sas",
-    ".sav": "read_spss",
-    ".tsv": "read_table",
-    ".xlsx": "read_excel",
-}
+_READERS = {f".{kind}": f"read_{kind}" for kind in ("feather", "json", "orc", "pickle")}
+_READERS |= {".arrow": "read_feather", ".dta": "read_stata", ".pkl": "read_pickle"}
+_READERS |= {".sas7bdat": "read_sas", ".sav": "read_spss", ".tsv": "read_table"}
+_READERS |= {".xlsx": "read_excel"}
 # Hive's and Spark's name of a partition without a value.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # int() and float() accept more: "2026_01", "nan".
-_NUMBERS: dict[type, re.Pattern[str]] = {
-    int: re.compile(r"-?[0-9]{1,18}"),
-    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
-}
+_NUMBERS = {int: r"-?[0-9]{1,18}", float: r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?"}
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 8192
 # Column chunks of a file whose null counts are read: 5 ms.
@@ -240,27 +228,24 @@ class ParquetFiles:
     nulls: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def at(
-        cls, uri: Paths, name: str = "data", listed: Sequence[str] | None = None
-    ) -> ParquetFiles:
+    def at(cls, uri: Paths, name: str, listed: Sequence[str]) -> ParquetFiles:
         """Open the files at paths or URIs, reading only their footers.
 
-        ``listed`` is what `find_files` returned for the path, if it is known. Raises `InputError`
+        ``listed`` is what `find_files` returned for the path. Raises `InputError`
         if a file does not exist or is not a Parquet file, or the schemas differ.
         """
         try:
             import pyarrow as pa
         except ImportError as error:
             raise InputError("reading Parquet files needs the Python package pyarrow") from error
-        files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
+        files = [file for file in listed if not file.endswith(".crc")]
         with ThreadPoolExecutor(_THREADS) as pool:
             footers = list(pool.map(lambda file: _read_footer(file, name), files))
         groups, schemas, columns_with_nulls = zip(*footers, strict=True)
         schema = schemas[0]
         for file, other in zip(files, schemas, strict=True):
             if not other.equals(schema):
-                difference = _tell_difference(files[0], schema, file, other)
-                raise InputError(f"`{name}`: {difference}")
+                raise InputError(f"`{name}`: {_tell_difference(files[0], schema, file, other)}")
         index = _read_index(schema.metadata)
         found = find_partitions(uri, files)
         partitions = {name: found[name] for name in found if name not in schema.names}
@@ -280,9 +265,7 @@ class ParquetFiles:
     def rows(self) -> int:
         return sum(self.counts)
 
-    def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
-    ) -> Iterator[tuple[int, Any]]:
+    def pieces(self, ranges: Ranges, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
 
         The ranges must be in order. Each row group is read once for all of its ranges. Raises
@@ -293,10 +276,9 @@ class ParquetFiles:
         begin = 0
         for number, (file, groups) in enumerate(zip(self.files, self.row_groups, strict=True)):
             end = begin + sum(groups)
-            inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
-            if inside:
-                for start, batch in _read_ranges(file, groups, inside, own):
-                    yield begin + start, self._add_partitions(batch, number, columns)
+            if any(a < end and begin < b for a, b in ranges):
+                for start, batch in _read_ranges(file, groups, begin, ranges, own):
+                    yield start, self._add_partitions(batch, number, columns)
             begin = end
 
     def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
@@ -333,7 +315,7 @@ def find_partitions(uri: Paths, files: Sequence[str]) -> dict[str, tuple[Any, ..
 def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
     known = [None if value == _NO_VALUE else value for value in values]
     for kind, pattern in _NUMBERS.items():
-        if all(value is None or pattern.fullmatch(value) for value in known):
+        if all(value is None or re.fullmatch(pattern, value) for value in known):
             return tuple(None if value is None else kind(value) for value in known)
     return tuple(known)
 
@@ -371,8 +353,9 @@ def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
 
 
 def _read_ranges(
-    file: str, groups: Sequence[int], ranges: Sequence[tuple[int, int]], columns: list[str]
+    file: str, groups: Sequence[int], begin: int, ranges: Ranges, own: list[str]
 ) -> Iterator[tuple[int, Any]]:
+    """Yield batches of a file, whose first row has the number ``begin``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -386,25 +369,22 @@ def _read_ranges(
                 "began: it was replaced, or is a different file on this host"
             )
         viewed = any(map(arrow.has_views, parquet.schema_arrow.types))
-        begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
                 group_bytes = max(1, metadata.row_group(number).total_byte_size)
                 size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // group_bytes))
                 start = begin
-                for batch in parquet.iter_batches(size, [number], columns=columns):
-                    batch = batch.select(columns)  # in this order
+                for batch in parquet.iter_batches(size, [number], columns=own):
+                    batch = batch.select(own)  # in this order
                     if viewed:
                         plain = list(map(arrow.drop_views, batch.columns))
-                        batch = pa.RecordBatch.from_arrays(plain, columns)
+                        batch = pa.RecordBatch.from_arrays(plain, own)
                     yield from _cut_ranges(batch, start, ranges)
                     start += batch.num_rows
             begin += rows
 
 
-def _cut_ranges(
-    batch: Any, start: int, ranges: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, Any]]:
+def _cut_ranges(batch: Any, start: int, ranges: Ranges) -> Iterator[tuple[int, Any]]:
     """Yield the parts of a batch in the ranges; ``start`` is the number of its first row."""
     for first, last in ranges:
         begin, end = max(first, start), min(last, start + batch.num_rows)

@@ -37,16 +37,8 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import argument_of
 from pybackend.core.words import show, term
 
-_NUMBERS = {
-    "boolean": "bool",
-    "byte": "int8",
-    "short": "int16",
-    "integer": "int32",
-    "long": "int64",
-    "float": "float32",
-    "double": "float64",
-    "decimal": "float64",
-}
+_WHOLE = {"boolean": "bool", "byte": "int8", "short": "int16", "integer": "int32", "long": "int64"}
+_NUMBERS = {**_WHOLE, "float": "float32", "double": "float64", "decimal": "float64"}
 # Below the size of a task that Spark recommends; a task contains such a row.
 BLOB_BYTES = 900_000
 SCHEMA = "key long, dataset string, first_row long, content binary"
@@ -74,9 +66,7 @@ class DataFrameRows(TableRows):
         sorted values become the codes 0, 1, 2, ... An `InputError` names the column and what is
         expected.
         """
-        reject_duplicate_columns(
-            [field.name for field in frame.schema.fields], name, ignores_case=True
-        )
+        reject_duplicate_columns([one.name for one in frame.schema.fields], name, ignores_case=True)
         types = column_types(frame.schema, spec)
         frame = add_fields(frame, types)
         left_out = find_index(spec, types)
@@ -87,8 +77,7 @@ class DataFrameRows(TableRows):
             _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{index}")
             for index, column in enumerate(read)
         ]
-        selected = frame.select(*columns)
-        return cls(tuple(column_groups), spec, selected, left_out=tuple(left_out))
+        return cls(tuple(column_groups), spec, frame.select(*columns), left_out=tuple(left_out))
 
 
 def column_types(schema: Any, spec: ColumnSpec) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def measure_group(pid: int) -> int:
 
 
 def _ps(*options: str) -> str:
-    shown = subprocess.run(
-        ["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS, check=False
-    )
+    shown = subprocess.run(["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS)
     return shown.stdout
 
 

@@ -131,7 +131,7 @@ def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index
     try:
         return pb.parse_fields(np.frombuffer(chunk.content, np.uint8), starts, ends)
     except pb.Malformed as error:
-        raise malformed_error(chunk, int(records[error.owner])) from error
+        raise malformed_error(chunk, int(records[error.args[0]])) from error
 
 
 def malformed_error(chunk: Chunk, record: int) -> InputError:
@@ -159,8 +159,7 @@ def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]
         values, wrong = pa.array(numbers), wrong | broken
     if wrong.any():
         raise malformed_error(chunk, int(lists.records[items.owners[np.argmax(wrong)]]))
-    counts = np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
-    return values, counts
+    return values, np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
 
 
 def _read_floats(content: Bytes, offsets: Index) -> Numbers:

@@ -106,8 +106,7 @@ def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
         return get_bytes(values.cast(pa.large_binary()))
-    content = _to_floats(values).view(np.uint8)
-    return content, np.arange(len(values) + 1, dtype=np.int64) * 4
+    return _to_floats(values).view(np.uint8), np.arange(len(values) + 1, dtype=np.int64) * 4
 
 
 def _to_integers(values: pa.Array) -> Index:
@@ -141,9 +140,7 @@ def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in sorted(batch.schema.names, key=_sort_key):
         payload = build_payload(batch.column(name), name, first_row)
-        heads = pb.build_per_size(
-            payload.sizes, partial(_build_entry_heads, name.encode(), payload)
-        )
+        heads = pb.build_per_size(payload.sizes, partial(_build_entries, name.encode(), payload))
         sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
         columns += [heads, pb.split_bytes(payload.content, payload.offsets)]
     foot = pa.scalar(bytes(framing.FOOT), pa.large_binary())
@@ -166,12 +163,11 @@ def _build_field_heads(sizes: Index) -> list[bytes]:
 def _build_record_heads(sizes: Index) -> list[bytes]:
     """Return the headers of the frame and of Example's only field, for features of these sizes."""
     fields = _build_field_heads(sizes)
-    lengths = sizes + np.array([len(field) for field in fields], np.int64)
-    frames = framing.build_heads(lengths)
+    frames = framing.build_heads(sizes + np.array([len(field) for field in fields], np.int64))
     return [frame + field for frame, field in zip(frames, fields, strict=True)]
 
 
-def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
+def _build_entries(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
     """Return the bytes that precede payloads of these sizes, from map entry to list field."""
     name = _FIRST + pb.encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
@@ -250,8 +246,7 @@ def place_marks(offsets: Index, row: int, start: int) -> list[Mark]:
     ``offsets`` are the starts of the records, relative to the offset ``start``; ``row`` is the
     number of the first.
     """
-    megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
-    chosen = np.searchsorted(offsets, megabytes)
+    chosen = np.searchsorted(offsets, np.arange(0, offsets[-1] + 1, _MARK_BYTES))
     return [(row + int(index), start + int(offsets[index])) for index in np.unique(chosen)]
 
 

@@ -25,6 +25,7 @@ from pybackend.core.data.files import (
     open_file,
     open_folder,
 )
+from pybackend.core.data.sharding import Ranges
 from pybackend.core.data.tfrecord import framing
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.core.data.tfrecord.encode import Mark, RecordFile, place_marks, update_checksum
@@ -143,7 +144,7 @@ class RecordFiles:
             begin += part.rows
 
     def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+        self, ranges: Ranges, columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches for ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
@@ -241,9 +242,7 @@ def count_records(file: str, compression: Compression) -> RecordFile:
     return RecordFile(file, count, get_size(file), 0, () if compression else tuple(marks))
 
 
-def sample_spec(
-    files: Sequence[str], compressions: Sequence[Compression], name: str
-) -> dict[str, str]:
+def sample_spec(files: Sequence[str], compressions: list[Compression], name: str) -> dict[str, str]:
     """Infer a `tfrecord_spec` from the first records of at most eight files."""
     pairs = list(zip(files, compressions, strict=True))
     samples = [
@@ -344,9 +343,7 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
         rest = _read(chunk.file, stream, missing)
         if len(rest) == missing:
             return rest
-    raise InputError(
-        f"{chunk.name_record()} is incomplete: the file is truncated. Write or copy it again"
-    )
+    raise InputError(f"{chunk.name_record()} is incomplete: the file is truncated. Write it again")
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
