@@ -196,12 +196,10 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    seen: set[str] = set()
-    for column in columns:
-        known = column.lower() if ignores_case else column
-        if known in seen:
-            raise InputError(f"`{name}` has two columns named {show(column)}: rename one")
-        seen.add(known)
+    known = [column.lower() if ignores_case else column for column in columns]
+    if len({*known}) < len(known):
+        twice = next(column for n, column in enumerate(columns) if known[n] in known[:n])
+        raise InputError(f"`{name}` has two columns named {show(twice)}: rename one")
 
 
 def as_list(names: Any) -> Any:
@@ -221,7 +219,9 @@ def list_names(names: Names) -> list[str]:
 
 
 def _check_names(argument: str, value: Any, single: bool) -> None:
-    groups: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {None: value}
+    groups: dict[Any, Any] = {None: value}
+    if isinstance(value, Mapping) and value:
+        groups = dict(value)
     expected = "the name of a column" if single else "names of columns"
     for key, names in groups.items():
         is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
@@ -234,8 +234,6 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
             raise InputError(f"`{argument}` lists the column {show(twice)} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):
             raise InputError(f"`{argument}` has an entry named {show(key)}: use names without '/'")
-    if not groups:
-        raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
 
 
 def find_categories(spec: ColumnSpec, kinds: Kinds, distinct: Distinct) -> ColumnSpec:

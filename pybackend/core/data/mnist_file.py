@@ -9,16 +9,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pybackend.core.data.arrays import Array
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_whole_number
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
 Download = Callable[[], Digits | None]
 

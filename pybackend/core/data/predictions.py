@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pybackend.core.data.arrays import Array
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 TEXT = "str"
 
 

@@ -260,9 +260,7 @@ def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
     return _spread(values, lists.records, len(chunk.starts))
 
 
-def _to_lists(
-    values: pa.Array, counts: Index, records: Index, rows: int, kind: pa.DataType
-) -> pa.Array:
+def _to_lists(values: pa.Array, counts: Index, records: Index, rows: int, kind: Any) -> pa.Array:
     lengths = np.full(rows, -1)
     lengths[records] = counts
     offsets = pa.array(to_offsets(np.maximum(lengths, 0)), pa.int32())

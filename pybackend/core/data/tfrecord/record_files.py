@@ -38,6 +38,7 @@ from pybackend.core.job.codec import read_fields
 from pybackend.core.job.storage_options import check_tfrecord_spec
 from pybackend.core.words import show
 
+Spec = Mapping[str, str] | None
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_FILES = 8
@@ -67,34 +68,30 @@ class RecordFiles:
 
     @classmethod
     def at(
-        cls,
-        uri: Paths,
-        tfrecord_spec: Mapping[str, str] | None = None,
-        name: str = "data",
-        listed: Sequence[str] | None = None,
+        cls, uri: Paths, spec: Spec = None, name: str = "data", listed: Sequence[str] | None = None
     ) -> RecordFiles:
         """Open a file, the files in a folder, or the files at several paths.
 
         A folder that `write_tfrecords` wrote is described by its manifest. Other files are read
-        once to count their records, and a sample of them determines the columns. ``tfrecord_spec``
-        is that of `pybackend.read_tfrecords`; ``listed`` is what `find_files` returned for the
-        path, if it is known. An `InputError` names the file that is missing, damaged, or different
-        from its manifest.
+        once to count their records, and a sample of them determines the columns. ``spec`` is the
+        `tfrecord_spec` of `pybackend.read_tfrecords`; ``listed`` is what `find_files` returned for
+        the path, if it is known. An `InputError` names the file that is missing, damaged, or
+        different from its manifest.
         """
-        if tfrecord_spec is not None:
-            check_tfrecord_spec(tfrecord_spec)
+        if spec is not None:
+            check_tfrecord_spec(spec)
         if isinstance(uri, tuple) or is_pattern(uri):
-            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
+            return _count_files(listed or find_files(uri, name), spec, name)
         folder = open_folder(uri)
         manifest = read_manifest(folder)
         if manifest is None:
             _reject_unfinished(uri, folder, name)
-            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
+            return _count_files(listed or find_files(uri, name), spec, name)
         manifest.check(folder)
         parts = tuple(replace(part, name=folder.path(part.name)) for part in manifest.parts)
         if parts:
             _reject_others(listed or find_files(uri, name), {part.name for part in parts}, name)
-        schema = spec_to_schema(tfrecord_spec) if tfrecord_spec else manifest.schema
+        schema = spec_to_schema(spec) if spec else manifest.schema
         return cls(parts, schema, (manifest.compression,) * len(parts), is_listed=True)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,9 +140,7 @@ class RecordFiles:
                 yield from self._read_file(part, compression, *own, schema)
             begin += part.rows
 
-    def pieces(
-        self, ranges: Ranges, columns: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def pieces(self, ranges: Ranges, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches for ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
             start = first
@@ -224,7 +219,7 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
         )
 
 
-def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+def _count_files(files: Sequence[str], spec: Spec, name: str) -> RecordFiles:
     compressions = [detect_compression(file) for file in files]
     if spec is None:
         spec = sample_spec(files, compressions, name)
