@@ -16,7 +16,7 @@ import numpy as np
 from pybackend.core.data.arrays import to_dense
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
-from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec, list_columns
 from pybackend.core.data.predictions import nest_lists
 from pybackend.core.data.spark_rows import column_as_array, describe_type
 from pybackend.core.errors import InputError
@@ -201,7 +201,7 @@ def apply_saved_model(
     # Read in a task, because this process may not see the model's folder.
     signature = call_in_task(session, describe_signature, model)
     _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
-    groups, read = group_columns(spec, kinds, "float64", "dataset")
+    groups = group_columns(spec, kinds, "float64", "dataset")
     _check_names("output_mapping", "output", outputs, signature["outputs"])
     fields: list[str] = []
     for name in outputs:
@@ -210,7 +210,7 @@ def apply_saved_model(
         fields.append(f"o{len(fields)} {kind}")
     columns = [
         column_as_array(frame, name, types[name]).alias(f"c{place}")
-        for place, name in enumerate(read)
+        for place, name in enumerate(list_columns(groups))
     ]
     task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
 

@@ -39,26 +39,24 @@ def chosen(**choice: Any) -> Any:
 
 
 def test_a_list_is_one_input_and_a_mapping_several() -> None:
-    column_groups, read = chosen(features=["v", "a"])
-    assert [(group.key, group.columns, group.indices) for group in column_groups] == [
-        ("x", ("v", "a"), (0, 1)),
-        ("y", ("label",), (2,)),
+    column_groups = chosen(features=["v", "a"])
+    assert [(group.key, group.columns) for group in column_groups] == [
+        ("x", ("v", "a")),
+        ("y", ("label",)),
     ]
-    assert read == ["v", "a", "label"] == list_columns(column_groups)
-    column_groups, read = chosen(
-        features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v"
-    )
-    assert [(group.key, group.indices, group.dtype) for group in column_groups] == [
-        ("x/left", (0, 1), "float32"),
-        ("x/right", (0,), "float32"),
-        ("x/text", (2,), "str"),
-        ("y", (3,), "int64"),
-        ("sample_weight", (4,), "float32"),
+    assert list_columns(column_groups) == ["v", "a", "label"]
+    column_groups = chosen(features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v")
+    assert [(group.key, group.columns, group.dtype) for group in column_groups] == [
+        ("x/left", ("a", "n"), "float32"),
+        ("x/right", ("a",), "float32"),
+        ("x/text", ("t",), "str"),
+        ("y", ("label",), "int64"),
+        ("sample_weight", ("v",), "float32"),
     ]
 
 
 def test_several_outputs_have_several_labels() -> None:
-    column_groups, _ = chosen(features=["a"], label={"one": "label", "two": "n"})
+    column_groups = chosen(features=["a"], label={"one": "label", "two": "n"})
     assert [group.key for group in column_groups] == ["x", "y/one", "y/two"]
 
 

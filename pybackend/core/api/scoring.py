@@ -368,5 +368,4 @@ def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[Col
 
     types = column_types(read_schema(frame), columns)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
-    groups, _ = group_columns(columns, kinds, floatx, "df")
-    return groups
+    return group_columns(columns, kinds, floatx, "df")

@@ -210,7 +210,7 @@ def flatten(batch: Any) -> dict[str, Any]:
     return {key: leaf for part, value in parts for key, leaf in flatten_part(part, value)}
 
 
-def count_rows(columns: Columns) -> int:
+def count_rows(columns: Mapping[str, Any]) -> int:
     return len(next(iter(columns.values()), ()))
 
 

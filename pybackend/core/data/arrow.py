@@ -99,6 +99,7 @@ class TensorReader:
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
         self._groups = column_groups
+        self._indices = {name: n for n, name in enumerate(list_columns(column_groups))}
         self._widths: dict[str, int] = {}
         self._inner: dict[str, list[int]] = {}
         self._batch: Any = None
@@ -121,14 +122,14 @@ class TensorReader:
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
-            for index, name in zip(group.indices, group.columns, strict=True):
-                found &= _find_complete(batch.column(index), name, group.categories.get(name))
+            for name in group.columns:
+                column = batch.column(self._indices[name])
+                found &= _find_complete(column, name, group.categories.get(name))
         return found
 
     def _describe_row(self, row: int) -> str:
         """Describe a row by its values, for tables without row numbers."""
-        names = list_columns(self._groups)
-        shown = []
+        names, shown = list(self._indices), []
         for index, name in enumerate(names[:_SHOWN_COLUMNS]):
             text = repr(self._batch.column(index)[row].as_py())
             is_long = len(text) > _SHOWN_CHARACTERS
@@ -138,8 +139,8 @@ class TensorReader:
 
     def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            require_values(self._batch.column(index), name, self._name_row)
-            for index, name in zip(group.indices, group.columns, strict=True)
+            require_values(self._batch.column(self._indices[name]), name, self._name_row)
+            for name in group.columns
         ]
         if group.dtype == TEXT:
             return self._read_texts(columns[0], group.columns[0])
@@ -403,7 +404,8 @@ def measure_lists(lists: Any) -> Array:
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
-    return np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    sizes: Array = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    return sizes
 
 
 def _read_numbers(values: Any) -> Array:

@@ -16,8 +16,8 @@ from pybackend.core.data.columns import (
     ONE_HOT,
     TEXT,
     ColumnGroup,
-    ColumnKind,
     ColumnSpec,
+    Kinds,
     columns_by_key,
     encoding_of,
     expand_names,
@@ -35,10 +35,8 @@ _SPARK_TIMES = re.compile(r"(date)|(timestamp(?:_ntz)?)|interval( .*)?")
 _INTERVALS = re.compile(r"extension<pandas\.interval|interval\[")
 
 
-def group_columns(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
-) -> tuple[list[ColumnGroup], list[str]]:
-    """Return the tensors of a spec, and the columns to read for them, in the order of `indices`.
+def group_columns(spec: ColumnSpec, kinds: Kinds, floatx: str, name: str) -> list[ColumnGroup]:
+    """Return the tensors of a spec.
 
     ``name`` is the argument that holds the table. An `InputError` names the column and what is
     expected.
@@ -62,23 +60,20 @@ def group_columns(
         _check_known(column, kinds, name, role)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
-    read: list[str] = []
-    builder = _GroupBuilder(spec, kinds, floatx, name, read)
-    return [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()], read
+    builder = _GroupBuilder(spec, kinds, floatx, name)
+    return [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
 
 
 @dataclass(frozen=True)
 class _GroupBuilder:
     spec: ColumnSpec
-    kinds: Mapping[str, ColumnKind]
+    kinds: Kinds
     floatx: str
     name: str
-    read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        indices = tuple(map(self._add_column, columns))
         categories = self._select_categories(columns)
-        group = ColumnGroup(key, tuple(columns), indices, None, categories=categories)
+        group = ColumnGroup(key, tuple(columns), None, categories=categories)
         if not group.is_target:
             one_hot = [c for c in categories if encoding_of(self.spec, c) == ONE_HOT]
             group = replace(group, one_hot=tuple(one_hot))
@@ -91,11 +86,6 @@ class _GroupBuilder:
             common = np.result_type(*map(np.dtype, dtypes))
             group = replace(group, dtype=self.floatx if common.kind == "f" else str(common))
         return self._to_target(group) if group.is_target else group
-
-    def _add_column(self, column: str) -> int:
-        if column not in self.read:
-            self.read.append(column)
-        return self.read.index(column)
 
     def _select_categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         given = self.spec.categories or {}

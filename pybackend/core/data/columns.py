@@ -82,7 +82,6 @@ class ColumnGroup:
 
     key: str  # as in `arrays`: x, x/left, y, sample_weight
     columns: tuple[str, ...]
-    indices: tuple[int, ...]  # of the columns, in the Arrow batches
     dtype: str | None  # of the tensor, `TEXT` for strings; None: not chosen yet
     # Of a row, if `tensors` gives it; None as its first size: any length, padded.
     shape: tuple[int | None, ...] | None = None
@@ -175,9 +174,8 @@ def input_name(key: str) -> str:
 
 
 def list_columns(groups: Sequence[ColumnGroup]) -> list[str]:
-    """Return the names of the columns that groups read, in the order of ``indices``."""
-    names = {p: c for group in groups for p, c in zip(group.indices, group.columns, strict=True)}
-    return [names[index] for index in sorted(names)]
+    """Return the columns that groups read, in their order in the Arrow batches."""
+    return list(dict.fromkeys(chain(*(group.columns for group in groups))))
 
 
 def check_column_spec(spec: ColumnSpec) -> None:
@@ -340,9 +338,10 @@ def _choose_encoding(
         return None
     is_text = kind.holds == "text" and not kind.depth
     has_categories = column in (spec.categories or {})
-    asked = spec.encode if is_text or has_categories else None
     if isinstance(spec.encode, Mapping):
         asked = spec.encode.get(column)
+    else:
+        asked = spec.encode if is_text or has_categories else None
     if asked is not None and not has_categories:
         is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
         if kind.depth or not (is_text or is_whole):

@@ -81,7 +81,7 @@ class FrameRows(TableRows):
         kinds = {name: known.get(name) or column.kind for name, column in own.items()}
         spec = keep_categories(spec, kinds, lambda name: own[name].find_categories())
         spec = find_categories(spec, kinds, lambda column: chosen[column].unique().to_pylist())
-        groups, _ = group_columns(spec, kinds, floatx, name)
+        groups = group_columns(spec, kinds, floatx, name)
         tensors, complete = _read_tensors(chosen, groups, skips_incomplete)
         return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
 
@@ -107,7 +107,7 @@ def _read_tensors(
             complete.append(reader.find_complete(batch))
             rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
         if batch.num_rows:
-            parts.append(reader.read(batch, lambda row, rows=rows: row_number(rows[row])))
+            parts.append(reader.read(batch, partial(_name_row, rows)))
     tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
     if not skips_incomplete:
         return tensors, None
@@ -194,31 +194,30 @@ def _read_table(frame: Any, name: str) -> _Table:
             f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
-    kinds = arrow.describe_schema(table.schema)
+
+    def read(column: str) -> Any:
+        return arrow.drop_views(table[column])
 
     def find(column: str) -> list[Any] | None:
         if not isinstance(table.schema.field(column).type, pa.DictionaryType):
             return None
-        chunks = arrow.drop_views(table[column]).unify_dictionaries().chunks
+        chunks = read(column).unify_dictionaries().chunks
         return chunks[0].dictionary.to_pylist() if chunks else []
 
-    columns = {
-        c: _Column(kinds[c], lambda c=c: arrow.drop_views(table[c]), partial(find, c))
-        for c in table.column_names
-    }
+    kinds = arrow.describe_schema(table.schema).items()
+    columns = {c: _Column(kind, partial(read, c), partial(find, c)) for c, kind in kinds}
     return _Table(columns, table.num_rows)
 
 
 def _read_pandas(frame: Any, name: str) -> _Table:
     _check_names(frame, name)
-    frame = _name_intervals(frame)
     columns = {
         column: _Column(
-            ColumnKind("other", None, 0, str(dtype)),
-            lambda c=column: _arrow_column(frame[c], name),
-            lambda c=column: _categories(frame[c]),
+            ColumnKind("other", None, 0, str(series.dtype)),
+            partial(_arrow_column, series, name),
+            partial(_categories, series),
         )
-        for column, dtype in frame.dtypes.items()
+        for column, series in _name_intervals(frame).items()
     }
     return _Table(columns, len(frame))
 
@@ -393,6 +392,10 @@ def _is_nested(value: Any) -> bool:
         return np.ndim(value) > 1
     except ValueError:  # lists of different lengths
         return True
+
+
+def _name_row(rows: Array, row: int) -> str:
+    return row_number(rows[row])
 
 
 def _join(parts: list[Any]) -> Any:

@@ -23,8 +23,8 @@ Download = Callable[[], Digits | None]
 _SUBSET = Path(__file__).with_name("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 # The last two: a file of a single array (.npy) is not a context manager.
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
-_UNREADABLE += (TypeError, AttributeError)
+_UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, EOFError)
+_UNREADABLE += (zipfile.BadZipFile, zlib.error, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class FileRows(TableRows):
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
         distinct = partial(_read_distinct, files, lambda part: part.unique())
         spec = find_categories(spec, kinds, distinct)
-        column_groups, _ = group_columns(spec, kinds, floatx, name)
+        column_groups = group_columns(spec, kinds, floatx, name)
         rows = cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
         rows.reject_nulls()
         return rows

@@ -24,6 +24,7 @@ from pybackend.core.data.columns import (
     TableRows,
     find_categories,
     find_index,
+    list_columns,
     reject_duplicate_columns,
 )
 from pybackend.core.data.row_store import (
@@ -55,7 +56,7 @@ class DataFrameRows(TableRows):
     """The columns used from a Spark DataFrame, and the tensors made from them."""
 
     # A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots and
-    # backticks in names need no quoting. The indices of the column groups are these numbers.
+    # backticks in names need no quoting.
     frame: Any
 
     @classmethod
@@ -72,10 +73,10 @@ class DataFrameRows(TableRows):
         left_out = find_index(spec, types)
         kinds = {c: describe_type(kind) for c, kind in types.items() if c not in left_out}
         spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
-        column_groups, read = group_columns(spec, kinds, floatx, name)
+        column_groups = group_columns(spec, kinds, floatx, name)
         columns = [
             _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{index}")
-            for index, column in enumerate(read)
+            for index, column in enumerate(list_columns(column_groups))
         ]
         return cls(tuple(column_groups), spec, frame.select(*columns), left_out=tuple(left_out))
 

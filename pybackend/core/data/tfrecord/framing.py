@@ -117,9 +117,10 @@ def _apply_table(matrix: Bytes, register: Any) -> Checksums:
 
 def _skip_zeros(register: Checksums) -> Checksums:
     """Return the registers after a block of zeros: the sum over the bytes of a register."""
-    pairs = enumerate(_build_block_table())
-    found = [one[(register >> np.uint32(8 * byte)) & np.uint32(0xFF)] for byte, one in pairs]
-    return np.bitwise_xor.reduce(found)
+    found = np.zeros_like(register)
+    for byte, one in enumerate(_build_block_table()):
+        found ^= one[(register >> np.uint32(8 * byte)) & np.uint32(0xFF)]
+    return found
 
 
 @functools.cache
@@ -320,7 +321,8 @@ class Chunk:
     def check(self) -> Checksums:
         """Verify and return the data checksums; an `InputError` names the first mismatch."""
         data = np.frombuffer(self.content, np.uint8)
-        stored = slide_window(data, FOOT)[self.starts + self.lengths].view("<u4").reshape(-1)
+        found = slide_window(data, FOOT)[self.starts + self.lengths]
+        stored: Checksums = found.view("<u4").reshape(-1)
         self._reject(stored != compute_masked_crcs(data, self.starts, self.lengths), "data")
         return stored
 

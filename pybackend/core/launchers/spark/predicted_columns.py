@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
-from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec, list_columns
 from pybackend.core.data.predictions import TEXT, Field, Predictions
 from pybackend.core.data.spark_rows import add_fields, column_as_array, column_types, describe_type
 from pybackend.core.errors import InputError
@@ -63,7 +63,8 @@ def add_predictions(
     _reject_taken_names([field.name for field in columns], predictions)
     types = column_types(sessions.read_schema(frame), choice)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
-    column_groups, read = group_columns(choice, kinds, job.floatx, "df")
+    column_groups = group_columns(choice, kinds, job.floatx, "df")
+    read = list_columns(column_groups)
     # The fields of structs are appended, then vectors as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     indices = {name: index for index, name in enumerate(types)}
