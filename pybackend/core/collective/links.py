@@ -96,9 +96,8 @@ class Patience:
     on_wait: Callable[[int, float, bool], object] | None = None
     longest: float = LONGEST_SECONDS  # then a peer counts as lost although its machine answers
     waited: float = 0.0  # total seconds that this rank has waited
-    _next: float = _FIRST_WORD_SECONDS
     _since: float = 0.0
-    _is_second: bool = False
+    _reports: int = 0  # of this wait
 
     def check(self, peers: Sequence[Link], since: float) -> None:
         """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``."""
@@ -109,12 +108,12 @@ class Patience:
         if waited >= self.longest:
             raise peers[0].make_error(f"was silent for {self.longest:g} s")
         if since != self._since:
-            self._since, self._next, self._is_second = since, _FIRST_WORD_SECONDS, False
-        if waited >= self._next and self.on_wait is not None:
-            self.on_wait(peers[0].rank, waited, self._is_second)
-            pause = _FIRST_WORD_SECONDS - _SETTLED_SECONDS if self._is_second else _SETTLED_SECONDS
-            self._next += pause
-            self._is_second = not self._is_second
+            self._since, self._reports = since, 0
+        minutes, is_second = divmod(self._reports, 2)
+        due = _FIRST_WORD_SECONDS * (minutes + 1) + _SETTLED_SECONDS * is_second
+        if waited >= due and self.on_wait is not None:
+            self.on_wait(peers[0].rank, waited, bool(is_second))
+            self._reports += 1
 
 
 _HEADER = struct.Struct(">Qc3siQ")

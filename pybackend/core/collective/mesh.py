@@ -80,7 +80,7 @@ class Mesh:
         precision, for float32 only. Small buffers, for which the number of rounds matters more than
         the bytes, are not compressed.
         """
-        _check(buffer)
+        self._check(buffer)
         buffer = buffer.reshape(-1)
         if codec and buffer.dtype != np.float32:
             raise InputError(f"compression needs a float32 buffer, not a {buffer.dtype} one")
@@ -91,8 +91,7 @@ class Mesh:
             coded = _CODECS[codec.kind if codec else None]
             kind = b"m" if algorithm == "shared" else b"+"
             call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
-            if algorithm == "shared":
-                assert self.shared is not None
+            if self.shared and algorithm == "shared":
                 self.shared.all_reduce(call, buffer, codec)
             elif algorithm == "doubling":
                 if codec:
@@ -110,15 +109,14 @@ class Mesh:
         except on a ring. ``ends`` has where each rank's part ends, in elements; the first begins at
         0.
         """
-        _check(buffer)
+        self._check(buffer)
         parts, detail = _cut_at(ends)
         algorithm = self._choose_sum(buffer.nbytes, buffer.nbytes, False)
         if algorithm == "shared" and not self._is_one_host:
             algorithm = self._choose(buffer.nbytes, buffer.nbytes)
         call = self._call(b"s", buffer.dtype, buffer.nbytes, detail)
         with np.errstate(over="ignore", invalid="ignore"):
-            if algorithm == "shared":
-                assert self.shared is not None
+            if self.shared and algorithm == "shared":
                 self.shared.reduce_scatter(call, buffer, parts)
             elif algorithm == "doubling":
                 self._everyone.double(call, buffer)
@@ -130,11 +128,10 @@ class Mesh:
 
         ``ends`` is as in `reduce_scatter`; together, the two send as much as an `all_reduce`.
         """
-        _check(buffer)
+        self._check(buffer)
         parts, detail = _cut_at(ends)
         call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
-        if self._is_one_host and buffer.nbytes > CHUNK:
-            assert self.shared is not None
+        if self.shared and self._is_one_host and buffer.nbytes > CHUNK:
             self.shared.all_gather(call, buffer, parts)
         elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
             self._everyone.all_gather(call, [buffer[part] for part in parts])
@@ -150,7 +147,7 @@ class Mesh:
         ``part`` is contiguous, with at least one dimension; the first may differ between ranks, and
         be 0. The returned list contains this array itself.
         """
-        _check(part)
+        self._check(part)
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
@@ -179,8 +176,7 @@ class Mesh:
         The other ranks hold at most one block of the forwarded data in memory. ``part`` is
         contiguous and 1-D; lengths may differ. The list contains this array itself.
         """
-        _check(part)
-        self._check_root(root)
+        self._check(part, root)
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
         self._everyone.double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
@@ -200,8 +196,7 @@ class Mesh:
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer of any shape with that of rank ``root``."""
-        _check(buffer)
-        self._check_root(root)
+        self._check(buffer, root)
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
             self._everyone.pass_on(call, view_bytes(buffer), root, (root - 1) % self.world_size)
@@ -262,7 +257,10 @@ class Mesh:
         parts[self.rank] = part
         return parts
 
-    def _check_root(self, root: int) -> None:
+    def _check(self, buffer: Array, root: int = 0) -> None:
+        # reshape() would silently copy any other array, and the sum would be lost.
+        if not buffer.flags.c_contiguous or buffer.ndim == 0:
+            raise InputError("a collective needs a contiguous array with at least one dimension")
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
 
@@ -291,12 +289,6 @@ class Mesh:
         if self.scratch.size < size:
             self.scratch = np.empty(size, np.uint8)
         return self.scratch[:size]
-
-
-def _check(buffer: Array) -> None:
-    # reshape() would silently copy any other array, and the sum would be lost.
-    if not buffer.flags.c_contiguous or buffer.ndim == 0:
-        raise InputError("a collective needs a contiguous array with at least one dimension")
 
 
 def _cut_at(ends: Sequence[int]) -> tuple[list[slice], int]:

@@ -288,8 +288,7 @@ def digest_rows(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
         with path.open("rb") as file:
-            while block := file.read(_CHUNK_BYTES):
-                digest.update(block)
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
