@@ -174,7 +174,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         raise InputError(
             f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
         )
-    _check_lengths(columns, name)
+    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
     return columns
 
 
@@ -183,7 +183,7 @@ def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = Fals
     columns = {key: to_array(key, value, floatx, "x") for key, value in flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
-    _check_lengths(columns, "x")
+    check_equal_counts({key: len(array) for key, array in columns.items()}, "arrays of `x`")
     if count_rows(columns) == 0 and not may_be_empty:
         raise InputError("`x` has no rows")
     return columns
@@ -356,10 +356,6 @@ def _to_text(array: Array, key: str, name: str) -> Ragged:
     return join_texts(
         [text if isinstance(text, bytes) else str(text).encode() for text in array.flat], len(array)
     )
-
-
-def _check_lengths(columns: Columns, name: str) -> None:
-    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
 
 
 def check_equal_counts(counts: Mapping[str, int], what: str) -> None:

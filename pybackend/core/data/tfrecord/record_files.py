@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pybackend.core.data.files import (
-    Folder,
     Paths,
     find_files,
     get_size,
@@ -85,12 +84,21 @@ class RecordFiles:
         folder = open_folder(uri)
         manifest = read_manifest(folder)
         if manifest is None:
-            _reject_unfinished(uri, folder, name)
+            if rest := [one for one in folder.names() or [] if one.startswith(TEMPORARY)]:
+                raise InputError(
+                    f"`{name}`: {show(uri)} is being written, or was left behind by a process that "
+                    f"ended: it contains {rest[0]}"
+                )
             return _count_files(listed or find_files(uri, name), spec, name)
         manifest.check(folder)
         parts = tuple(replace(part, name=folder.path(part.name)) for part in manifest.parts)
-        if parts:
-            _reject_others(listed or find_files(uri, name), {part.name for part in parts}, name)
+        known = {part.name for part in parts}
+        found = (listed or find_files(uri, name)) if parts else ()
+        if others := [file for file in found if file not in known]:
+            raise InputError(
+                f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
+                f"remove {MANIFEST} to read all files in the folder"
+            )
         schema = spec_to_schema(spec) if spec else manifest.schema
         return cls(parts, schema, (manifest.compression,) * len(parts), is_listed=True)
 
@@ -201,22 +209,6 @@ class RecordFiles:
         end = marks[after][1] if after < len(marks) else part.size
         size = min(CHUNK_BYTES, end - marks[before][1])
         yield from read_chunks(file, None, marks[before], size)
-
-
-def _reject_others(files: Sequence[str], known: Collection[str], name: str) -> None:
-    if others := [file for file in files if file not in known]:
-        raise InputError(
-            f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
-            f"remove {MANIFEST} to read all files in the folder"
-        )
-
-
-def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
-    if unfinished := [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]:
-        raise InputError(
-            f"`{name}`: {show(uri)} is being written, or was left behind by a process that ended: "
-            f"it contains {unfinished[0]}"
-        )
 
 
 def _count_files(files: Sequence[str], spec: Spec, name: str) -> RecordFiles:
