@@ -81,7 +81,12 @@ class _GroupBuilder:
         if len(columns) == 1:
             group = self._describe_single(group, columns[0])
         else:
-            self._reject_tensor_types(columns)
+            if promised := [column for column in columns if column in (self.spec.tensors or {})]:
+                raise InputError(
+                    f"`tensors` has {show(promised[0])}, which is one of the columns "
+                    f"{', '.join(columns)} of a single input: it must be a separate input. List "
+                    f"the columns in `features`, e.g. {setting(features=[promised[0]])}"
+                )
             dtypes = [self._choose_number_type(column, group) for column in columns]
             common = np.result_type(*map(np.dtype, dtypes))
             group = replace(group, dtype=self.floatx if common.kind == "f" else str(common))
@@ -107,14 +112,6 @@ class _GroupBuilder:
             else:
                 return None
         return tuple(names)
-
-    def _reject_tensor_types(self, columns: Sequence[str]) -> None:
-        if promised := [column for column in columns if column in (self.spec.tensors or {})]:
-            raise InputError(
-                f"`tensors` has {show(promised[0])}, which is one of the columns "
-                f"{', '.join(columns)} of a single input: it must be a separate input. List the "
-                f"columns in `features`, e.g. {setting(features=[promised[0]])}"
-            )
 
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
         kind = self.kinds[column]

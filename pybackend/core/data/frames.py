@@ -312,23 +312,19 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(part, pandas.Series):
         return _read_table(part.to_frame(key), key)
-    column = _read_target(part, key, floatx, name)
-    kind = ColumnKind("other", None, 0, str(column.type))
-    return _Table({key: _Column(kind, lambda: column, partial(_categories, part))}, len(column))
-
-
-def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
     import pyarrow as pa
 
     if hasattr(part, "__arrow_c_stream__"):
-        return arrow.drop_views(pa.chunked_array(part))
-    array = np.asarray(part)
-    if array.dtype.kind not in "OUS" or array.ndim != 1:
-        array = arrays.to_array(key, part, floatx, name)
-    column = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return column
+        column = arrow.drop_views(pa.chunked_array(part))
+    else:
+        array = np.asarray(part)
+        if array.dtype.kind not in "OUS" or array.ndim != 1:
+            array = arrays.to_array(key, part, floatx, name)
+        column = pa.array(array.reshape(-1))
+        for size in reversed(array.shape[1:]):
+            column = pa.FixedSizeListArray.from_arrays(column, size)
+    kind = ColumnKind("other", None, 0, str(column.type))
+    return _Table({key: _Column(kind, lambda: column, partial(_categories, part))}, len(column))
 
 
 def _categories(series: Any) -> Any:

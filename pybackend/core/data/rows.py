@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Union
 
 import numpy as np
 
@@ -25,24 +25,12 @@ _MAPPED_BYTES = 40 << 20
 _SAMPLED_TEXTS = 1000
 
 
-class Rows(Protocol):
-    """Rows of named columns.
+Rows = Union["ArrayRows", "StoredRows", "Renamed", "ShardedRows"]
+"""Rows of named columns.
 
-    Attributes
-    ----------
-    spec
-        Type and shape of a row, by column.
-    row_bytes
-        Mean size of a row in memory, in bytes.
-    """
-
-    spec: Spec
-    row_bytes: int
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
+``spec`` has the type and shape of a row, by column, and ``row_bytes`` the mean size of a row in
+memory. ``take`` returns the rows with some numbers, in this order.
+"""
 
 
 class ArrayRows:

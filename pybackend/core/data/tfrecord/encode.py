@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,30 +63,20 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
         )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
-    if not pb.is_list(values.type):
-        content, offsets = _encode_values(values, kind)
-        return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, starts = values.flatten(), to_offsets(measure_lists(values))
-    if values.null_count:
-        _reject_null(values, starts, given + first_row, name)
+    starts: Any = slice(None)  # of the rows' values
+    if is_list := pb.is_list(values.type):
+        values, starts = values.flatten(), to_offsets(measure_lists(values))
+        if values.null_count:
+            _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
-    if kind == pb.BYTES:
+    if is_list and kind == pb.BYTES:
         # Each value is one field: tag, length, bytes.
         heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
         content, offsets = get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
-    offsets = offsets[starts]
-    whole = Payload(kind, content, offsets, np.diff(offsets), kind != pb.BYTES)
-    return _spread(whole, given, len(column))
-
-
-def _spread(given: Payload, rows: Index, count: int) -> Payload:
-    """Extend a payload, which has only the ``rows`` with a value, to ``count`` rows."""
-    if len(rows) == count:
-        return given
-    sizes = np.full(count, -1)
-    sizes[rows] = given.sizes
-    offsets = to_offsets(np.maximum(sizes, 0))
-    return Payload(given.kind, given.content, offsets, sizes, given.is_one_field)
+    sizes = np.full(len(column), -1)
+    sizes[given] = np.diff(offsets[starts])
+    is_one_field = not is_list or kind != pb.BYTES
+    return Payload(kind, content, to_offsets(np.maximum(sizes, 0)), sizes, is_one_field)
 
 
 def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> None:
