@@ -57,7 +57,7 @@ def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True)
-class Group:
+class Ranks:
     """Ranks that sum among themselves: this one's rank there, their number, and links by rank.
 
     All methods use the ring, except `double`. ``scratch_of`` returns memory of a number of bytes,
@@ -69,11 +69,11 @@ class Group:
     links: Mapping[int, Link]
     scratch_of: Callable[[int], Array]
 
-    def among(self, ranks: Sequence[int]) -> Group:
+    def among(self, ranks: Sequence[int]) -> Ranks:
         """Return the group of some of the ranks, which are counted again from 0."""
         rank = ranks.index(self.rank)
         links = {other: self.links[ranks[other]] for other in find_neighbours(rank, len(ranks))}
-        return Group(rank, len(ranks), links, self.scratch_of)
+        return Ranks(rank, len(ranks), links, self.scratch_of)
 
     def double(self, call: Call, buffer: Array) -> None:
         """Sum in place by recursive doubling."""

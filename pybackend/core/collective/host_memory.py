@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.core.collective.algorithms import TEN_GIGABITS, Group, find_neighbours
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Ranks, find_neighbours
 from pybackend.core.collective.links import Call
 from pybackend.core.collective.wire import Array, Compression
 
@@ -157,7 +157,7 @@ class HostSum:
     ``everyone`` has the links to the ranks that ``layout`` needs.
     """
 
-    def __init__(self, memory: mmap.mmap, layout: HostLayout, everyone: Group) -> None:
+    def __init__(self, memory: mmap.mmap, layout: HostLayout, everyone: Ranks) -> None:
         self.layout = layout
         size = len(layout.local)
         whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Group, measure
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ranks, measure
 from pybackend.core.collective.host_memory import (
     NO_OFFER,
     HostLayout,
@@ -56,7 +56,7 @@ class Mesh:
         self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
-        self._everyone = Group(rank, world_size, self.links, self._scratch_of)
+        self._everyone = Ranks(rank, world_size, self.links, self._scratch_of)
         self.shared: HostSum | None = None
         self._layout = layout
 

@@ -229,7 +229,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
     return {key: array[part] for key, array in columns.items()}
 
 
-def check_enough_rows(rows: int, workers: int, argument: str) -> None:
+def check_enough_rows(rows: int, workers: int, argument: str = "workers") -> None:
     """``argument`` is the one that sets the number of workers."""
     if rows == 0:
         raise InputError("`data` has no rows")

@@ -41,7 +41,7 @@ class ArrayRows:
         some = [array[:_SAMPLED_TEXTS] for array in columns.values() if array.dtype.kind == "O"]
         letters = sum(len(text) for array in some for text in array.flat)
         sampled = min(_SAMPLED_TEXTS, max(1, self._count))
-        self.row_bytes = _measure_row(self.spec) + letters // sampled
+        self.row_bytes: int = _measure_row(self.spec) + letters // sampled
 
     def __len__(self) -> int:
         return self._count
@@ -68,7 +68,7 @@ class StoredRows:
             if kind.shape is None
         }
         letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
-        self.row_bytes = _measure_row(self.spec) + letters // max(1, self._count)
+        self.row_bytes: int = _measure_row(self.spec) + letters // max(1, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -203,7 +203,7 @@ class Renamed:
 
     def __init__(self, rows: Rows, names: Mapping[str, str], shapes: Shapes | None = None) -> None:
         self._rows, self._names, self._shapes = rows, names, shapes or {}
-        self.row_bytes = rows.row_bytes
+        self.row_bytes: int = rows.row_bytes
         self.spec: Spec = {
             names.get(key, key): (dtype, self._shapes.get(key, shape))
             for key, (dtype, shape) in rows.spec.items()
@@ -245,7 +245,8 @@ class ShardedRows:
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
         self.everything, self._workers, self._rank = rows, workers, rank
-        self.spec, self.row_bytes = rows.spec, rows.row_bytes
+        self.spec: Spec = rows.spec
+        self.row_bytes: int = rows.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))

@@ -119,7 +119,7 @@ class _InBlocks:
     """Visits of rows in an epoch, of which whole blocks are drawn: each serves many steps."""
 
     def draw(self, first: int, last: int, epoch: int) -> Index:
-        """Return the rows of visits ``first`` to ``last`` - 1, as far as there are so many."""
+        """Return the rows of visits ``first`` to ``last`` - 1, or up to the last one."""
         raise NotImplementedError
 
     def between(self, first: int, last: int, epoch: int) -> Index:
