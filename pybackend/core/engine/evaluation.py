@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,17 @@ class Validation:
         Callbacks get these values at the end of the evaluation.
         """
         model.reset_metrics()
-        shared = self._steps.shared_variables if self._steps else []
-        combine = _Combine(model, collective, self._counts, shared)
-        hooks = keras.callbacks.CallbackList([combine, *callbacks])
+        shared = self._steps.batch.variables if self._steps else []
+        metrics: dict[str, Any] = {}
+
+        def combine(logs: dict[str, Any]) -> None:
+            metrics.update(combine_logs(model, logs, collective, self._counts, shared))
+            logs.clear()
+            logs.update(metrics)
+
+        # First of the callbacks: the others get the metrics over all ranks.
+        first = keras.callbacks.LambdaCallback(on_test_end=combine)
+        hooks = keras.callbacks.CallbackList([first, *callbacks])
         if self._steps is not None:
             self._steps.evaluate(hooks)
         elif self._data is None:
@@ -94,29 +101,7 @@ class Validation:
             hooks.on_test_end({})
         else:
             model.evaluate(self._data, verbose=0, callbacks=hooks)
-        return combine.metrics
-
-
-class _Combine(keras.callbacks.Callback):
-    """First of the callbacks: replaces one rank's metrics with those over all ranks."""
-
-    def __init__(
-        self, model: Any, collective: Collective, counts: Any, shared: Sequence[Any]
-    ) -> None:
-        super().__init__()
-        self._shared = shared
-        self.metrics: dict[str, Any] = {}
-        self._evaluated = model
-        self._collective = collective
-        self._counts = counts
-
-    def on_test_end(self, logs: Any = None) -> None:
-        logs = {} if logs is None else logs
-        self.metrics = combine_logs(
-            self._evaluated, logs, self._collective, self._counts, self._shared
-        )
-        logs.clear()
-        logs.update(self.metrics)
+        return metrics
 
 
 def build_metrics(model: Any, rows: Rows) -> None:
@@ -135,7 +120,7 @@ def needs_others(view: ModelView, over: OverBatch) -> bool:
     return over != NOTHING or bool(find_step_means(view.model)) or view.has_masked_loss
 
 
-class StepsTogether(step_changes.RemembersErrors):
+class StepsTogether:
     """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
     def __init__(
@@ -145,8 +130,8 @@ class StepsTogether(step_changes.RemembersErrors):
         self._batches = batches
         self._calls = step_changes.StepCalls()
         self._position = step_changes.Position(batches)
-        self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
-        self._batch = GlobalBatch(model, self._gathered, self._calls, over)
+        self._gathered = GatheredRows(collective, self._calls, batches.find_order)
+        self.batch = GlobalBatch(model, self._gathered, self._calls, over)
         # With masks, a worker's loss is not a mean over its rows.
         is_masked = view.has_masked_loss and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
@@ -154,44 +139,39 @@ class StepsTogether(step_changes.RemembersErrors):
         self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
 
-    @property
-    def shared_variables(self) -> Sequence[Any]:
-        """Variables of metrics that are the same on all workers."""
-        return self._batch.variables
-
     def evaluate(self, hooks: Any) -> None:
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
             self._calls.begin(step_changes.count_rows(data))
             share = self._means.compute_share()
-            with self._batch.active(), self._means.weigh(share):
+            with self.batch.active(), self._means.weigh(share):
                 return test_step(data)
 
         def skip() -> None:
-            with self._batch.active():
+            with self.batch.active():
                 self._calls.replace(self._take_part)
 
         self._position.begin_epoch()
         self._gathered.step = 0
-        together = (
-            step_changes.StepOrSkip(self._model, step, skip) if self._batches.may_be_empty else step
-        )
-        with ExitStack() as stack:
-            stack.enter_context(self._batch.install())
-            stack.enter_context(self._means.install())
-            if self._valid is not None:
-                average = self._average(self._model.compute_loss, self._valid)
-                stack.enter_context(step_changes.override(self._model, "compute_loss", average))
-            stack.enter_context(step_changes.disable_jit(self._model))
-            stack.enter_context(step_changes.override(self._model, "test_step", together))
+        model = self._model
+        skips = self._batches.may_be_empty
+        together = step_changes.StepOrSkip(model, step, skip) if skips else step
+        averaged = [] if self._valid is None else [model]
+        with (
+            self.batch.install(),
+            self._means.install(),
+            step_changes.override_each(averaged, "compute_loss", self._average),
+            step_changes.disable_jit(model),
+            step_changes.override(model, "test_step", together),
             # Evaluations by callbacks use their own function; this one is traced once.
-            stack.enter_context(step_changes.override(self._model, "test_function", self._function))
+            step_changes.override(model, "test_function", self._function),
+        ):
             try:
-                self._model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)
+                model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)
             except tf.errors.OpError as error:
-                raise self.error or self._gathered.error or error from None
-            self._function = self._model.test_function
+                raise self._calls.error or error from None
+            self._function = model.test_function
 
     def _take_part(self) -> None:
         """Take part in a step without rows, on a worker that runs eagerly and never had rows."""
@@ -199,9 +179,11 @@ class StepsTogether(step_changes.RemembersErrors):
         if self._valid is not None:
             self._compute_mean(tf.zeros([]), 0.0)
 
-    def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
+    def _average(self, model: Any, compute_loss: Callable[..., Any]) -> Any:
         """Make a model's ``compute_loss`` a mean over workers, weighted by unmasked steps."""
-        watched = valid.watch(compute_loss)
+        valid = self._valid
+        assert valid is not None
+        watched = valid.watch(model, compute_loss)
 
         def averaged(*args: Any, **options: Any) -> Any:
             own = watched(*args, **options)
@@ -215,16 +197,11 @@ class StepsTogether(step_changes.RemembersErrors):
 
     def _compute_mean(self, loss: Any, weight: Any) -> Any:
         def compute(loss: Any, weight: Any) -> Any:
-            with self.remembering():
-                total, weights = all_sum(self._collective, [weight * loss, weight])
+            total, weights = all_sum(self._collective, [weight * loss, weight])
             return np.asarray(total / weights if weights else 0.0, loss.dtype)
 
-        weight = tf.convert_to_tensor(weight, tf.float32)
-        with self._calls.next():
-            mean = tf.numpy_function(compute, [loss, weight], loss.dtype)
-        self._calls.end([mean])
-        mean.set_shape([])
-        return mean
+        given = [loss, tf.convert_to_tensor(weight, tf.float32)]
+        return self._calls.call(compute, given, [tf.TensorSpec([], loss.dtype)])[0]
 
     def _count_rows(self, rows: int) -> float:
         """Return the number of rows in the current step's global batch; called once per step."""

@@ -17,12 +17,7 @@ from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.shards import Shards
-from pybackend.core.engine.exchange.synchronizer import (
-    NoExchange,
-    Preemption,
-    Synchronizer,
-    WeightAveraging,
-)
+from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer, WeightAveraging
 from pybackend.core.engine.exchange.transports import GraphExchange
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.row_batches import RowBatches
@@ -51,7 +46,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     if collective.world_size == 1:
         # A single worker's checkpoints within an epoch are for any number of workers, too.
         needs_record = job.is_elastic and job.checkpoint is not None
-        return NoExchange(_make_record(replica) if needs_record else None)
+        return Synchronizer(_make_record(replica) if needs_record else None)
     nominal = collective.world_size * job.batch_size
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):

@@ -386,16 +386,13 @@ class ShardedUpdate:
             for gradient, is_present in zip(gradients, present, strict=True)
             if is_present
         ]
-        with self._calls.next():
-            # Each rank has zeros for the others, so no sum is rounded.
-            total = tf.numpy_function(
-                lambda values: self._add_up(values).astype(values.dtype),
-                [tf.stack(squares)],
-                wide,
-            )
-        self._calls.end([total])
-        own = next(iter(types)) if len(types) == 1 else wide
-        return tf.cast(tf.ensure_shape(total, [len(squares)]), own)
+        # Each rank has zeros for the others, so no sum is rounded.
+        (total,) = self._calls.call(
+            lambda values: self._add_up(values).astype(values.dtype),
+            [tf.stack(squares)],
+            [tf.TensorSpec([len(squares)], wide)],
+        )
+        return tf.cast(total, next(iter(types)) if len(types) == 1 else wide)
 
     def _send_weights(self, is_always: bool = False) -> None:
         own, others = self.shards.own, self.shards.others

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,39 +20,39 @@ from pybackend.core.job.notice import Notice
 from pybackend.core.job.worker_options import LocalSteps
 
 
-class Synchronizer(Protocol):
-    """Synchronization of the replicas of all workers during a ``fit``."""
+class Synchronizer:
+    """Synchronization of the replicas of all workers during a ``fit``; here, of a single worker.
 
-    @property
-    def agreement(self) -> Any:
+    ``record`` has the last exchanged step, from which training can continue after a loss.
+    ``shards`` are parts of the optimizer's state, if this worker does not have the whole state.
+    """
+
+    is_exact = True
+    """True if a step has the same result as in one process."""
+
+    def __init__(self, record: StepRecord | None = None, shards: Shards | None = None) -> None:
+        self.record, self.shards = record, shards
+        self.agreement: Any = StopAgreement()
         """Agreement to stop: a `StopAgreement`, or an object with the same attributes."""
-
-    @property
-    def is_exact(self) -> bool:
-        """True if a step has the same result as in one process."""
 
     @property
     def error(self) -> BaseException | None:
         """Error in a step, or None: TensorFlow passes on only the text."""
+        return None
 
     @property
     def mean_loss(self) -> float | None:
         """The epoch's loss, if a row-weighted mean of the workers' losses would be incorrect."""
+        return None
 
     @property
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
-
-    @property
-    def record(self) -> StepRecord | None:
-        """Record of the last exchanged step, from which training can continue after a loss."""
-
-    @property
-    def shards(self) -> Shards | None:
-        """Parts of the optimizer's state, if this worker does not have the whole state."""
+        return ()
 
     def install(self) -> AbstractContextManager[None]:
         """Synchronize the model's steps while the context is active."""
+        return nullcontext()
 
     def begin_training(self) -> None:
         """Begin training, once all callbacks have begun and all weights are equal."""
@@ -65,6 +65,7 @@ class Synchronizer(Protocol):
 
     def read_state(self) -> dict[str, Any]:
         """Return this worker's state between steps, as plain data and arrays."""
+        return {}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `read_state` returned, after `begin_training`."""
@@ -92,10 +93,9 @@ class Preemption:
 
         A stop takes precedence over a preemption: training then ends normally.
         """
-        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
-        is_stop = any(stop for stop, _ in everyone)
-        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
-        self._preempted = () if is_stop else tuple(preempted)
+        everyone = np.stack(self._collective.all_gather(np.array([stops, is_preempted], np.int64)))
+        is_stop = bool(everyone[:, 0].any())
+        self._preempted = () if is_stop else tuple(np.flatnonzero(everyone[:, 1]).tolist())
         return is_stop
 
     def agree_at_end(self, stops: bool) -> bool:
@@ -109,38 +109,6 @@ class Preemption:
         if self._collective.world_size == 1 and self._notice():
             return (0,)
         return self._preempted
-
-
-class NoExchange:
-    """Synchronizer of a single worker, which does nothing."""
-
-    is_exact = True
-    mean_loss = None
-    error = None
-    shared_variables = ()
-    shards = None
-
-    def __init__(self, record: StepRecord | None) -> None:
-        self.agreement = StopAgreement()
-        self.record = record
-
-    def install(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def begin_training(self) -> None:
-        """Do nothing."""
-
-    def begin_epoch(self) -> None:
-        """Do nothing."""
-
-    def end_epoch(self) -> None:
-        """Do nothing."""
-
-    def read_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is no state."""
 
 
 Array = npt.NDArray[Any]
@@ -197,12 +165,15 @@ class OuterOptimizer:
         return [np.array(weight) for weight in self._last]
 
 
-class WeightAveraging(step_changes.RemembersErrors):
+class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
     """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
     Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
-    after every H steps, `LocalSteps.steps`, and at the end of each epoch.
+    after every H steps, `LocalSteps.steps`, and at the end of each epoch. Each worker has its own
+    losses, which are averaged by rows.
     """
+
+    is_exact = False
 
     def __init__(
         self,
@@ -212,10 +183,8 @@ class WeightAveraging(step_changes.RemembersErrors):
         may_be_empty: bool,
         nominal_rows: int,
     ) -> None:
-        self._model = model
-        self._every = options.steps
-        self._may_be_empty = may_be_empty
-        self.agreement = StopAgreement()
+        super().__init__()
+        self._model, self._every, self._may_be_empty = model, options.steps, may_be_empty
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
         wide = np.float64 if tf.float64 in self._types else np.float32
@@ -234,12 +203,6 @@ class WeightAveraging(step_changes.RemembersErrors):
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    is_exact = False
-    shared_variables = ()
-    shards = None
-    record = None
-    mean_loss = None  # each worker has its own losses, which are averaged by rows
-
     @contextmanager
     def install(self) -> Iterator[None]:
         model = self._model
@@ -257,9 +220,6 @@ class WeightAveraging(step_changes.RemembersErrors):
 
     def begin_training(self) -> None:
         self._outer.begin([v.numpy() for v in self._read_wide()])
-
-    def begin_epoch(self) -> None:
-        """Do nothing: steps are counted over the whole training."""
 
     def end_epoch(self) -> None:
         """Average weights after any further steps, so that callbacks see the same model."""
@@ -291,11 +251,7 @@ class WeightAveraging(step_changes.RemembersErrors):
         def local_step(data: Any) -> Any:
             logs = step_or_skip(data)
             done = self._steps.assign_add(1)
-            if tf.executing_eagerly():
-                if int(done) % self._every == 0:
-                    self._average()
-            else:
-                tf.cond(done % self._every == 0, self._average, lambda: None)
+            tf.cond(done % self._every == 0, self._average, lambda: None)
             return logs
 
         return local_step

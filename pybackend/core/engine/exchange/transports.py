@@ -293,7 +293,8 @@ class HostExchange(RemembersErrors):
                 return flat.exchange(weight, loss, dense, added)
             # Pending gradients are sent at the end of an epoch, so that all workers have the same
             # state.
-            self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+            is_last = self._position.step == self._position.batches.steps - 1
+            self.is_due = is_last or (self._calls + 1) % self._micro_steps == 0
             return flat.accumulate(weight / self._nominal_weight(), loss, dense, self.is_due)
 
         return self._complete(flat, exchange, shared, weight, arrays[count:], lambda: dense)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, call_host, override
+from pybackend.core.engine.step_changes import StepCalls, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show
@@ -57,7 +57,7 @@ def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
 
 
 @dataclass(eq=False)
-class GatheredRows(RemembersErrors):
+class GatheredRows:
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
     ``find_order`` returns, for a step, the order of the batch among the rows listed by rank; None
@@ -80,17 +80,12 @@ class GatheredRows(RemembersErrors):
         for tensor in own:
             _check_has_rows(tensor)
         count = len(own)
-        types = [tensor.dtype for tensor in own]
-        orders = 0 if self.find_order is None else count
-        with self.calls.next():
-            rows = tf.convert_to_tensor(self.calls.rows)
-            kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
-            found = call_host(partial(self._fetch, is_first), [rows, *own], kinds)
-        self.calls.end(found[-1:])
-        for number, tensor in enumerate(found[: 2 * count]):
-            tensor.set_shape([None, *own[number % count].shape[1:]])
-        ordered = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
-        return found[:count], found[count : 2 * count], found[-1], ordered or None
+        rows = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in own]
+        orders = [tf.TensorSpec([None], tf.int64)] * (0 if self.find_order is None else count)
+        results = [*rows, *rows, *orders, tf.TensorSpec([], tf.float64)]
+        fetch = partial(self._fetch, is_first)
+        found = self.calls.call(fetch, [tf.convert_to_tensor(self.calls.rows), *own], results)
+        return found[:count], found[count : 2 * count], found[-1], found[2 * count : -1] or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
         """Return the rows of all workers in order, in a step without rows on this worker."""
@@ -104,34 +99,27 @@ class GatheredRows(RemembersErrors):
             orders = parts[2 * count :] or [slice(None)] * count
             return [rows[order] for rows, order in zip(whole, orders, strict=True)]
 
-        with self.calls.next():
-            whole = call_host(fetch, [], [spec.dtype for spec in specs])
-        self.calls.end(whole)
-        for tensor, spec in zip(whole, specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return whole
+        return self.calls.call(fetch, [], specs)
 
     def _fetch(self, is_first: bool, rows: Any, *own: Array) -> list[Any]:
         self.step += is_first
-        with self.remembering():
-            packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
-            received = self.collective.all_gather(packed)
-            types = [array.dtype for array in own]
-            everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
-            _check_shapes([arrays for _, arrays in everyone.values()], list(everyone))
-            rank = self.collective.rank
-            before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
-            after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
-            if not everyone:
-                raise InputError(
-                    "no worker has rows for a step: a pipeline must return the same rows in every "
-                    "epoch"
-                )
-            total = sum(count for count, _ in everyone.values())
-            like = next(iter(everyone.values()))[1]
-            factor = np.float64(total / rows if rows else 0.0)
-            lengths = np.sum([[len(a) for a in part] for _, part in everyone.values()], axis=0)
-            return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
+        packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
+        received = self.collective.all_gather(packed)
+        types = [array.dtype for array in own]
+        everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
+        if not everyone:
+            raise InputError(
+                "no worker has rows for a step: a pipeline must return the same rows in every epoch"
+            )
+        arrays = {rank: part for rank, (_, part) in everyone.items()}
+        _check_shapes(arrays)
+        before = [part for rank, part in arrays.items() if rank < self.collective.rank]
+        after = [part for rank, part in arrays.items() if rank > self.collective.rank]
+        like = next(iter(arrays.values()))
+        total = sum(count for count, _ in everyone.values())
+        factor = np.float64(total / rows if rows else 0.0)
+        lengths = np.sum([[len(a) for a in part] for part in arrays.values()], axis=0)
+        return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
         """Return the order of the batch for arrays of these lengths, if they have all its rows."""
@@ -167,16 +155,15 @@ class GlobalBatch:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._over.loss:
-                compute_loss = self._model.compute_loss
-                first = 0 if has_own(self._model, "compute_loss") else 1  # Keras's ignores `x`
-                watched = self._watch(compute_loss, slice(first, 4), None)
-                stack.enter_context(override(self._model, "compute_loss", watched))
-            for metric in self._metrics:
-                update = metric.update_state
-                watched = self._watch(update, slice(None), update)
-                stack.enter_context(override(metric, "update_state", watched))
+        models = [self._model] if self._over.loss else []
+        # Keras's ignores `x`.
+        rows = slice(0 if has_own(self._model, "compute_loss") else 1, 4)
+        with (
+            override_each(models, "compute_loss", lambda _, one: self._watch(one, rows, False)),
+            override_each(
+                self._metrics, "update_state", lambda _, one: self._watch(one, slice(None), True)
+            ),
+        ):
             yield
 
     @contextmanager
@@ -189,11 +176,12 @@ class GlobalBatch:
             self._is_active = False
             self._own, self._whole = [], []
 
-    def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
+    def _watch(
+        self, function: Callable[..., Any], which: slice, is_update: bool
+    ) -> Callable[..., Any]:
         """Wrap a function of tensors, so that it gets the tensors of the global batch.
 
-        ``which`` are the arguments that have rows. ``update`` is a function that a worker without
-        rows must also call, or None.
+        ``which`` are the arguments that have rows. A worker without rows must also call an update.
         """
         own = signature = inspect.signature(function)
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
@@ -207,8 +195,8 @@ class GlobalBatch:
             given = {n: bound.arguments[n] for n in names if bound.arguments.get(n) is not None}
             indices = self._fetch(given)
             bound.arguments.update(_fill(indices, self._whole))
-            if update is not None:
-                self._calls.record(lambda: update(**_fill(indices, self._whole)))
+            if is_update:
+                self._calls.record(lambda: function(**_fill(indices, self._whole)))
             return function(*bound.args, **bound.kwargs)
 
         # Keras checks whether there is a parameter `training`.
@@ -361,12 +349,13 @@ def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
     return rows, arrays
 
 
-def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> None:
-    for rank, arrays in zip(ranks, everyone, strict=True):
-        for one, other in zip(everyone[0], arrays, strict=True):
+def _check_shapes(everyone: Mapping[int, Sequence[Array]]) -> None:
+    first = next(iter(everyone))
+    for rank, arrays in everyone.items():
+        for one, other in zip(everyone[first], arrays, strict=True):
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
-                    f"rows of workers {ranks[0]} and {rank} have the shapes "
+                    f"rows of workers {first} and {rank} have the shapes "
                     f"{show(one.shape[1:])} and {show(other.shape[1:])}: a loss or metric over "
                     "the global batch needs the same shape on all workers, so pad rows to the same "
                     "length"

@@ -148,7 +148,7 @@ class ValidStepCounter:
         self._valid: Any = None
         self.loss: Any = 0.0
 
-    def watch(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, model: Any, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_loss`` of a model, so that the valid steps of a call are counted."""
         signature = inspect.signature(compute_loss)
 
@@ -268,9 +268,6 @@ class StepMeans:
     def _call(
         self, compute: Callable[..., Any], given: Sequence[Any], replacement: Callable[[], object]
     ) -> Any:
-        with self.calls.next():
-            found = tf.numpy_function(compute, given, tf.float32)
-        found.set_shape([])
-        self.calls.end([found])
+        (found,) = self.calls.call(compute, given, [tf.TensorSpec([], tf.float32)])
         self.calls.record(replacement)
         return found

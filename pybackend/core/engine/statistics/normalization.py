@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras import ops
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, override, override_each
+from pybackend.core.engine.step_changes import StepCalls, override, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting
 
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
-class GlobalStatistics(RemembersErrors):
+class GlobalStatistics:
     """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
     This applies only to steps traced while `active` is in effect. ``weigh`` returns a scalar, the
@@ -120,16 +120,11 @@ class GlobalStatistics(RemembersErrors):
 
     def _add_up(self, values: Any) -> Any:
         def reduce(own: Array) -> Array:
-            with self.remembering():
-                total = np.array(own)
-                self.collective.all_reduce(total)
-                return total
+            total = np.array(own)
+            self.collective.all_reduce(total)
+            return total
 
-        with self.calls.next():
-            total = tf.numpy_function(reduce, [values], values.dtype)
-        self.calls.end([total])
-        total.set_shape(values.shape)
-        return total
+        return self.calls.call(reduce, [values], [tf.TensorSpec(values.shape, values.dtype)])[0]
 
 
 def _refuse_second(upstream: Any) -> Any:
