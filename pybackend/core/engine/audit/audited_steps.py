@@ -88,23 +88,24 @@ class AuditPlan:
 class Window:
     """Steps compared as one: those whose gradients the optimizer adds up, or a single step."""
 
-    before: Values  # the values before the first step
+    before: Values  # the values before the first step, of the variables that existed then
     memory: float  # size of the process at that time
-    known: set[int]  # variables that existed at that time
-    steps: list[int] = field(default_factory=list)
-    changed: list[Values] = field(default_factory=list)  # by callbacks, before each step
+    changed: dict[int, Values] = field(default_factory=dict)  # by callbacks, before each step
     numbers: Values = field(default_factory=dict)  # scalars after the last step
     digest: int = 0  # of the variables that callbacks must not change in between
     reason: str | None = None  # why the steps cannot be compared
     exchanged: list[Exchanged] = field(default_factory=list)  # if empty, weights are compared
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self.changed)
 
 
 def describe_error(error: Exception) -> str:
     """Return the text of an error, without the lines that TensorFlow and Keras add."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras
-        said = lines[1]
-    else:  # the traceback of a function that was traced comes first
-        said = lines[-1] if lines[0].startswith("in user code") else lines[0]
-    return f"{type(error).__name__}: {said}"
+    # Keras names a layer first; the traceback of a function that was traced comes first.
+    at = 1 if lines[0].startswith("Exception encountered") else 0
+    at = -1 if lines[0].startswith("in user code") or at >= len(lines) else at
+    return f"{type(error).__name__}: {lines[at]}"

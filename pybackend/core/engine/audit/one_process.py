@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -16,7 +16,6 @@ from pybackend.core.engine.audit.audited_rows import GlobalRows, UnequalRows
 from pybackend.core.engine.audit.audited_steps import Values
 from pybackend.core.engine.audit.stand_ins import POSITIONS, running_functions, trace_loops
 from pybackend.core.engine.equal_state import find_statistics
-from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.statistics.metrics import find_step_means
 from pybackend.core.engine.step_changes import override_each
@@ -61,8 +60,8 @@ class StepState:
     def read(self, which: Sequence[int] | None = None) -> Values:
         """Return copies of the values of all variables, or of some."""
         found = self.variables
-        chosen = found if which is None else [key for key in which if key in found]
-        return {key: np.asarray(found[key].numpy()) for key in chosen}
+        chosen = found if which is None else which
+        return {key: np.asarray(found[key].numpy()) for key in chosen if key in found}
 
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
         """Return the variables of metrics, except those that are the same on all workers."""
@@ -107,28 +106,25 @@ class OneProcess:
     """
 
     def __init__(self, state: StepState, class_weight: Mapping[int, float] | None) -> None:
-        self._state = state
-        self._class_weight = class_weight
+        self.state, self._class_weight = state, class_weight
         self._traced: dict[Any, dict[Any, Any]] = {}
         self.position = POSITIONS[0]
         self.type: str | None = None
 
     def take(self, step: Callable[[Any], Any], batch: Any) -> None:
         """Take a step on a batch of arrays: a ``train_step``, unchanged or with an exchange."""
-        view = self._state.view
+        view = self.state.view
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault((self.position, self.type), {})
-        with ExitStack() as stack:
-            for context in (
-                # A graph traced before would have other rows, and random numbers.
-                running_functions(eagerly=True),
-                _multiplying_exactly(),
-                self._average_as_traced(),
-                _without_cudnn(view.layers),
-                trace_loops(view, traced),
-                nullcontext() if self.type is None else _computing_in(view.parts, self.type),
-            ):
-                stack.enter_context(context)
+        with (
+            # A graph traced before would have other rows, and random numbers.
+            running_functions(eagerly=True),
+            _multiplying_exactly(),
+            self._average_as_traced(),
+            _without_cudnn(view.layers),
+            trace_loops(view, traced),
+            _computing_in(view.parts, self.type),
+        ):
             step(data)
 
     def take_all(
@@ -152,7 +148,7 @@ class OneProcess:
         In a traced step, Keras does not know how many rows a batch has, and gives every step the
         weight one. In a step that is not traced, it weights the step by its rows.
         """
-        model = self._state.view.model
+        model = self.state.view.model
         means = [] if model.run_eagerly else find_step_means(model)
         return override_each(means, "update_state", _unweighted)
 
@@ -168,7 +164,7 @@ class OneProcess:
 
     def _normalize_by_parts(self, rows: GlobalRows) -> AbstractContextManager[None]:
         """Normalize each worker's rows separately, in layers that do so in training."""
-        view = self._state.view
+        view = self.state.view
         spread = {
             id(inner)
             for outer in view.layers
@@ -200,11 +196,11 @@ def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
+def _computing_in(parts: Sequence[Any], name: str | None) -> Iterator[None]:
     """Make a model and its layers compute in a more precise type; variables stay."""
     with ExitStack() as stack:
         for part in parts:
-            if name == "float32" and not is_mixed(part):
+            if name is None or (name == "float32" and not is_mixed(part)):
                 continue
             # To assign to a layer changes the entries of its map, which cannot be restored.
             if isinstance(part.dtype_policy, keras.dtype_policies.DTypePolicyMap):
@@ -297,6 +293,17 @@ def as_tensorflow(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+class ExchangedMeans(Protocol):
+    """Attributes of a `GradientExchange` that compare its gradients with those of a step."""
+
+    adds_up: bool
+
+    def place_means(
+        self, means: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any], whole: bool
+    ) -> list[Any]: ...
+    def undo_share(self, gradient: Any) -> Any: ...
+
+
 class WatchedGradients:
     """Compares the gradients of steps with those that were exchanged, which the optimizers apply.
 
@@ -307,7 +314,7 @@ class WatchedGradients:
     def __init__(
         self,
         view: ModelView,
-        exchange: GradientExchange,
+        exchange: ExchangedMeans,
         exchanged: Sequence[Exchanged],
         steps: int,
         is_own: bool = False,
@@ -359,9 +366,7 @@ def _as_arrays(mean: Any, gradient: Any) -> tuple[Array, Array]:
         return mean.numpy(), tf.convert_to_tensor(gradient).numpy()
     pair = [(np.array(one.indices), np.array(one.values)) for one in (mean, gradient)]
     rows = np.unique(np.concatenate([indices for indices, _ in pair]))
-    arrays = []
-    for indices, values in pair:
-        summed = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+    one, other = (np.zeros((len(rows), *values.shape[1:]), values.dtype) for _, values in pair)
+    for summed, (indices, values) in zip((one, other), pair, strict=True):
         np.add.at(summed, np.searchsorted(rows, indices), values)
-        arrays.append(summed)
-    return arrays[0], arrays[1]
+    return one, other

@@ -319,14 +319,14 @@ class GradientExchange(Synchronizer):
         means: Sequence[Any],
         gradients: Sequence[Any],
         variables: Sequence[Any],
-        is_whole: bool = False,
+        whole: bool = False,
     ) -> list[Any]:
         """Return the means of an exchange in the order, types and forms of the gradients.
 
-        With ``is_whole``, there are means of all variables, not only of those that this rank needs.
+        With ``whole``, there are means of all variables, not only of those that this rank needs.
         """
         dense, sparse = _find_kinds([self._classify(gradient) for gradient in gradients])
-        if self.shards is not None and not is_whole:
+        if self.shards is not None and not whole:
             dense = [n for n in dense if self.shards.owns(variables[n])]
         result: list[Any] = [None] * len(gradients)
         for n, mean in zip(dense, map(tf.convert_to_tensor, means), strict=False):
