@@ -55,9 +55,7 @@ class Validation:
         self, rows: Rows, counts: Sequence[int], batch_size: int, over: OverBatch = NOTHING
     ) -> None:
         self._counts = np.array(counts)
-        self._rows = rows
-        self._batch_size = batch_size
-        self._over = over
+        self._rows, self._batch_size, self._over = rows, batch_size, over
         self._steps: StepsTogether | None = None
         # Workers exchange values only at the end: each takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
@@ -127,7 +125,7 @@ class StepsTogether:
         self, view: ModelView, collective: Collective, batches: RowBatches, over: OverBatch
     ) -> None:
         self._model = model = view.model
-        self._batches = batches
+        self._batches, self._collective = batches, collective
         self._calls = step_changes.StepCalls()
         self._position = step_changes.Position(batches)
         self._gathered = GatheredRows(collective, self._calls, batches.find_order)
@@ -135,7 +133,6 @@ class StepsTogether:
         # With masks, a worker's loss is not a mean over its rows.
         is_masked = view.has_masked_loss and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
-        self._collective = collective
         self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
 
@@ -260,8 +257,7 @@ def _check_alike(model: Any, collective: Collective) -> None:
     if collective.world_size == 1:
         return
     check_structure(model, collective)
-    differing = find_differing_weights(model, collective)
-    if differing:
+    if differing := find_differing_weights(model, collective):
         raise InputError(
             f"the weights of worker {', '.join(map(str, differing))} differ from those of worker 0 "
             f"({next(iter(differing.values()))}): all workers must have the same model. A function "

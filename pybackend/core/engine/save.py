@@ -152,12 +152,7 @@ def write_model(
     data = encode_trained(loaded, plan)
     if plan.trained != find_trained(loaded.model):
         emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))
-    if uri is not None:
-        write_whole(uri, data)
-        return sha256_of(data)
-    partial = folder / "trained.partial"
-    partial.write_bytes(data)
-    partial.replace(folder / f"trained.{plan.format}")
+    write_whole(str(folder / f"trained.{plan.format}") if uri is None else uri, data)
     return sha256_of(data)
 
 
