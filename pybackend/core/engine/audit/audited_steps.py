@@ -28,23 +28,19 @@ class AuditPlan:
     """Steps of one epoch after another."""
 
     def __init__(self) -> None:
-        self.musts: set[int] = set()  # steps of this epoch to audit in any case
         self.spent = 0.0  # seconds of all audits
-        self.steps = 0  # number of steps of this epoch that may be audited
-        self._share = _SHARE
-        self._due: int | None = None
-        # The last audited step of the epoch, and how long the last audit took.
-        self._last: int | None = None
-        self._cost = 0.0
-        self._began = self._epoch_began = time.monotonic()
-        self._spent_before = 0.0
+        self._cost = 0.0  # seconds of the last one
+        self._began = time.monotonic()
+        self.begin_epoch(0, None)
 
     def begin_epoch(
         self, steps: int, first: int | None, musts: Iterable[int] = (), is_second: bool = False
     ) -> None:
         """Begin an epoch; ``first`` is the first step that may be audited, None if none may be."""
         self._share = _EARLY_SHARE if is_second else _SHARE
-        self.steps, self._due, self._last, self.musts = steps, first, None, set(musts)
+        self.steps = steps  # number of steps of this epoch that may be audited
+        self.musts = set(musts)  # steps of this epoch to audit in any case
+        self._due, self._last = first, None  # the next step to consider, and the last one audited
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
 
     def is_due(self, last: int) -> bool:

@@ -33,7 +33,7 @@ from pybackend.core.engine.audit.audited_steps import (
     describe_error,
 )
 from pybackend.core.engine.audit.merges import EpochMerge, Merges
-from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState
+from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState, count_bytes
 from pybackend.core.engine.audit.stand_ins import POSITIONS, Noise, stand_in_noise
 from pybackend.core.engine.audit.traced_step import TracedStep
 from pybackend.core.engine.audit.verdict import Judge
@@ -132,20 +132,20 @@ class Auditor:
         self._epoch, self._window, self._taken = epoch, None, (0, 0)
         self._exchange.take_exchanges()
         is_first, is_second = self._epochs == 0, self._epochs == 1
+        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * steps)
+        musts: set[int] = set()
         if is_first:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * steps)
-        musts = {0} if is_first else set()
-        is_uneven = totals is not None and totals[-1] != totals[0]
-        if is_first and is_uneven and self._collective.world_size <= _MANY:
-            musts.add(steps - 1)  # the last step has fewer rows
+            is_uneven = totals is not None and totals[-1] != totals[0]
+            # The last step may have fewer rows.
+            musts = {0, steps - 1 if is_uneven and self._collective.world_size <= _MANY else 0}
         if isinstance(feed, PipelineBatches):  # it retains only the first batch
             steps, first = 1, 0
             if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
                 first, musts = None, set()
         together = min(self._count_together(), _MOST_STEPS)
-        copied = 2 * together * self._state.count_trained_bytes()
+        copied = 2 * together * count_bytes(self._model.trainable_variables)
         needed = self._copies * (4 * self._state.count_bytes() + copied)
         small = self._state.read_small() if self._small else {}
         has_changed = not _are_equal(self._small, small) or self._is_outdated()
@@ -318,15 +318,14 @@ class Auditor:
         self._state.write(window.before)
         differing = find_differing(variables, self._collective)[0]
         self._state.write(after)
-        if not differing:
-            return verdict
-        ranks, name = ", ".join(map(str, differing)), show(min(differing.values()))
-        error = (
-            f"before {self._name(window)}, the variable {name} of worker {ranks} differed from "
-            "that of worker 0: a callback, a layer or a custom train_step changed it on only one "
-            "worker"
-        )
-        return {**verdict, "error": error}
+        if differing:
+            ranks, name = ", ".join(map(str, differing)), show(min(differing.values()))
+            verdict["error"] = (
+                f"before {self._name(window)}, the variable {name} of worker {ranks} differed from "
+                "that of worker 0: a callback, a layer or a custom train_step changed it on only "
+                "one worker"
+            )
+        return verdict
 
     def _compare(
         self, window: Window, after: Values, position: float, is_repeated: bool

@@ -57,7 +57,7 @@ class StepState:
         names |= {id(v.value): f"{v.path} of the optimizer" for v in optimizers}
         return names | {id(v.value): str(v.path) for v in model.variables}
 
-    def read(self, which: Sequence[int] | None = None) -> Values:
+    def read(self, which: Iterable[int] | None = None) -> Values:
         """Return copies of the values of all variables, or of some."""
         found = self.variables
         chosen = found if which is None else which
@@ -78,19 +78,15 @@ class StepState:
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        return _count_bytes((self.variables or self.find()).values())
-
-    def count_trained_bytes(self) -> int:
-        """Return the size of the trained weights, and so of their gradients."""
-        return _count_bytes(map(as_tensorflow, self._model.trainable_variables))
+        return count_bytes((self.variables or self.find()).values())
 
     def read_small(self) -> Values:
         """Return small variables that losses and layers may use, and that no step trains."""
         model = self._model
         apart = [*model.trainable_variables, *self._others, *self.view.optimizer_variables]
         left_out = {id(as_tensorflow(v)) for v in apart} | set(self.list_metrics(()))
-        keys = [key for key, one in self.variables.items() if key not in left_out]
-        return self.read([k for k in keys if np.prod(self.variables[k].shape) <= _SMALL])
+        small = {key for key, one in self.variables.items() if np.prod(one.shape) <= _SMALL}
+        return self.read(small - left_out)
 
     def write(self, values: Mapping[int, Array]) -> None:
         for key, value in values.items():
@@ -285,8 +281,8 @@ class OwnSettings:
         return next((f"{type(self._parts[n]).__name__}.{name}" for n, name in changed), None)
 
 
-def _count_bytes(variables: Iterable[Any]) -> int:
-    return sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
+def count_bytes(variables: Iterable[Any]) -> int:
+    return sum(int(np.prod(v.shape)) * v.dtype.size for v in map(as_tensorflow, variables))
 
 
 def as_tensorflow(variable: Any) -> Any:
@@ -320,8 +316,7 @@ class WatchedGradients:
         is_own: bool = False,
     ) -> None:
         self._view, self._exchange, self._is_own = view, exchange, is_own
-        self._remaining = iter(exchanged)
-        self._each = max(1, len(exchanged) // steps)
+        self._remaining, self._each = iter(exchanged), max(1, len(exchanged) // steps)
         self._count = 0
         # What was exchanged and what the steps computed, by the step, the number of the exchange in
         # the step, and the variable's path. Gradients that are exchanged as one sum are summed.

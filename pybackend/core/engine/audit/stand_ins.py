@@ -111,12 +111,11 @@ class Noise:
                 self.has_seeds |= stand_in is None
                 is_seeded = draw.__name__.startswith("stateless")
                 self.is_stateless |= is_seeded
-                own = stand_in is None or "Generator." in draw.__qualname__
-                if own:
+                has_state = stand_in is None or "Generator." in draw.__qualname__
+                if has_state:
                     state = args[0].state
-                    known = getattr(state, "value", state) if stand_in is None else state
-                    self.states.add(id(known))
-                self.is_unseeded |= not is_seeded and not own
+                    self.states.add(id(state.value if stand_in is None else state))
+                self.is_unseeded |= not is_seeded and not has_state
                 return draw(*args, **options)
 
             return noting

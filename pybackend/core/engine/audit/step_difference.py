@@ -23,7 +23,6 @@ Values = Mapping[Key, Array]
 # Relative tolerance: float32 sums of a few hundred numbers in different orders differ by less.
 _RELATIVE = 2e-5
 # Half precision: errors of its sums are up to this many roundings.
-_HALF = 2.0**-12
 _HALVES = 8.0
 # Factor by which a difference may exceed that of one process with itself, and the bound on both:
 # beyond it, a step is ill-conditioned, and nothing can be concluded from a difference.
@@ -174,10 +173,8 @@ def find_tolerance(values: Array) -> float:
 
 def _finite(one: Array, other: Array) -> tuple[Array, Array]:
     """Return two arrays with zeros wherever one of them is not finite."""
-    if np.isfinite(one).all() and np.isfinite(other).all():
-        return one, other
     keep = np.isfinite(one) & np.isfinite(other)
-    return np.where(keep, one, 0), np.where(keep, other, 0)
+    return (one, other) if keep.all() else (np.where(keep, one, 0), np.where(keep, other, 0))
 
 
 def _norm(values: Array) -> float:

@@ -390,10 +390,9 @@ class TrainingState:
     def _read_variables(self, is_within_epoch: bool) -> list[Any]:
         """Return the values of `_variables`; empty for the state that a single rank has."""
         variables = self._variables(is_within_epoch)
-        apart: set[int] = set()
-        if self._shards is not None:
-            first, count = self._count_before_optimizers(), len(self._shards.slots)
-            apart = {first + n for n in range(count) if not self._shards.is_common(n)}
+        slots = self._shards.slots if self._shards else ()
+        held = enumerate(slots, self._count_before_optimizers())
+        apart = {number for number, one in held if one.holder is not None}
         return [
             np.empty(0) if number in apart else np.array(variable.numpy())
             for number, variable in enumerate(variables)
@@ -412,7 +411,8 @@ class TrainingState:
         """
         model, view = self._model, ModelView(self._model)
         found = [*model.weights, *list_other_variables(model)]
-        found += view.optimizer_variables if self._shards is None else self._shards.slots
+        slots = [one.variable for one in self._shards.slots] if self._shards else None
+        found += view.optimizer_variables if slots is None else slots
         metrics = list(model.metrics_variables)
         listed = {id(v.value) for v in [*found, *metrics] if v is not None}
         found += metrics if is_within_epoch or not has_own(model, "train_step") else []

@@ -120,8 +120,7 @@ class Buffers:
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
-        self._size = size
-        self._dtype = dtype
+        self._size, self._dtype = size, dtype
         self._spare = ALIGNMENT // dtype.itemsize
         self._made: list[Array] = []
         self._unused = 0
@@ -148,8 +147,7 @@ class BucketSender:
     """Thread that sends the buckets of a step in order, each as soon as it is ready."""
 
     def __init__(self, buckets: int, send: Callable[[Array, int], None]) -> None:
-        self._buckets = buckets
-        self._send = send
+        self._buckets, self._send = buckets, send
         self._lock = threading.Lock()
         self._flat: Array | None = None
         self._ready: queue.Queue[int | None] = queue.Queue()
@@ -172,8 +170,7 @@ class BucketSender:
 
         Raises the error with which sending failed in the thread.
         """
-        error = self._done.get()
-        if error is not None:
+        if (error := self._done.get()) is not None:
             raise error
         flat, self._flat = self._flat, None
         assert flat is not None
@@ -240,11 +237,8 @@ class FlatExchange:
         compression: Literal["fp16", "bf16"] | None = None,
         buffers: Buffers | None = None,
     ) -> None:
-        self.layout = layout
-        self._collective = collective
-        self._dtype = np.dtype(dtype)
-        self._agreement = agreement
-        self._nominal = nominal
+        self.layout, self._collective, self._dtype = layout, collective, np.dtype(dtype)
+        self._agreement, self._nominal = agreement, nominal
         self._codecs = [Compression(compression) if compression else None for _ in layout.buckets]
         # Created here, not when first used: TensorFlow may pass two buckets at once.
         has_several = len(layout.buckets) > 1
@@ -315,11 +309,9 @@ class FlatExchange:
 
     def read_state(self) -> dict[str, Any]:
         """Return what has not been sent yet: accumulated gradients and rounding errors."""
-        pending = None
-        if (
-            self._pending is not None
-        ):  # in the order of the gradients, as buckets depend on the owners
-            pending = [np.array(self._pending[span]) for span in self.layout.spans]
+        # Accumulated gradients in their order, as buckets depend on the owners.
+        parts, whole = self.layout.spans, self._pending
+        pending = None if whole is None else [np.array(whole[span]) for span in parts]
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -362,10 +354,8 @@ class FlatExchange:
             flat[-TAIL - self.layout.added : -TAIL] = added
 
     def _fill_tail(self, flat: Array, weight: Any, loss: Any) -> None:
-        flat[-TAIL:] = (weight, self._wants_end(), weight * loss)
-
-    def _wants_end(self) -> bool:
-        return self._agreement.is_requested or self._agreement.is_preempted
+        wants_end = self._agreement.is_requested or self._agreement.is_preempted
+        flat[-TAIL:] = (weight, wants_end, weight * loss)
 
     def _sum(self, flat: Array, bucket: int) -> None:
         part = self.layout.ranges[bucket]

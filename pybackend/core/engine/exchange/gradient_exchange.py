@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
-from functools import partial
 from typing import Any
 
 import keras
@@ -116,7 +115,8 @@ class GradientExchange(Synchronizer):
     @contextmanager
     def install(self) -> Iterator[None]:
         """Exchange gradients while the context is active; afterwards the model is restored."""
-        model, optimizer = self._model, self._model.optimizer
+        model = self._model
+        scaling = [model.optimizer] if self._shares_loss else []
         self.plain_step = model.train_step
         with ExitStack() as stack:
             # The traced function exchanges; the model may be trained without it afterwards, also
@@ -127,19 +127,11 @@ class GradientExchange(Synchronizer):
                 self._means.install(),
                 self._statistics.install(),
                 self._sharded.install() if self._sharded else nullcontext(),
+                override_each(scaling, "scale_loss", self._scale_loss),
+                self._valid.install() if self._valid else nullcontext(),
+                self._exchanging_between() if self.is_split else self._exchanging(),
             ):
                 stack.enter_context(context)
-            if self._shares_loss:
-                scaled = partial(self._scale_loss, optimizer.scale_loss)
-                stack.enter_context(override(optimizer, "scale_loss", scaled))
-            if self._valid is not None:
-                stack.enter_context(override_each([model], "compute_loss", self._valid.watch))
-            if self.is_split:
-                stack.enter_context(step_changes.disable_jit(model))
-                split = step_changes.SplitStep(model, model.train_step, optimizer.apply, self)
-                stack.enter_context(override(model, "train_step", split.step))
-            else:
-                stack.enter_context(self._exchanging())
             # Once all is replaced: a model that was fitted before has a function that was traced
             # without the exchange.
             model.make_train_function(force=True)
@@ -155,6 +147,14 @@ class GradientExchange(Synchronizer):
             override_each(self._view.optimizers, "apply", self._wrap_apply),
             override(model, "train_step", step),
         ):
+            yield
+
+    @contextmanager
+    def _exchanging_between(self) -> Iterator[None]:
+        """Make gradients be exchanged between two compiled parts of the step in this context."""
+        model = self._model
+        split = step_changes.SplitStep(model, self.plain_step, model.optimizer.apply, self)
+        with step_changes.disable_jit(model), override(model, "train_step", split.step):
             yield
 
     @contextmanager
@@ -353,9 +353,12 @@ class GradientExchange(Synchronizer):
     def _sum(self, values: list[float]) -> Any:
         return all_sum(self._collective, values)
 
-    def _scale_loss(self, scale_loss: Callable[[Any], Any], loss: Any) -> Any:
-        share = self._means.share
-        return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
+    def _scale_loss(self, optimizer: Any, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def scaled(loss: Any) -> Any:
+            share = self._means.share
+            return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
+
+        return scaled
 
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:

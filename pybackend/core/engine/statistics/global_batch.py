@@ -11,6 +11,7 @@ not change it.
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,12 +212,11 @@ class GlobalBatch:
         new: list[Any] = []
 
         def number_of(tensor: Any) -> int:
-            known = [*self._own, *new]
-            for number, other in enumerate(known):
-                if other is tensor:  # `==` of tensors compares their elements
-                    return number
-            new.append(tensor)
-            return len(known)
+            # By identity: `==` of tensors compares their elements.
+            known = [id(one) for one in (*self._own, *new)]
+            if id(tensor) not in known:
+                new.append(tensor)
+            return [*known, id(tensor)].index(id(tensor))
 
         def index(leaf: Any) -> Any:
             if leaf is None:
@@ -257,35 +257,24 @@ class _Indices:
 
 def _fill(indices: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
     def find(one: Any) -> Any:
-        if one is None or one.mask is None:
-            return None if one is None else whole[one.tensor]
-        return _Masked(whole[one.mask])(whole[one.tensor])
+        if one is None:
+            return None
+        tensor = whole[one.tensor]
+        return tensor if one.mask is None else _Mask(whole[one.mask])(tensor)
 
     return {name: keras.tree.map_structure(find, value) for name, value in indices.items()}
 
 
-class _ReadsMask(keras.layers.Layer):
-    """Layer that stores the mask of its input."""
+class _Mask(keras.layers.Layer):
+    """Layer that notes the mask of its input, and gives another one to its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Any = None) -> None:
         super().__init__(autocast=False, name="mask")
         self.supports_masking = True
-        self.found: Any = None
+        self.found, self._given = None, given
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
         self.found = mask
-        return inputs
-
-
-class _Masked(keras.layers.Layer):
-    """Layer that adds a mask to its output."""
-
-    def __init__(self, mask: Any) -> None:
-        super().__init__(autocast=False, name="mask")
-        self.supports_masking = True
-        self._given = mask
-
-    def call(self, inputs: Any) -> Any:
         return tf.identity(inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
@@ -293,7 +282,7 @@ class _Masked(keras.layers.Layer):
 
 
 def _read_mask(leaf: Any) -> Any:
-    reader = _ReadsMask()
+    reader = _Mask()
     reader(leaf)
     return reader.found
 
@@ -327,26 +316,21 @@ def _pack(rows: int, arrays: Sequence[Array]) -> Array:
     Not as in `job.values`, because this is done in every step: all workers know the types of the
     arrays, and JSON would take longer than everything else here.
     """
-    head = [rows]
-    for array in arrays:
-        head += [array.ndim, *array.shape]
-    parts = [np.array(head, np.int64), *arrays]
-    return np.concatenate([np.frombuffer(np.ascontiguousarray(p), np.uint8) for p in parts])
+    shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
+    parts = [np.array([rows, *shapes], np.int64), *arrays]
+    return np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8).copy()
 
 
 def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
-    rows = int(packed[:8].view(np.int64)[0])
-    at, shapes = 8, []
-    for _ in types:
-        ndim = int(packed[at : at + 8].view(np.int64)[0])
-        shapes.append(packed[at + 8 : at + 8 + 8 * ndim].view(np.int64))
-        at += 8 + 8 * ndim
-    arrays = []
-    for shape, dtype in zip(shapes, types, strict=True):
-        size = int(np.prod(shape)) * dtype.itemsize
-        arrays.append(np.frombuffer(packed[at : at + size].tobytes(), dtype).reshape(shape))
-        at += size
-    return rows, arrays
+    content = io.BytesIO(packed.tobytes())
+
+    def read(dtype: Any, shape: Any) -> Array:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer(content.read(size), dtype).reshape(shape)
+
+    rows = int(read(np.int64, ()))
+    shapes = [read(np.int64, int(read(np.int64, ()))) for _ in types]
+    return rows, [read(dtype, shape) for shape, dtype in zip(shapes, types, strict=True)]
 
 
 def _check_shapes(everyone: Mapping[int, Sequence[Array]]) -> None:

@@ -80,15 +80,14 @@ class GlobalStatistics:
         channels = int(values.shape[axis])
         shape = [channels if number == axis else 1 for number in range(rank)]
         if mask is None:
-            counted = values
+            counted, tiny = values, 0.0
             ones = ops.ones([channels], values.dtype)
-            count, tiny = ops.cast(tf.size(values) / channels, values.dtype) * ones, 0.0
+            count = ops.cast(tf.size(values) / channels, values.dtype) * ones
         else:
             is_counted = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(values))
             is_counted = ops.cast(is_counted, values.dtype)
-            counted = values * is_counted
+            counted, tiny = values * is_counted, keras.config.epsilon()  # as in Keras
             count = ops.sum(is_counted, others)
-            tiny = keras.config.epsilon()  # as in Keras
         self.calls.record(lambda: self._join(layer, channels, values.dtype, tiny))
         count = ops.cast(count, values.dtype)
         sums = self._sum(ops.concatenate([ops.sum(counted, others), ops.stop_gradient(count)]))
