@@ -16,7 +16,6 @@ import tensorflow as tf
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, StoredRows, make_zero_row
-from pybackend.core.engine import step_changes
 from pybackend.core.engine.equal_state import check_structure, find_differing_weights
 from pybackend.core.engine.row_batches import RowBatches
 from pybackend.core.engine.statistics.global_batch import (
@@ -34,6 +33,14 @@ from pybackend.core.engine.statistics.metrics import (
     find_step_means,
 )
 from pybackend.core.engine.statistics.probes import choose_rows, find_over, probe_metrics
+from pybackend.core.engine.step_changes import (
+    Position,
+    StepCalls,
+    StepOrSkip,
+    count_rows,
+    override,
+    override_each,
+)
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob
 from pybackend.core.job.messages import Emit
@@ -65,7 +72,9 @@ class Validation:
 
         Raises `InputError` if they must, but cannot.
         """
-        if collective.world_size == 1 or not needs_others(view, self._over):
+        # Else a worker's metrics in a step do not depend on the rows of other workers.
+        needs_others = self._over != NOTHING or find_step_means(view.model) or view.has_masked_loss
+        if collective.world_size == 1 or not needs_others:
             return
         batches = RowBatches(self._rows, list(self._counts), collective.rank, self._batch_size)
         if self._over != NOTHING:
@@ -113,11 +122,6 @@ def batch_rows(rows: Rows, batch_size: int) -> Any:
     return RowBatches(rows, [len(rows)], 0, batch_size).dataset()
 
 
-def needs_others(view: ModelView, over: OverBatch) -> bool:
-    """Return whether a worker's metrics in a step depend on the rows of other workers."""
-    return over != NOTHING or bool(find_step_means(view.model)) or view.has_masked_loss
-
-
 class StepsTogether:
     """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
@@ -126,8 +130,8 @@ class StepsTogether:
     ) -> None:
         self._model = model = view.model
         self._batches, self._collective = batches, collective
-        self._calls = step_changes.StepCalls()
-        self._position = step_changes.Position(batches)
+        self._calls = StepCalls()
+        self._position = Position(batches)
         self._gathered = GatheredRows(collective, self._calls, batches.find_order)
         self.batch = GlobalBatch(model, self._gathered, self._calls, over)
         # With masks, a worker's loss is not a mean over its rows.
@@ -140,7 +144,7 @@ class StepsTogether:
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
-            self._calls.begin(step_changes.count_rows(data))
+            self._calls.begin(count_rows(data))
             share = self._means.compute_share()
             with self.batch.active(), self._means.weigh(share):
                 return test_step(data)
@@ -153,16 +157,16 @@ class StepsTogether:
         self._gathered.step = 0
         model = self._model
         skips = self._batches.may_be_empty
-        together = step_changes.StepOrSkip(model, step, skip) if skips else step
+        together = StepOrSkip(model, step, skip) if skips else step
         averaged = [] if self._valid is None else [model]
         with (
             self.batch.install(),
             self._means.install(),
-            step_changes.override_each(averaged, "compute_loss", self._average),
-            step_changes.disable_jit(model),
-            step_changes.override(model, "test_step", together),
+            override_each(averaged, "compute_loss", self._average),
+            override(model, "jit_compile", False),
+            override(model, "test_step", together),
             # Evaluations by callbacks use their own function; this one is traced once.
-            step_changes.override(model, "test_function", self._function),
+            override(model, "test_function", self._function),
         ):
             try:
                 model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)

@@ -21,7 +21,9 @@ Kinds = list[str | None]
 @contextmanager
 def override(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of one object, never of its class, so that saved models do not have it."""
-    before = vars(holder).get(name, _ABSENT)
+    # An instance cannot delete a property of its class, such as Keras's `jit_compile`.
+    is_property = isinstance(getattr(type(holder), name, None), property)
+    before = getattr(holder, name) if is_property else vars(holder).get(name, _ABSENT)
     setattr(holder, name, value)
     try:
         yield
@@ -33,6 +35,19 @@ def override(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
+def configure(
+    read: Callable[[], Any], write: Callable[[Any], object], value: Any
+) -> Iterator[None]:
+    """Write a setting of this process, given the function that reads it."""
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+@contextmanager
 def override_each(
     holders: Iterable[Any], name: str, wrap: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
@@ -41,17 +56,6 @@ def override_each(
         for holder in holders:
             stack.enter_context(override(holder, name, wrap(holder, getattr(holder, name))))
         yield
-
-
-@contextmanager
-def disable_jit(model: Any) -> Iterator[None]:
-    # Not `override`: this is a property of Keras's class, which an instance cannot delete.
-    compiled = model.jit_compile
-    model.jit_compile = False
-    try:
-        yield
-    finally:
-        model.jit_compile = compiled
 
 
 def count_rows(data: Any) -> Any:

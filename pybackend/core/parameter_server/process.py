@@ -85,12 +85,9 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
     """Make the layouts of all ranks' rows equal; return the ranks' row counts by data set."""
     everyone = [json.loads(text) for text in gather("rows", json.dumps(read_layouts(folder)))]
     check_layouts(everyone)
-    counts = {}
     for name in everyone[0]:
-        layouts = [layouts[name] for layouts in everyone]
-        unify_layout(folder / name, layouts)
-        counts[name] = [layout["rows"] for layout in layouts]
-    return counts
+        unify_layout(folder / name, [layouts[name] for layouts in everyone])
+    return {name: [layouts[name]["rows"] for layouts in everyone] for name in everyone[0]}
 
 
 def _start_server() -> Any:

@@ -18,7 +18,7 @@ from pybackend.core.engine.audit.stand_ins import POSITIONS, running_functions, 
 from pybackend.core.engine.equal_state import find_statistics
 from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.statistics.metrics import find_step_means
-from pybackend.core.engine.step_changes import override_each
+from pybackend.core.engine.step_changes import configure, override, override_each
 from pybackend.core.model.compare import is_random_state
 from pybackend.core.model.view import ModelView, is_mixed
 
@@ -174,15 +174,10 @@ class OneProcess:
         return override_each(view.unsynchronized, "call", watch)
 
 
-@contextmanager
-def _multiplying_exactly() -> Iterator[None]:
+def _multiplying_exactly() -> AbstractContextManager[None]:
     settings = tf.config.experimental
-    before = settings.tensor_float_32_execution_enabled()
-    settings.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        settings.enable_tensor_float_32_execution(before)
+    is_enabled = settings.tensor_float_32_execution_enabled
+    return configure(is_enabled, settings.enable_tensor_float_32_execution, False)
 
 
 def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
@@ -201,8 +196,7 @@ def _computing_in(parts: Sequence[Any], name: str | None) -> Iterator[None]:
             # To assign to a layer changes the entries of its map, which cannot be restored.
             if isinstance(part.dtype_policy, keras.dtype_policies.DTypePolicyMap):
                 raise TypeError(f"{part.name} has a map of types")
-            stack.callback(setattr, part, "dtype_policy", part.dtype_policy)
-            part.dtype_policy = _Computing(name)
+            stack.enter_context(override(part, "dtype_policy", _Computing(name)))
         yield
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pybackend.core.engine.step_changes import override, override_each
+from pybackend.core.engine.step_changes import configure, override, override_each
 from pybackend.core.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]
@@ -181,15 +181,10 @@ def trace_loops(
     )
 
 
-@contextmanager
-def running_functions(eagerly: bool) -> Iterator[None]:
+def running_functions(eagerly: bool) -> AbstractContextManager[None]:
     """Run each ``tf.function`` as Python, or as its traced graph."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(eagerly)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
+    config = tf.config
+    return configure(config.functions_run_eagerly, config.run_functions_eagerly, eagerly)
 
 
 def _is_of_keras(layer: Any) -> bool:

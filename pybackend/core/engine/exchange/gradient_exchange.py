@@ -154,7 +154,7 @@ class GradientExchange(Synchronizer):
         """Make gradients be exchanged between two compiled parts of the step in this context."""
         model = self._model
         split = step_changes.SplitStep(model, self.plain_step, model.optimizer.apply, self)
-        with step_changes.disable_jit(model), override(model, "train_step", split.step):
+        with override(model, "jit_compile", False), override(model, "train_step", split.step):
             yield
 
     @contextmanager

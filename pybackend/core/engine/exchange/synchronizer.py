@@ -12,10 +12,16 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine import step_changes
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange, StopAgreement
 from pybackend.core.engine.exchange.shards import Shards
+from pybackend.core.engine.step_changes import (
+    RemembersErrors,
+    StepOrSkip,
+    count_rows,
+    normalize_spectra,
+    override,
+)
 from pybackend.core.job.notice import Notice
 from pybackend.core.job.worker_options import LocalSteps
 
@@ -114,63 +120,17 @@ class Preemption:
 Array = npt.NDArray[Any]
 
 
-class OuterOptimizer:
-    """Optimizer for flat weights that are averaged over the workers.
-
-    With v = momentum v + d for the mean change d of the weights since the last average, the weights
-    become w - learning_rate (d + momentum v): Nesterov momentum. Learning rate 1 and momentum 0
-    give the plain average.
-
-    It stores two buffers, each as large as the weights: the last averaged weights, and v.
-    """
-
-    def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
-        self._exchange = exchange
-        self._learning_rate = learning_rate
-        self._momentum = momentum
-        self._last: list[Array] = []
-        self._velocity: list[Array] = []
-
-    def begin(self, weights: list[Array]) -> None:
-        self._last = [np.array(weight) for weight in weights]
-        self._velocity = [np.zeros_like(weight) for weight in weights]
-
-    def read_state(self) -> dict[str, Any]:
-        """Return a copy of the two buffers, and of anything that the exchange has not sent yet."""
-        buffers = {"last": self._last, "velocity": self._velocity}
-        copies = {name: [np.array(part) for part in parts] for name, parts in buffers.items()}
-        return {**copies, "exchange": self._exchange.read_state()}
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        self._last, self._velocity = state["last"], state["velocity"]
-        self._exchange.restore_state(state["exchange"])
-
-    def step(self, rows: float, weights: list[Array]) -> list[Array]:
-        """Return new weights, the same on all workers.
-
-        ``rows`` is the number of rows on which this worker has trained since the last average: the
-        weight of this worker in the new one (McMahan et al., "Communication-efficient learning of
-        deep networks from decentralized data", 2017).
-        """
-        change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
-        means, _ = self._exchange.exchange(rows, 0.0, change)
-        for number, mean in enumerate(means):
-            move = mean
-            if self._momentum:
-                self._velocity[number] = self._momentum * self._velocity[number] + mean
-                move = mean + self._momentum * self._velocity[number]
-            rate = mean.dtype.type(self._learning_rate)
-            self._last[number] = (self._last[number] - rate * move).astype(mean.dtype, copy=False)
-        # Copies, because TensorFlow retains the arrays.
-        return [np.array(weight) for weight in self._last]
-
-
-class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
+class WeightAveraging(RemembersErrors, Synchronizer):
     """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
     Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
     after every H steps, `LocalSteps.steps`, and at the end of each epoch. Each worker has its own
     losses, which are averaged by rows.
+
+    With v = momentum v + d for the mean change d of the weights since the last average, the weights
+    become w - learning_rate (d + momentum v): Nesterov momentum. Learning rate 1 and momentum 0
+    give the plain average. This takes two buffers, each as large as the weights: the last averaged
+    weights, and v.
     """
 
     is_exact = False
@@ -184,13 +144,14 @@ class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
         nominal_rows: int,
     ) -> None:
         super().__init__()
-        self._model, self._every, self._may_be_empty = model, options.steps, may_be_empty
+        self._model, self._options, self._may_be_empty = model, options, may_be_empty
+        self._every = options.steps
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
         wide = np.float64 if tf.float64 in self._types else np.float32
         shapes = [tuple(v.shape) for v in variables]
         layout = BufferLayout.of(shapes, np.dtype(wide).itemsize, float("inf"))
-        exchange = FlatExchange(
+        self._exchange = FlatExchange(
             collective,
             layout,
             wide,
@@ -198,7 +159,8 @@ class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
             nominal=lambda: float(nominal_rows * options.steps),
             compression=options.compression,
         )
-        self._outer = OuterOptimizer(exchange, options.learning_rate, options.momentum)
+        self._last: list[Array] = []
+        self._velocity: list[Array] = []
         self._wide = tf.as_dtype(wide)
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -210,16 +172,15 @@ class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
         if model.jit_compile:
             # XLA does not compile the average.
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
-        with (
-            step_changes.disable_jit(model),
-            step_changes.override(model, "train_step", self._wrap_step(train_step)),
-        ):
+        step = self._wrap_step(train_step)
+        with override(model, "jit_compile", False), override(model, "train_step", step):
             model.make_train_function(force=True)
             yield
         model.make_train_function(force=True)
 
     def begin_training(self) -> None:
-        self._outer.begin([v.numpy() for v in self._read_wide()])
+        self._last = [np.array(v.numpy()) for v in self._read_wide()]
+        self._velocity = [np.zeros_like(weight) for weight in self._last]
 
     def end_epoch(self) -> None:
         """Average weights after any further steps, so that callbacks see the same model."""
@@ -228,28 +189,29 @@ class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
             self._steps.assign(0)
 
     def read_state(self) -> dict[str, Any]:
+        last, velocity = ([np.array(one) for one in own] for own in (self._last, self._velocity))
+        outer = {"last": last, "velocity": velocity, "exchange": self._exchange.read_state()}
         counters = [int(self._steps), int(self._rows)]
-        requested = self.agreement.is_requested
-        return {"counters": counters, "requested": requested, "outer": self._outer.read_state()}
+        return {"counters": counters, "requested": self.agreement.is_requested, "outer": outer}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         for counter, value in zip([self._steps, self._rows], state["counters"], strict=True):
             counter.assign(value)
         self.agreement.is_requested = state["requested"]
-        self._outer.restore_state(state["outer"])
+        outer = state["outer"]
+        self._last, self._velocity = outer["last"], outer["velocity"]
+        self._exchange.restore_state(outer["exchange"])
 
     def _wrap_step(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._rows.assign_add(tf.cast(step_changes.count_rows(data), tf.int64))
+            self._rows.assign_add(tf.cast(count_rows(data), tf.int64))
             return train_step(data)
 
-        step_or_skip: Callable[[Any], Any] = step
-        if self._may_be_empty:
-            skip = partial(step_changes.normalize_spectra, self._model)
-            step_or_skip = step_changes.StepOrSkip(self._model, step, skip)
+        skip = partial(normalize_spectra, self._model)
+        own = StepOrSkip(self._model, step, skip) if self._may_be_empty else step
 
         def local_step(data: Any) -> Any:
-            logs = step_or_skip(data)
+            logs = own(data)
             done = self._steps.assign_add(1)
             tf.cond(done % self._every == 0, self._average, lambda: None)
             return logs
@@ -271,5 +233,22 @@ class WeightAveraging(step_changes.RemembersErrors, Synchronizer):
         self._rows.assign(0)
 
     def _outer_step(self, rows: Any, *weights: Array) -> list[Array]:
+        """Return new weights, the same on all workers.
+
+        ``rows`` is the number of rows on which this worker has trained since the last average: the
+        weight of this worker in the new one (McMahan et al., "Communication-efficient learning of
+        deep networks from decentralized data", 2017).
+        """
+        momentum = self._options.momentum
         with self.remembering():
-            return self._outer.step(float(rows), list(weights))
+            change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
+            means, _ = self._exchange.exchange(float(rows), 0.0, change)
+        for number, move in enumerate(means):
+            kind = move.dtype
+            if momentum:
+                self._velocity[number] = momentum * self._velocity[number] + move
+                move = move + momentum * self._velocity[number]
+            new = self._last[number] - kind.type(self._options.learning_rate) * move
+            self._last[number] = new.astype(kind, copy=False)
+        # Copies, because TensorFlow retains the arrays.
+        return [np.array(weight) for weight in self._last]
