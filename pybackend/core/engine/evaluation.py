@@ -55,45 +55,44 @@ class Validation:
     """Rows that the workers evaluate together: this worker's ``rows``, and ``counts`` by rank.
 
     ``over`` has the values that are computed from the rows of global batches, with ``batch_size``
-    rows per worker.
+    rows per worker. Raises `InputError` if the workers must synchronize each step of an evaluation,
+    but cannot.
     """
 
     def __init__(
-        self, rows: Rows, counts: Sequence[int], batch_size: int, over: OverBatch = NOTHING
+        self,
+        view: ModelView,
+        collective: Collective,
+        rows: Rows,
+        counts: Sequence[int],
+        batch_size: int,
+        over: OverBatch,
     ) -> None:
-        self._counts = np.array(counts)
-        self._rows, self._batch_size, self._over = rows, batch_size, over
+        self._model, self._collective = view.model, collective
+        self._rows, self._counts = rows, np.array(counts)
         self._steps: StepsTogether | None = None
         # Workers exchange values only at the end: each takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
-
-    def prepare(self, view: ModelView, collective: Collective) -> None:
-        """Decide whether the workers must synchronize each step of an evaluation.
-
-        Raises `InputError` if they must, but cannot.
-        """
         # Else a worker's metrics in a step do not depend on the rows of other workers.
-        needs_others = self._over != NOTHING or find_step_means(view.model) or view.has_masked_loss
-        if collective.world_size == 1 or not needs_others:
-            return
-        batches = RowBatches(self._rows, list(self._counts), collective.rank, self._batch_size)
-        if self._over != NOTHING:
-            check_runs_eagerly(view.model, batches.begins_empty)
-        self._steps = StepsTogether(view, collective, batches, self._over)
+        needs_others = over != NOTHING or find_step_means(view.model) or view.has_masked_loss
+        if collective.world_size > 1 and needs_others:
+            batches = RowBatches(rows, list(counts), collective.rank, batch_size)
+            if over != NOTHING:
+                check_runs_eagerly(view.model, batches.begins_empty)
+            self._steps = StepsTogether(view, collective, batches, over)
 
-    def evaluate(
-        self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
-    ) -> dict[str, Any]:
-        """Return loss and metrics over all workers' rows, equal on all ranks; call `prepare` first.
+    def evaluate(self, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return loss and metrics over all workers' rows, equal on all ranks.
 
         Callbacks get these values at the end of the evaluation.
         """
+        model = self._model
         model.reset_metrics()
         shared = self._steps.batch.variables if self._steps else []
         metrics: dict[str, Any] = {}
 
         def combine(logs: dict[str, Any]) -> None:
-            metrics.update(combine_logs(model, logs, collective, self._counts, shared))
+            metrics.update(combine_logs(model, logs, self._collective, self._counts, shared))
             logs.clear()
             logs.update(metrics)
 
@@ -247,9 +246,8 @@ def score(
         metrics = probe_metrics(model, tried, job, collective)
         view = ModelView(model)  # both of these may have created parts
         over = find_over(view, tried, metrics, job, collective, emit)
-        validation = Validation(rows, counts["train"], job.batch_size, over)
-        validation.prepare(view.renewed(), collective)
-        value = validation.evaluate(model, collective)
+        own = rows, counts["train"], job.batch_size, over
+        value = Validation(view.renewed(), collective, *own).evaluate()
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))

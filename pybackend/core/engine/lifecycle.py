@@ -102,8 +102,7 @@ def share_first_weights(replica: Replica) -> None:
     Reports weights that differ between ranks; raises `InputError` if their shapes differ.
     """
     equal_state.check_structure(replica.model, replica.collective)
-    differing = equal_state.find_differing_weights(replica.model, replica.collective)
-    if differing:
+    if differing := equal_state.find_differing_weights(replica.model, replica.collective):
         text = (
             f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
             "of worker 0 (seeded by rank?): all workers start with those of worker 0"
@@ -195,9 +194,8 @@ class CheckpointedLifecycle(Lifecycle):
         notice = Notice()
         notice.expect()
         # Within an epoch, the position in a pipeline could not be restored.
-        self.preemption = Preemption(
-            replica.collective, notice, isinstance(replica.batches, RowBatches)
-        )
+        is_any_step = isinstance(replica.batches, RowBatches)
+        self.preemption = Preemption(replica.collective, notice, is_any_step)
 
     def make_callbacks(
         self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
@@ -206,9 +204,10 @@ class CheckpointedLifecycle(Lifecycle):
         assert self._checkpoints is not None
         stateful = training_state.keep_callbacks(replica.rank, replica.callbacks)
         state = training_state.TrainingState(replica.model, sync, synchronizer, stateful)
-        own = replica, self._checkpoints, state
-        self._saver = checkpointing.Saver(*own, self.audit)
-        writing = checkpointing.Checkpointing(*own, self.preemption, self._saver)
+        whole = self.job.epochs, replica.collective, replica.emit
+        self._saver = checkpointing.Saver(*whole, self._checkpoints, state, self.audit)
+        own = self._saver, self.preemption, replica.batches
+        writing = checkpointing.Checkpointing(*own, self.job.timeout)
         return [stateful[training_state.HISTORY], writing]
 
 
@@ -376,11 +375,10 @@ def _share(
     text = broadcast_bytes(collective, encode(newest.manifest).encode() if newest else b"")
     if not text:
         return training_state.TrainingStart(job.initial_epoch)
-    there = decode(text, Manifest)
+    own = decode(text, Manifest)
     state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
-    return training_state.TrainingStart(
-        there.epoch, there.step, there.is_stopped, state, there.generations, there.audit
-    )
+    where = own.epoch, own.step, own.is_stopped
+    return training_state.TrainingStart(*where, state, own.generations, own.audit)
 
 
 def _check_pipeline(batches: PipelineBatches, emit: Emit) -> None:

@@ -175,8 +175,8 @@ def make_replica(
     check_has_labels(model, own_rows.spec, "validation_data", trains=False)
     evaluated = find_over(view, tried, metrics, job, collective, emit)
     evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
-    validation = Validation(own_rows, counts["validation"], job.batch_size, evaluated)
-    validation.prepare(view, collective)
+    own = own_rows, counts["validation"], job.batch_size, evaluated
+    validation = Validation(view, collective, *own)
     return replace(replica, validation=validation, validation_rows=own_rows)
 
 

@@ -31,15 +31,9 @@ _NO_FILE = (
     "`uri` of `model_options` that ends in .weights.h5. "
 )
 
-_OTHERS_TRAINED = {
-    False: (
-        "a callback froze or unfroze layers: the trained model has a new optimizer without state"
-    ),
-    True: (
-        "a callback froze or unfroze layers: in the trained model, the same layers are frozen as "
-        "before training"
-    ),
-}
+_OTHERS_TRAINED = "a callback froze or unfroze layers: "
+_NO_STATE = "the trained model has a new optimizer without state"
+_SAME_LAYERS = "in the trained model, the same layers are frozen as before training"
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ def write_model(
     """Write ``trained.h5`` or ``trained.keras`` atomically, or to a URI; return its SHA-256."""
     data = encode_trained(loaded, plan)
     if plan.trained != find_trained(loaded.model):
-        emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))
+        emit(Note(_OTHERS_TRAINED + (_SAME_LAYERS if plan.format == WEIGHTS else _NO_STATE)))
     write_whole(str(folder / f"trained.{plan.format}") if uri is None else uri, data)
     return sha256_of(data)
 

@@ -269,9 +269,7 @@ class StepOrSkip:
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], skip: Callable[[], None]) -> None:
-        self._model = model
-        self._step = step
-        self._skip = skip
+        self._model, self._step, self._skip = model, step, skip
         self._logged: dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
@@ -336,13 +334,10 @@ class SplitStep:
         apply: Callable[..., Any],
         exchange: StepExchange,
     ) -> None:
-        self._model = model
-        self._train_step = train_step
-        self._apply = apply
-        self._exchange = exchange
-        self._compute = tf.function(
-            self._compute_gradients, jit_compile=True, reduce_retracing=True
-        )
+        self._model, self._exchange = model, exchange
+        self._train_step, self._apply = train_step, apply
+        compute = self._compute_gradients
+        self._compute = tf.function(compute, jit_compile=True, reduce_retracing=True)
         self._update = tf.function(self._apply_means, jit_compile=True)
         self._present: list[bool] = []
         self.step = StepOrSkip(model, self._take_step, self._skip_step)

@@ -134,6 +134,7 @@ class StepClock(keras.callbacks.Callback):
             for rows in np.array_split(np.arange(common), min(_STRETCHES, common))
         ]
         means = (parts.sum(axis=0) / steps.sum()).tolist()
+        each = np.repeat(whole / steps, steps.astype(int))
         return StepTimes(
             steps=int(steps.sum()),
             **dict(zip(PARTS, means, strict=True)),
@@ -143,9 +144,7 @@ class StepClock(keras.callbacks.Callback):
             costs=None if costs is None else list(astuple(costs)),
             cores=count_cores(),
             machine=read_boot(),
-            quantiles=np.quantile(
-                np.repeat(whole / steps, steps.astype(int)), np.linspace(0, 1, _QUANTILES)
-            ).tolist(),
+            quantiles=np.quantile(each, np.linspace(0, 1, _QUANTILES)).tolist(),
         )
 
     def _close(self, stop: int, now: float) -> None:

@@ -209,7 +209,7 @@ class EpochSync(keras.callbacks.Callback):
             combined["loss"] = self._synchronizer.mean_loss
         self.agree_on_statistics()
         if validation is not None and job.validates(epoch):
-            metrics = validation.evaluate(self.model, self._collective, self.evaluated_by)
+            metrics = validation.evaluate(self.evaluated_by)
             combined |= {f"val_{name}": value for name, value in metrics.items()}
         logs.clear()
         logs.update(combined)
@@ -294,10 +294,8 @@ class EpochSync(keras.callbacks.Callback):
             return
         rows = self._batches.rows_at(self._steps - 1)
         before = {n: self._agreed[n].astype(np.float64) for n in self._moving}
-        changes = [
-            (variables[n].numpy().astype(np.float64) - last).reshape(-1)
-            for n, last in before.items()
-        ]
+        changes = [(variables[n].numpy().astype(np.float64) - last) for n, last in before.items()]
+        changes = [change.reshape(-1) for change in changes]
         everyone = np.stack(self._collective.all_gather(np.concatenate(changes)))
         change = np.average(everyone, axis=0, weights=rows)
         takers = everyone[np.asarray(rows) > 0]

@@ -277,8 +277,7 @@ def _fit_from(
 
 def _report_filled(before: Mapping[str, int], after: Mapping[str, int], emit: Emit) -> None:
     """Report what callbacks have filled here, because it stays as it is in the session."""
-    filled = [name for name, count in after.items() if count > before.get(name, 0)]
-    if filled:
+    if filled := [name for name, count in after.items() if count > before.get(name, 0)]:
         observer = either("an Observer", "`observer()`")
         text = (
             f"callbacks run on the workers and filled {', '.join(filled)} there; in this session, "
@@ -297,8 +296,7 @@ def _report_what_is_local(view: ModelView, emit: Emit) -> None:
             "worker's own rows"
         )
         emit(Note(text))
-    others = sorted(view.other_optimizers)
-    if others:
+    if others := sorted(view.other_optimizers):
         text = (
             f"the state of {', '.join(others)} stays on the workers: if you train the model again, "
             "these optimizers start from scratch; only the one passed to compile() continues"

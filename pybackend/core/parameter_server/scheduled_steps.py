@@ -113,9 +113,8 @@ class SummedMetrics:
         self._loss.assign_add(tf.cast(loss, tf.float64) * rows)
         self._rows.assign_add(rows)
         for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
-            added = container.stateless_update_state(
-                list(map(tf.constant, begin)), data[1], y_pred, *data[2:]
-            )
+            empty = list(map(tf.constant, begin))
+            added = container.stateless_update_state(empty, data[1], y_pred, *data[2:])
             for total, value in zip(sums, added, strict=True):
                 total.assign_add(tf.cast(value, total.dtype))
 

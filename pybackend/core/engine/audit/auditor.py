@@ -382,8 +382,7 @@ class Auditor:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
         if is_true_anywhere(self._collective, self._is_outdated()):
-            changed = self._settings.list_changed(self._traced[1])
-            name = self._settings.name(changed) or "which layers are trained"
+            name = self._settings.find_changed(self._traced[1]) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"
         if model.run_eagerly and self._state.view.custom_parts:
             return (

@@ -261,18 +261,15 @@ class OwnSettings:
             if not name.startswith(("_", "stop_"))
         }
 
-    def restore(self, saved: Settings) -> str | None:
-        """Restore attributes that steps have changed; return the name of the first, or None."""
-        changed = self.list_changed(saved)
-        for number, name in changed:
+    def find_changed(self, saved: Settings, restores: bool = False) -> str | None:
+        """Return the name of the first attribute that has changed, or None; restore all."""
+        changed = [key for key, value in self.read().items() if saved.get(key, value) != value]
+        for number, name in changed if restores else ():
             setattr(self._parts[number], name, saved[number, name])
-        return self.name(changed)
-
-    def list_changed(self, saved: Settings) -> list[tuple[int, str]]:
-        return [key for key, value in self.read().items() if saved.get(key, value) != value]
-
-    def name(self, changed: Sequence[tuple[int, str]]) -> str | None:
         return next((f"{type(self._parts[n]).__name__}.{name}" for n, name in changed), None)
+
+    def restore(self, saved: Settings) -> str | None:
+        return self.find_changed(saved, restores=True)
 
 
 def count_bytes(variables: Iterable[Any]) -> int:

@@ -38,7 +38,7 @@ _EXACT_ZERO = 1e-7
 _VAST = 1e18
 # Relative rounding errors of an optimizer's update from the same gradients.
 _UPDATE = 2e-4
-_PIECE = 1 << 16
+PIECE = 1 << 16
 
 
 class Measure(NamedTuple):
@@ -178,7 +178,7 @@ def _finite(one: Array, other: Array) -> tuple[Array, Array]:
 
 
 def _norm(values: Array) -> float:
-    return float(np.sqrt(sum(float(one @ one) for (one,) in _pieces(values))))
+    return float(np.sqrt(sum(float(one @ one) for (one,) in cut_pieces(values))))
 
 
 def measure_distance(one: Array, other: Array) -> float:
@@ -188,7 +188,7 @@ def measure_distance(one: Array, other: Array) -> float:
     if not is_number(one):
         return 0.0 if np.array_equal(one, other) else np.inf
     total = 0.0
-    for left, right in _pieces(one, other):
+    for left, right in cut_pieces(one, other):
         with np.errstate(invalid="ignore"):
             difference = left - right
         square = float(difference @ difference)
@@ -200,11 +200,11 @@ def measure_distance(one: Array, other: Array) -> float:
     return float(np.sqrt(total)) if np.isfinite(total) else np.inf
 
 
-def _pieces(*arrays: Array) -> Iterator[list[Array]]:
+def cut_pieces(*arrays: Array) -> Iterator[list[Array]]:
     """Yield parts of arrays as float64, which fit into the processor's cache."""
     flat = [one.reshape(-1) for one in arrays]
-    for first in range(0, len(flat[0]), _PIECE):
-        yield [one[first : first + _PIECE].astype(np.float64) for one in flat]
+    for first in range(0, len(flat[0]), PIECE):
+        yield [one[first : first + PIECE].astype(np.float64) for one in flat]
 
 
 def is_number(values: Array) -> bool:

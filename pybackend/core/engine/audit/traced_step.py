@@ -19,7 +19,12 @@ from pybackend.core.data.arrays import nest
 from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
 from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
 from pybackend.core.engine.audit.stand_ins import Noise
-from pybackend.core.engine.audit.step_difference import find_tolerance, is_another
+from pybackend.core.engine.audit.step_difference import (
+    PIECE,
+    cut_pieces,
+    find_tolerance,
+    is_another,
+)
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.row_batches import Batches
@@ -78,9 +83,8 @@ class TracedStep:
 
         Not if the optimizer clips by the norm of all gradients, which a rank does not have.
         """
-        return (
-            self.exchange.shards is not None and not self.state.view.model.optimizer.global_clipnorm
-        )
+        optimizer = self.state.view.model.optimizer
+        return self.exchange.shards is not None and not optimizer.global_clipnorm
 
     def compare(self, window: Window, after: Values, where: str, is_rough: bool) -> dict[str, Any]:
         """Compare the step that trained with its repetition, with the same random numbers.
@@ -169,7 +173,7 @@ class TracedStep:
             self.process.take(self.state.view.model.train_step, batch)
 
 
-_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 16)
+_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], PIECE)
 
 
 def check_sums(
@@ -221,9 +225,8 @@ def _project_slices(slices: Sequence[Array]) -> list[tuple[float, float]]:
 
 def _project(values: Array) -> tuple[float, float]:
     """Return the sum of some numbers with random signs, and their norm."""
-    flat, total, square = values.reshape(-1), 0.0, 0.0
-    for first in range(0, len(flat), len(_SIGNS)):
-        part = flat[first : first + len(_SIGNS)].astype(np.float64)
+    total, square = 0.0, 0.0
+    for (part,) in cut_pieces(values):
         total += float(part @ _SIGNS[: len(part)])
         square += float(part @ part)
     return total, float(np.sqrt(square))

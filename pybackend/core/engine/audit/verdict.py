@@ -50,10 +50,8 @@ class Judge:
         self._view, self._model = self._state.view, self._state.view.model
         self._before, self._changed = window.before, list(window.changed.values())
         self._found = dict(found)
-        self._steps = [
-            unpack_rows([one["rows"][n] for one in everyone], is_sharded)
-            for n in range(len(self._changed))
-        ]
+        steps = zip(*(one["rows"] for one in everyone), strict=True)
+        self._steps = [unpack_rows(step, is_sharded) for step in steps]
         self._add_up(everyone)
         self._exchanged = window.exchanged
         if exchange.shards is not None:

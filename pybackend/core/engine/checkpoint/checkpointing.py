@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -19,7 +19,6 @@ from pybackend.core.engine.checkpoint.training_state import TrainingStart, Train
 from pybackend.core.engine.exchange.synchronizer import Preemption
 from pybackend.core.engine.step_changes import EpochSteps
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.notice import PreemptedError
 from pybackend.core.job.report import Audit
@@ -170,87 +169,73 @@ class Checkpoints:
             self.writer.clear(seconds)
 
 
-class Trainee(Protocol):
-    """Attributes of this worker's `Replica` that checkpoints need."""
-
-    @property
-    def job(self) -> TrainingJob: ...
-    @property
-    def collective(self) -> Collective: ...
-    @property
-    def emit(self) -> Emit: ...
-    @property
-    def batches(self) -> EpochSteps: ...
-
-
 class Saver:
     """Saves the state of training, at the same steps on all ranks.
 
-    Audits are added to ``audit``.
+    Training ends after ``epochs``. Audits are added to ``audit``.
     """
 
     def __init__(
-        self, replica: Trainee, checkpoints: Checkpoints, state: TrainingState, audit: Audit
+        self,
+        epochs: int,
+        collective: Collective,
+        emit: Emit,
+        checkpoints: Checkpoints,
+        state: TrainingState,
+        audit: Audit,
     ) -> None:
-        self._replica, self._checkpoints = replica, checkpoints
-        self._state, self._audit = state, audit
+        self.epochs, self.collective, self._emit = epochs, collective, emit
+        self.checkpoints, self.state, self._audit = checkpoints, state, audit
         self._reported: set[str] = set()
-        start = checkpoints.start
-        self.schedule = Schedule(checkpoints.options, replica.collective, start.step)
+        self.schedule = Schedule(checkpoints.options, collective, checkpoints.start.step)
         self._final: tuple[Manifest, bytes] | None = None
 
     def save(self, epoch: int, step: int, is_stopped: bool) -> None:
         """Save the state after some epochs, and steps of the next; all ranks call this together."""
-        writer, manifest = self._checkpoints.writer, self._checkpoints.manifest
+        writer, manifest = self.checkpoints.writer, self.checkpoints.manifest
         if writer is not None:
             writer.check()
         self.report_lost()
-        state = self._state.gather(self._replica.collective, is_within_epoch=step > 0)
+        state = self.state.gather(self.collective, is_within_epoch=step > 0)
         if writer is not None and manifest is not None:
             audit = deepcopy(self._audit)  # the writer encodes it while training adds to it
             manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped, audit=audit)
             writer.submit(manifest, state)
-            is_over = not step and (is_stopped or epoch == self._replica.job.epochs)
+            is_over = not step and (is_stopped or epoch == self.epochs)
             self._final = (manifest, state) if is_over else None
         self.schedule.restart()
 
     def report_lost(self) -> None:
         """Report attributes that are not saved, once each; hooks may have created them."""
-        lost = [name for name in self._state.find_lost() if name not in self._reported]
-        if lost:
+        if lost := [name for name in self.state.find_lost() if name not in self._reported]:
             text = (
                 "checkpoints do not store these attributes of callbacks, which are not plain "
                 f"data: {', '.join(lost)}"
             )
-            self._replica.emit(Note(text))
+            self._emit(Note(text))
             self._reported.update(lost)
 
     def finish(self) -> None:
         """Store the final weights if the last callbacks changed them."""
-        if self._final is None or self._checkpoints.writer is None:
+        if self._final is None or self.checkpoints.writer is None:
             return
         manifest, encoded = self._final
-        state, weights = decode_state(encoded), self._state.read_weights()
+        state, weights = decode_state(encoded), self.state.read_weights()
         if not all(map(_is_same, state["variables"], weights)):
             encoded = encode_state({**state, "final": weights})
-            self._checkpoints.writer.submit(manifest, encoded)
+            self.checkpoints.writer.submit(manifest, encoded)
 
 
 class Checkpointing(keras.callbacks.Callback):
     """Callback that saves the state of training when due, at the same step on all ranks."""
 
     def __init__(
-        self,
-        replica: Trainee,
-        checkpoints: Checkpoints,
-        state: TrainingState,
-        preemption: Preemption,
-        saver: Saver,
+        self, saver: Saver, preemption: Preemption, batches: EpochSteps, timeout: float
     ) -> None:
         super().__init__()
-        self._replica, self._checkpoints, self._start = replica, checkpoints, checkpoints.start
-        self._state, self._preemption, self._saver = state, preemption, saver
-        self._epoch = checkpoints.start.epoch
+        self._saver, self._preemption, self._batches = saver, preemption, batches
+        self._timeout, self._start = timeout, saver.checkpoints.start
+        self._epoch = self._start.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         # This overwrites what other callbacks set in their `on_train_begin`.
@@ -266,7 +251,7 @@ class Checkpointing(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
-        steps = self._replica.batches.steps
+        steps = self._batches.steps
         done = min(batch + 1, steps)
         is_due = self._saver.schedule.count(done)
         # A checkpoint at the end of the epoch replaces this one.
@@ -279,7 +264,7 @@ class Checkpointing(keras.callbacks.Callback):
             self._leave(preempted, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        is_over = bool(self.model.stop_training) or epoch + 1 == self._replica.job.epochs
+        is_over = bool(self.model.stop_training) or epoch + 1 == self._saver.epochs
         is_due = self._saver.schedule.is_due_at_end()
         preempted = () if is_over else self._preemption.find_preempted(is_epoch_end=True)
         if is_due or is_over or preempted:
@@ -288,19 +273,19 @@ class Checkpointing(keras.callbacks.Callback):
             self._leave(preempted, epoch + 1, 0)
 
     def _restore(self) -> None:
-        collective, state = self._replica.collective, self._start.state
+        collective, state = self._saver.collective, self._start.state
         if state:
-            self._state.restore(state, collective.rank, collective.world_size)
+            self._saver.state.restore(state, collective.rank, collective.world_size)
             state.clear()  # it may be large, and others refer to it
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
         """End this training run on all ranks together, once the last checkpoint is written."""
         place, is_kept = describe_point(epoch, step), np.zeros(1, np.int64)
-        if self._checkpoints.writer is not None:
-            self._checkpoints.writer.finish(self._replica.job.timeout)
-            is_kept[0] = self._checkpoints.writer.newest == place
+        if (writer := self._saver.checkpoints.writer) is not None:
+            writer.finish(self._timeout)
+            is_kept[0] = writer.newest == place
         # No worker exits earlier: when the first one exits, the launcher ends the others.
-        self._replica.collective.broadcast(is_kept)
+        self._saver.collective.broadcast(is_kept)
         raise PreemptedError(preempted, place, bool(is_kept[0]))
 
 

@@ -124,12 +124,9 @@ class ElasticLifecycle(Lifecycle):
 
     def __init__(self, job: TrainingJob, memory: Memory, order: Order) -> None:
         super().__init__(job)
-        self.memory = memory
-        self._order = order
-        self._epoch = order.epoch
-        self.groups = order.groups
+        self.memory, self.audit = memory, memory.audit
+        self._order, self.groups = order, order.groups
         self._keeper: EpochKeeper | None = None
-        self.audit = memory.audit
 
     def seed(self, rank: int) -> None:
         """Seed random numbers once in this process, by the unique number of the worker."""
@@ -158,7 +155,7 @@ class ElasticLifecycle(Lifecycle):
         if not self.memory.is_seeded:
             offset_seeds(replica.model, self.memory.member)
             self.memory.is_seeded = True
-        if replica.collective.world_size > 1 and self._epoch is None:
+        if replica.collective.world_size > 1 and self._order.epoch is None:
             share_first_weights(replica)
 
     def make_callbacks(
@@ -174,7 +171,8 @@ class ElasticLifecycle(Lifecycle):
             replica.model, sync, synchronizer, stateful, memory.first, is_elastic=True
         )
         if self._checkpoints is not None:
-            self._saver = Saver(replica, self._checkpoints, state, self.audit)
+            whole = self.job.epochs, replica.collective, replica.emit
+            self._saver = Saver(*whole, self._checkpoints, state, self.audit)
         is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
         record = synchronizer.record
         self._keeper = EpochKeeper(self, replica, state, record, sync, self._saver, is_after_loss)
@@ -218,7 +216,7 @@ class ElasticLifecycle(Lifecycle):
 
     def _go_back(self, collective: Collective) -> training_state.TrainingStart:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
-        memory, epoch, groups = self.memory, self._epoch, self.groups
+        memory, epoch, groups = self.memory, self._order.epoch, self.groups
         if epoch is None:
             memory.kept = memory.next = None
             return self.start
@@ -228,8 +226,7 @@ class ElasticLifecycle(Lifecycle):
             received = broadcast_bytes(collective, saved.state if saved else b"")
             saved = saved or EpochState(epoch, received, groups, is_own=False)
         assert saved is not None
-        memory.is_own = saved.is_own
-        memory.kept, memory.next = saved, None
+        memory.kept, memory.next, memory.is_own = saved, None, saved.is_own
         state = decode_state(saved.state)
         step = sum(steps for _, steps in groups)
         return training_state.TrainingStart(epoch, step, state["is_stopped"], state)

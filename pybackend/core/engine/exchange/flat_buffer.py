@@ -94,15 +94,9 @@ class BufferLayout:
                 spans[number] = slice(end, end + sizes[number])
                 end += padded[number]
         stops = [*starts[1:], end + added + TAIL]
-        return cls(
-            tuple(tuple(shape) for shape in shapes),
-            tuple(spans[number] for number in range(len(shapes))),
-            tuple(tuple(bucket) for bucket in buckets),
-            tuple(slice(a, b) for a, b in zip(starts, stops, strict=True)),
-            tuple(owners),
-            tuple(ends),
-            added,
-        )
+        places = tuple(spans[number] for number in range(len(shapes)))
+        groups, ranges = tuple(map(tuple, buckets)), tuple(map(slice, starts, stops))
+        return cls(tuple(shapes), places, groups, ranges, tuple(owners), tuple(ends), added)
 
     def list_needed(self, rank: int) -> list[int]:
         """Return the indices of the gradients whose means a rank needs."""
@@ -290,12 +284,11 @@ class FlatExchange:
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         """Hand over one bucket, which is sent while the next one is computed."""
-        sender = self._sender
-        assert sender is not None
-        flat = sender.buffer(self._take)
+        assert self._sender is not None
+        flat = self._sender.buffer(self._take)
         self._fill(flat, bucket, weight / self._nominal(), arrays)
         if bucket < len(self.layout.buckets) - 1:
-            sender.mark_ready(bucket)
+            self._sender.mark_ready(bucket)
 
     def collect(self, weight: Any, loss: Any, added: Any = ()) -> Means:
         """Return the result of `exchange` once all buckets have been posted."""

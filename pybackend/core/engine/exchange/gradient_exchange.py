@@ -288,9 +288,8 @@ class GradientExchange(Synchronizer):
             return gradients
         variables = self._list(variables or None)
         # TensorFlow does not know the shape of every gradient, e.g. of a Dense on sequences.
-        tensors = [
-            tf.ensure_shape(tf.convert_to_tensor(gradients[n]), variables[n].shape) for n in dense
-        ]
+        found = {n: tf.convert_to_tensor(gradients[n]) for n in dense}
+        tensors = [tf.ensure_shape(one, variables[n].shape) for n, one in found.items()]
         # The same type on all workers, even without rows.
         slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
         with tracing.next():  # a step that applies twice exchanges twice

@@ -166,10 +166,8 @@ class Shards:
         common = {one.name for one in self.common}
         shared = {one.name: one for one in variables if one.name in common}
         rest = (one for one in variables if one.name not in common)
-        return [
-            shared.get(one.variable.name) if one.holder is None else next(rest)
-            for one in self.slots
-        ]
+        own = self.slots
+        return [shared.get(x.variable.name) if x.holder is None else next(rest) for x in own]
 
     def _copy(self, optimizer: Any) -> Any:
         try:
@@ -325,9 +323,8 @@ class ShardedUpdate:
         ``means`` are the mean gradients of this rank's weights; any for the others. ``present``
         says whether each variable has a gradient.
         """
-        own = [
-            mean if self.shards.owns(v) else None for mean, v in zip(means, variables, strict=True)
-        ]
+        pairs = zip(means, variables, strict=True)
+        own = [mean if self.shards.owns(v) else None for mean, v in pairs]
         types = {v.dtype for v, is_present in zip(variables, present, strict=True) if is_present}
         self._apply(apply, own, variables, lambda: self._sum_squares(own, present, types))
         self._send_weights()

@@ -63,10 +63,8 @@ def _find_metrics(
     names = broadcast_value(collective, list(logs) or list(local), root)
     is_other = np.zeros((len(names), len(local)))
     for n, name in enumerate(names if rows[collective.rank] else ()):
-        logged = to_plain(logs.get(name, local.get(name)))
-        is_other[n] = [
-            not np.array_equal(logged, value, equal_nan=True) for value in local.values()
-        ]
+        own = to_plain(logs.get(name, local.get(name)))
+        is_other[n] = [not np.array_equal(own, one, equal_nan=True) for one in local.values()]
     found: dict[str, str | None] = {}
     for name, counts in zip(names, all_sum(collective, is_other), strict=True):
         same = [metric for metric, count in zip(local, counts, strict=True) if not count]
