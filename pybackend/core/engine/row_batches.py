@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,9 +173,8 @@ class RowBatches:
             self._pass = self._whole
             self.steps = self._steps_of_all
             first_epoch = epoch if self._first_epoch is None else self._first_epoch
-            passes, self._indices = np.divmod(
-                (epoch - first_epoch) * self.steps + np.arange(self.steps), len(self._pass.totals)
-            )
+            numbers = (epoch - first_epoch) * self.steps + np.arange(self.steps)
+            passes, self._indices = np.divmod(numbers, len(self._pass.totals))
             # Number of complete passes over the rows before; it determines the order.
             self._passes = first_epoch + passes
         self.taken = self._pass.taken
@@ -462,11 +462,8 @@ class PipelineBatches:
         rows = count_rows(element)
         is_first = tf.numpy_function(note, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
-        stored = tf.cond(
-            is_first,
-            lambda: tf.numpy_function(store, leaves, tf.bool, stateful=True),
-            lambda: False,
-        )
+        copy = partial(tf.numpy_function, store, leaves, tf.bool, stateful=True)
+        stored = tf.cond(is_first, copy, lambda: False)
         with tf.control_dependencies([stored]):
             return tf.nest.map_structure(tf.identity, element)
 

@@ -80,7 +80,7 @@ def plan_saving(
     for plan in plans:
         try:
             data = encode_trained(loaded, plan)
-            _check_can_be_read(loaded, view, data, plan, inputs, job)
+            _check_can_be_read(loaded, view, data, plan, inputs, job.safe_mode)
         except SerializationError as error:
             # Weights come last, and are the least likely to fail.
             failure = error if plan.format == WEIGHTS else failure or error
@@ -96,12 +96,7 @@ def plan_saving(
 
 
 def _check_can_be_read(
-    loaded: LoadedModel,
-    view: ModelView,
-    data: bytes,
-    plan: SavingPlan,
-    inputs: Any,
-    job: TrainingJob,
+    loaded: LoadedModel, view: ModelView, data: bytes, plan: SavingPlan, inputs: Any, safe: bool
 ) -> None:
     """Read a file as the driver will; raise `SerializationError` if that fails."""
     if plan.format != WEIGHTS:
@@ -109,7 +104,7 @@ def _check_can_be_read(
         if loaded.is_by_value:  # else the driver only knows the objects that it sent
             known = {**view.custom_objects, **known}
         # A pickled model may contain code, such as a Lambda layer's, which is the caller's own.
-        safe_mode = job.safe_mode and not loaded.is_by_value
+        safe_mode = safe and not loaded.is_by_value
         read_own_model(data, custom_objects=known, safe_mode=safe_mode)
     if loaded.is_by_value or plan.format == WEIGHTS:
         assert loaded.make_copy is not None

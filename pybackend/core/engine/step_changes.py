@@ -327,15 +327,9 @@ class SplitStep:
     call would run before it here.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        train_step: Callable[[Any], Any],
-        apply: Callable[..., Any],
-        exchange: StepExchange,
-    ) -> None:
+    def __init__(self, model: Any, exchange: StepExchange) -> None:
         self._model, self._exchange = model, exchange
-        self._train_step, self._apply = train_step, apply
+        self._train_step, self._apply = model.train_step, model.optimizer.apply
         compute = self._compute_gradients
         self._compute = tf.function(compute, jit_compile=True, reduce_retracing=True)
         self._update = tf.function(self._apply_means, jit_compile=True)

@@ -193,7 +193,9 @@ class EpochSync(keras.callbacks.Callback):
         self._steps = min(batch + 1, self._batches.steps)
         self._batches.count_steps(self._steps)
         if self._is_exact:
-            self._agree_on_own_state()
+            record = self._synchronizer.record
+            with record.settling() if record else nullcontext():
+                self._average_own_state()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
@@ -267,7 +269,7 @@ class EpochSync(keras.callbacks.Callback):
             change = (variable.numpy().astype(np.float64) - before) * share
             variable.assign((before + all_sum(self._collective, change)).astype(last.dtype))
 
-    def _agree_on_own_state(self) -> None:
+    def _average_own_state(self) -> None:
         """Make the state that a step changes equal to that of one process, after each step.
 
         This is correct for state that changes by a mean over rows (moving averages, codebooks) and
@@ -275,11 +277,6 @@ class EpochSync(keras.callbacks.Callback):
         state of batch normalization comes from each worker's own rows, and is averaged at the end
         of the epoch.
         """
-        record = self._synchronizer.record
-        with nullcontext() if record is None else record.settling():
-            self._average_own_state()
-
-    def _average_own_state(self) -> None:
         variables = self._variables
         if self._moving is None:
             normalizing = ModelView(self.model).normalizing_variables
@@ -309,11 +306,6 @@ class EpochSync(keras.callbacks.Callback):
             self._synchronizer.record.replace([variables[n] for n in self._moving])
 
 
-def _may_stop_within(callback: Any) -> bool:
-    """Return whether a callback may request a stop after any step, not only after an epoch."""
-    return isinstance(callback, keras.callbacks.TerminateOnNaN) or runs_in_steps(callback)
-
-
 class StopTogether(keras.callbacks.Callback):
     """Last of the callbacks: if one rank requests a stop, all stop after the same step.
 
@@ -329,7 +321,9 @@ class StopTogether(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._emit, self._collective = replica.emit, replica.collective
-        self._asks_each_step = any(_may_stop_within(one) for one in replica.callbacks)
+        # These may request a stop after any step, not only after an epoch.
+        ends = [one for one in replica.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
+        self._asks_each_step = bool(ends) or any(map(runs_in_steps, replica.callbacks))
         self._has_drifted = False
         self._preemption, self._synchronizer = preemption, synchronizer
         self._agreement, self._shards = synchronizer.agreement, synchronizer.shards

@@ -133,9 +133,8 @@ def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
     """Return the part of a rank's rows for each worker, by the worker's number."""
     role, index = find_role(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
-    if role == "worker":
-        return {index: slice(None)}
-    return {number: slice(number, None, workers) for number in range(workers)}
+    shared = {number: slice(number, None, workers) for number in range(workers)}
+    return {index: slice(None)} if role == "worker" else shared
 
 
 def _folder_for(job: TrainingJob, rank: int, number: int) -> str:

@@ -188,20 +188,15 @@ def check_without_common_steps(view: ModelView, job: TrainingJob) -> None:
 
 def _find_obstacle(view: ModelView) -> str | None:
     model, optimizer = view.model, view.model.optimizer
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    own, scale = "a model with a custom", "with a LossScaleOptimizer, whose scale all steps share"
+    accumulates = "with gradient_accumulation_steps, which workers would change simultaneously"
     averages = f"with {setting(use_ema=True)}, whose averages need a single sequence of steps"
     found = {
-        "a model with a custom train_step: override compute_loss instead": (
-            has_own(model, "train_step")
-        ),
-        "a model with a custom compute_metrics: pass metrics to compile()": (
-            has_own(model, "compute_metrics")
-        ),
-        "with a LossScaleOptimizer, whose scale all steps share: use bfloat16 or float32": (
-            isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        ),
-        "with gradient_accumulation_steps, which workers would change simultaneously: remove it": (
-            optimizer.gradient_accumulation_steps
-        ),
+        f"{own} train_step: override compute_loss instead": has_own(model, "train_step"),
+        f"{own} compute_metrics: pass metrics to compile()": has_own(model, "compute_metrics"),
+        f"{scale}: use bfloat16 or float32": is_scaled,
+        f"{accumulates}: remove it": optimizer.gradient_accumulation_steps,
         f"{averages}: remove it": optimizer.use_ema,
         f"with {setting(run_eagerly=True)}: its workers run graphs": model.run_eagerly,
     }

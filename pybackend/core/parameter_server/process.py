@@ -92,14 +92,10 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
 
 def _start_server() -> Any:
     """Start TensorFlow's server of the role in TF_CONFIG: a worker, or a parameter server."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return tf.distribute.Server(
-        resolver.cluster_spec(),
-        resolver.task_type,
-        resolver.task_id,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_count_threads()),
-    )
+    own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_count_threads())
+    task = own.cluster_spec(), own.task_type, own.task_id
+    return tf.distribute.Server(*task, protocol="grpc", config=config)
 
 
 def _count_threads() -> int:

@@ -40,7 +40,8 @@ class AuditPlan:
         self._share = _EARLY_SHARE if is_second else _SHARE
         self.steps = steps  # number of steps of this epoch that may be audited
         self.musts = set(musts)  # steps of this epoch to audit in any case
-        self._due, self._last = first, None  # the next step to consider, and the last one audited
+        self._due: int | None = first  # the next step to consider
+        self._last: int | None = None  # the last one that was audited
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
 
     def is_due(self, last: int) -> bool:

@@ -23,6 +23,7 @@ from pybackend.core.model.compare import is_random_state
 from pybackend.core.model.view import ModelView, is_mixed
 
 Array = npt.NDArray[Any]
+Step = Callable[[Any], Any]
 # Number of elements of variables that are compared between epochs.
 _SMALL = 64
 
@@ -107,7 +108,7 @@ class OneProcess:
         self.position = POSITIONS[0]
         self.type: str | None = None
 
-    def take(self, step: Callable[[Any], Any], batch: Any) -> None:
+    def take(self, step: Step, batch: Any) -> None:
         """Take a step on a batch of arrays: a ``train_step``, unchanged or with an exchange."""
         view = self.state.view
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
@@ -124,10 +125,7 @@ class OneProcess:
             step(data)
 
     def take_all(
-        self,
-        step: Callable[[Any], Any],
-        steps: Sequence[GlobalRows],
-        moved: Sequence[Callable[[], None]],
+        self, step: Step, steps: Sequence[GlobalRows], moved: Sequence[Callable[[], None]]
     ) -> None:
         """Take steps on all workers' rows, normalizing each worker's rows as that worker does.
 

@@ -78,7 +78,7 @@ Again = Callable[[Literal["same", "float64", "order"]], "Values | None"]
 
 def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
     sizes = {key: one.size for key, one in measures.items()}
-    whole = _norm_of_gradients(measures)
+    whole = float(np.sqrt(sum(one.scale**2 for one in measures.values() if one.is_gradient)))
     # "Not at most", because NaN is neither larger nor smaller.
     suspects = [key for key, size in sizes.items() if not size <= measures[key].tolerance]
     differing = [key for key in suspects if not is_number(measures[key].found)]
@@ -137,10 +137,6 @@ def _measure_turns(measures: Mapping[Key, Measure], turned: Values) -> float:
     """Return how far another order of the rows, or another type, moves the whole gradient."""
     pairs = [(one.expected, turned[key]) for key, one in measures.items() if one.is_gradient]
     return float(np.sqrt(sum(measure_distance(*pair) ** 2 for pair in pairs)))
-
-
-def _norm_of_gradients(measures: Mapping[Key, Measure]) -> float:
-    return float(np.sqrt(sum(one.scale**2 for one in measures.values() if one.is_gradient)))
 
 
 def measure_gradient(found: Array, expected: Array) -> Measure:

@@ -38,6 +38,8 @@ from pybackend.core.engine.step_clock import Arrivals, StepClock
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import ModelView, has_own
 
+Tensors = Sequence[Any]
+
 
 class GradientExchange(Synchronizer):
     """Gradient exchange of one compiled model for the duration of a ``fit``.
@@ -153,7 +155,7 @@ class GradientExchange(Synchronizer):
     def _exchanging_between(self) -> Iterator[None]:
         """Make gradients be exchanged between two compiled parts of the step in this context."""
         model = self._model
-        split = step_changes.SplitStep(model, self.plain_step, model.optimizer.apply, self)
+        split = step_changes.SplitStep(model, self)
         with override(model, "jit_compile", False), override(model, "train_step", split.step):
             yield
 
@@ -314,11 +316,7 @@ class GradientExchange(Synchronizer):
         return self.place_means(means, gradients, variables)
 
     def place_means(
-        self,
-        means: Sequence[Any],
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        whole: bool = False,
+        self, means: Tensors, gradients: Tensors, variables: Tensors, whole: bool = False
     ) -> list[Any]:
         """Return the means of an exchange in the order, types and forms of the gradients.
 

@@ -267,6 +267,9 @@ class WeightGather(Protocol):
     def gather_weights(self, dtype: Any) -> Callable[..., list[Any]]: ...
 
 
+Tensors = Sequence[Any]
+
+
 class ShardedUpdate:
     """Update of a model in a step: of this rank's weights, which the other ranks then get.
 
@@ -312,11 +315,7 @@ class ShardedUpdate:
             yield
 
     def apply(
-        self,
-        apply: Callable[..., Any],
-        means: Sequence[Any],
-        present: Sequence[bool],
-        variables: Sequence[Any],
+        self, apply: Callable[..., Any], means: Tensors, present: Sequence[bool], variables: Tensors
     ) -> None:
         """Update the weights of all ranks with the optimizer's own method ``apply``.
 
@@ -335,12 +334,9 @@ class ShardedUpdate:
         self._apply(apply, gradients, variables, lambda: keras.ops.stack([*map(_square, found)]))
 
     def _apply(
-        self,
-        apply: Callable[..., Any],
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        square: Callable[[], Any],
+        self, apply: Callable[..., Any], gradients: Tensors, variables: Tensors, square: Any
     ) -> None:
+        """Update this rank's weights; ``square`` returns the squares of all gradients."""
         optimizer = self._model.optimizer
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if self.shards.owns(v)]
         own = [gradient for gradient, _ in pairs]

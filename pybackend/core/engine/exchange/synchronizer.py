@@ -123,9 +123,10 @@ Array = npt.NDArray[Any]
 class WeightAveraging(RemembersErrors, Synchronizer):
     """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
-    Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
-    after every H steps, `LocalSteps.steps`, and at the end of each epoch. Each worker has its own
-    losses, which are averaged by rows.
+    Replaces a `GradientExchange`. With ``skips``, some steps of a worker may have no rows;
+    ``nominal`` is the number of rows of a step of all workers. Each worker has its own optimizer
+    state, and its own losses, which are averaged by rows. Weights are averaged after every H steps,
+    `LocalSteps.steps`, and at the end of each epoch.
 
     With v = momentum v + d for the mean change d of the weights since the last average, the weights
     become w - learning_rate (d + momentum v): Nesterov momentum. Learning rate 1 and momentum 0
@@ -136,15 +137,10 @@ class WeightAveraging(RemembersErrors, Synchronizer):
     is_exact = False
 
     def __init__(
-        self,
-        model: Any,
-        collective: Collective,
-        options: LocalSteps,
-        may_be_empty: bool,
-        nominal_rows: int,
+        self, model: Any, collective: Collective, options: LocalSteps, skips: bool, nominal: int
     ) -> None:
         super().__init__()
-        self._model, self._options, self._may_be_empty = model, options, may_be_empty
+        self._model, self._options, self._skips = model, options, skips
         self._every = options.steps
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
@@ -156,7 +152,7 @@ class WeightAveraging(RemembersErrors, Synchronizer):
             layout,
             wide,
             self.agreement,
-            nominal=lambda: float(nominal_rows * options.steps),
+            nominal=lambda: float(nominal * options.steps),
             compression=options.compression,
         )
         self._last: list[Array] = []
@@ -208,7 +204,7 @@ class WeightAveraging(RemembersErrors, Synchronizer):
             return train_step(data)
 
         skip = partial(normalize_spectra, self._model)
-        own = StepOrSkip(self._model, step, skip) if self._may_be_empty else step
+        own = StepOrSkip(self._model, step, skip) if self._skips else step
 
         def local_step(data: Any) -> Any:
             logs = own(data)

@@ -196,13 +196,10 @@ class HostExchange(RemembersErrors):
             # through a weight that is updated, for the end of the previous step, because a
             # gradient may depend only on the data.
             begun = tf.reshape(tf.convert_to_tensor(gradients.anchor), [-1])[:1]
+            ready = [[begun, weight, *(given[n] for n in numbers)] for numbers in buckets]
             given = [
-                tf.numpy_function(
-                    partial(self._post, flat, bucket),
-                    [begun, weight, *(given[n] for n in numbers)],
-                    tf.int32,
-                )
-                for bucket, numbers in enumerate(buckets)
+                tf.numpy_function(partial(self._post, flat, bucket), tensors, tf.int32)
+                for bucket, tensors in enumerate(ready)
             ]
         finish = partial(self._finish, flat, is_posted, len(given), gradients.shared)
         ends = [*gradients.slices, *recorded]

@@ -29,11 +29,7 @@ from pybackend.core.model.view import ModelView, find_ignored_class, has_own
 
 
 def combine_logs(
-    model: Any,
-    logs: Mapping[str, Any],
-    collective: Collective,
-    rows: Any,
-    shared: Sequence[Any] = (),
+    model: Any, logs: Mapping[str, Any], collective: Collective, rows: Any, shared: Any = ()
 ) -> dict[str, Any]:
     """Combine the logs of all ranks: metrics from their summed states, all other values averaged.
 

@@ -167,12 +167,7 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def find_over(
-    view: ModelView,
-    rows: Any,
-    metrics: MetricsKind,
-    job: ModelJob,
-    collective: Collective,
-    emit: Emit,
+    view: ModelView, rows: Any, kind: MetricsKind, job: ModelJob, collective: Collective, emit: Emit
 ) -> OverBatch:
     """Return which values an evaluation must compute from all workers' rows, instead of as sums."""
     if job.workers == 1:
@@ -190,7 +185,7 @@ def find_over(
     needs, mixes = (bool(count) for count in all_sum(collective, [needs, mixes]))
     if mixes:
         emit(Note(_ABOUT_MIXING))
-    return OverBatch(loss=needs, metrics=metrics == "not sums")
+    return OverBatch(loss=needs, metrics=kind == "not sums")
 
 
 def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
