@@ -74,19 +74,14 @@ class PodChannel:
         bundle: Callable[[int], Bundle],
         packed: PackedEnvironment | None = None,
     ) -> None:
-        self._pod = pod
-        self._rank = rank
-        self._meeting = meeting
-        self._bundle = bundle
-        self._packed = packed
+        self._pod, self._rank, self._meeting = pod, rank, meeting
+        self._bundle, self._packed = bundle, packed
         self._channel: Channel | None = None
-        self._closed = threading.Event()
-        self._is_sent = False
-        self._has_greeted = False
+        self._is_sent = self._has_greeted = False
         self._began = self._looked = self._moved = time.monotonic()
         self.trouble: ClusterError | None = None
         self.obstacle: ClusterError | None = None
-        self.has_ended = threading.Event()
+        self._closed, self.has_ended = threading.Event(), threading.Event()
         threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
 
     def check(self) -> None:
@@ -148,9 +143,6 @@ class PodChannel:
     def _talk(self, channel: Channel) -> None:
         lines = SharedLines(channel.reading, channel.writing)
         line = self._read_line(channel)
-        if line is None:
-            return
-        self._moved = time.monotonic()
         self._has_greeted = True
         try:
             if self._packed is not None:
@@ -164,16 +156,17 @@ class PodChannel:
         threading.Thread(target=self._send, args=(channel, lines), daemon=True).start()
         lines.read()
 
-    def _read_line(self, channel: Channel) -> bytes | None:
-        """Return the next line for the driver; None, and `trouble`, if the connection ends."""
+    def _read_line(self, channel: Channel) -> bytes:
+        """Return the next line for the driver; set `trouble` and raise if the connection ends."""
         said = b""
         for line in channel.reading:
             if line.startswith(MARK):
+                self._moved = time.monotonic()
                 return line
             said = line.strip() or said
         reason = said.decode(errors="replace") or "the connection ended"
         self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
-        return None
+        raise ConnectionResetError(f"the connection to pod {self._pod} ended")
 
     def _send_environment(
         self, packed: PackedEnvironment, line: bytes, channel: Channel, lines: SharedLines
@@ -191,9 +184,6 @@ class PodChannel:
             lines.write(block)
             self._moved = time.monotonic()
         greeting = self._read_line(channel)
-        self._moved = time.monotonic()
-        if greeting is None:
-            raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):
             status, printed = json.loads(greeting[len(FAILED) :])
             raise installing.explain_unpacking(host, answer.folder, status, printed)
@@ -210,9 +200,8 @@ class PodChannel:
 
 def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
     specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
-    other, install = "Use an image with Python {own}", "Install it in the image"
-    given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
-    return find_obstacle(greeting, *given)
+    advice = (f"Use an image with Python {{own}}, {specify}", f"Install it in the image, {specify}")
+    return find_obstacle(greeting, "the image", "in the image", *advice)
 
 
 # Bytes to and from a process in a pod, through the API server.

@@ -122,13 +122,11 @@ class StepAgent(Agent):
             self._read_line(stream, rest)
 
     def _read_line(self, stream: Stream, line: bytes) -> None:
-        labelled = _LABEL.fullmatch(line)
-        if labelled:
+        if labelled := _LABEL.fullmatch(line):
             super().forward(int(labelled[1]), stream, labelled[2])
             return
         self._note(line.decode(errors="replace").rstrip("\n"))  # a message of srun itself
-        ended = _TASKS_ENDED.match(line)
-        if ended:
+        if ended := _TASKS_ENDED.match(line):
             status = _status_of(ended[2].decode(errors="replace"))
             for task in commands.expand_nodes(f"[{ended[1].decode()}]"):
                 self.end(int(task), status)
@@ -177,8 +175,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
 
 def _status_of(text: str) -> int:
     """Return the exit status that srun reports, or the negated signal number."""
-    exited = re.search(r"exit code (\d+)", text)
-    if exited:
+    if exited := re.search(r"exit code (\d+)", text):
         return int(exited[1])
     if "Out Of Memory" in text:
         return -signal.SIGKILL
@@ -251,23 +248,20 @@ def describe_batch(options: argparse.Namespace) -> str:
         # The signal reaches all ranks, which end within the grace period; then the job ends.
         "signal": commands.signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
     }
-    commands.check_tasks(
-        options.workers,
-        commands.as_count(given.get("nodes")),
-        commands.as_count(given.get(commands.PER_NODE)),
-    )
+    counts = (commands.as_count(given.get(name)) for name in ("nodes", commands.PER_NODE))
+    commands.check_tasks(options.workers, *counts)
     words = ["--workers", str(options.workers), "--cwd", os.path.abspath(options.cwd or os.curdir)]
     for name in _PASSED_ON:
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for variable in options.env:
         split_variable(variable)
         words += ["--env", variable]
-    words += [*(["-m"] if script.kind == "module" else []), "--", script.name, *script.arguments]
-    command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
+    words += ["-m"] if script.kind == "module" else []
+    run = [sys.executable, "-m", "pybackend", "run", *words, "--", script.name, *script.arguments]
     # With `exec`, signals to the batch script reach `tfdist run`.
     wanted = [f"export {_WANTED}=1"] if given.get("requeue") else []
-    return commands.batch_script({**head, **given}, [*wanted, f"exec {command}"])
+    return commands.batch_script({**head, **given}, [*wanted, f"exec {shlex.join(run)}"])
 
 
 def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
@@ -281,23 +275,20 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
     """
     if "SLURM_JOB_ID" not in environment:
         return False
-    try:
+    # Twice: when the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
+    with contextlib.suppress(ClusterError):
         return _requeue(environment, seconds)
-    except ClusterError:
-        # When the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
-        return _requeue(environment, seconds)
+    return _requeue(environment, seconds)
 
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
-    number = environment["SLURM_JOB_ID"]
-    shown = commands.ask("scontrol", "show", "job", "--oneliner", number)
-    state = commands.read_job(shown)
+    state = commands.show_job(environment["SLURM_JOB_ID"])
     if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
         return True
     is_late = state.seconds_left < seconds and _WANTED in environment
-    if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
+    if not state.can_requeue or not (state.is_preempted or is_late):
         return False
-    commands.ask("scontrol", "requeue", number)
+    commands.ask("scontrol", "requeue", state.number)
     return True
 
 
