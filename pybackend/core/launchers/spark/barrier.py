@@ -67,8 +67,7 @@ class SparkLauncher:
         on_wait: Callable[[str], object] | None = None,
         lanes: int = 1,
     ) -> None:
-        self.session, self._lanes = session, lanes
-        self._look, self._on_wait = look, on_wait
+        self.session, self._look, self._on_wait, self._lanes = session, look, on_wait, lanes
 
     @property
     def why_bound(self) -> str | None:
@@ -96,15 +95,14 @@ class SparkLauncher:
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job, or each in its own."""
-        session = self.session
+        session, token = self.session, new_token()
         profile = slots.make_profile(session, job.resources, job.workers)
         available = slots.check_slots(session, job.workers, job.resources)
         job = _with_model_limit(session, job)
         if is_off():
             job = replace(job, resources=replace(job.resources, fork_server=None))
         sessions.ship_package(session)
-        token = new_token()
-        loopback = sessions.is_one_machine(session)
+        member = Member(job, files, None, token, None, sessions.is_one_machine(session))
         with ExitStack() as stack:
             if self._on_wait:
                 owner, held = sessions.owner_of(session), min(job.most_workers, available)
@@ -120,19 +118,18 @@ class SparkLauncher:
             cores = slots.cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             options = stage.choose_options(profile)
             stack.enter_context(sessions.small_batches(session))
+            task = tasks.Task(member, cores, environment)
             if isinstance(job, TrainingJob) and job.is_elastic:
-                task = tasks.Task(
-                    Member(job, files, None, token, None, loopback), cores, environment
-                )
                 return _train_elastically(session, job, task, options, datasets, on_event)
             frame, source, counts = stage.input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
             server = stack.enter_context(stage.open_meeting(session, token, job, patience))
             if job.is_observed and not server.address:
                 raise ClusterError(tasks.NO_OBSERVING)
-            member = Member(job, files, source, token, server.address or None, loopback, counts)
+            address = server.address or None
+            member = replace(member, source=source, driver=address, counts=counts)
+            task = replace(task, member=member)
             size = sum(map(len, files.values()))
-            task = tasks.Task(member, cores, environment)
             plan = sessions.map_in_arrow(frame, task, tasks.SCHEMA, size, **options)
             return self._run_stage(job, plan, server, on_event, datasets)
 
@@ -152,8 +149,7 @@ class SparkLauncher:
             return {row["rank"]: row["report"] for row in rows if row["report"] is not None}
 
         explain = partial(explain_spark_error, session=session)
-        collect = partial(collect_rows, plan)
-        call = jobs.running(session, collect, on_wait=self._on_wait)
+        call = jobs.running(session, partial(collect_rows, plan), on_wait=self._on_wait)
         with quiet_log(session), call as collecting:
             crew = stage.follow_stage(job, server, on_event, watch, explain, self._look)
         reports, model = crew.conclude(), receive_model(server)
@@ -271,10 +267,8 @@ class TaskWay(Way):
                 # (test_a_worker_waits_for_a_slot_while_another_receives_its_rows).
                 if task.is_busy or not self._receiving - {number}:
                     task.look()
-                if task.is_busy and host[0] == stage.UNKNOWN_HOST:
-                    self._receiving.add(number)
-                else:
-                    self._receiving.discard(number)
+                is_receiving = task.is_busy and host[0] == stage.UNKNOWN_HOST
+                (self._receiving.add if is_receiving else self._receiving.discard)(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 
             def follow(on_event: Emit) -> Outcome:

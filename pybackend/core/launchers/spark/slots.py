@@ -45,7 +45,9 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
     """
     # Without these checks, Spark would wait ten minutes and then fail.
     _refuse_stopped(session)
-    if _allocates_dynamically(session):
+    is_local = read_master(session).startswith("local[")  # where Spark ignores the setting
+    is_dynamic = read_setting(session, "spark.dynamicAllocation.enabled") or ""
+    if is_dynamic.lower() == "true" and not is_local:
         raise ClusterError(
             "dynamic allocation is enabled, but Spark's barrier mode does not work with it: start "
             "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances "
@@ -64,12 +66,6 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
             f"{read_master(session)}): {use}, or start the session with more executors or cores"
         )
     return slots
-
-
-def _allocates_dynamically(session: Any) -> bool:
-    if read_master(session).startswith("local["):
-        return False  # Spark ignores the setting there
-    return (read_setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
 
 
 def _refuse_stopped(session: Any) -> None:
@@ -183,48 +179,32 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
     session starts.
     """
     _check_memory(session, resources, workers)
-    lacking = _lacking(session, resources)
-    if not lacking:
+    if not (lacking := _lacking(session, resources)):
         return None
-    if not _supports_profiles(session):
+    # Tasks of a stage can have other resources than those of the session, except in local mode.
+    has_profiles = re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
+    if read_version(session) < _PROFILES_SINCE or not has_profiles:
         raise InputError(lacking)
     has_gpus = float(read_setting(session, _GPUS_OF_EXECUTOR) or 0)
     if resources.gpus and resources.gpus > has_gpus:
-        raise InputError(
-            f"each worker needs {resources.gpus} gpus "
-            f"({setting(resources=call_of('Resources', gpus=resources.gpus))}), but an executor of "
-            f"this Spark session has {has_gpus:g}: start the session with "
-            f"{_GPUS_OF_EXECUTOR}={resources.gpus}"
-        )
-
+        has = f"an executor of this Spark session has {has_gpus:g}"
+        raise InputError(_explain_lack("gpus", resources.gpus, has, _GPUS_OF_EXECUTOR))
     cpus = max(_cores_per_task(session), resources.cpus or 0)
     gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
     # By the cores and GPUs of a task.
     known: dict[tuple[int, float], Any] = vars(session).setdefault("tfdist_profiles", {})
-    if (cpus, gpus) not in known:
-        known[cpus, gpus] = _build_profile(session, cpus, gpus)
-    return known[cpus, gpus]
-
-
-def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
+    if (cpus, gpus) in known:
+        return known[cpus, gpus]
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     wanted = TaskResourceRequests().cpus(cpus)
     if gpus:
         wanted = wanted.resource("gpu", gpus)
-    profile = ResourceProfileBuilder().require(wanted).build
+    profile = known[cpus, gpus] = ResourceProfileBuilder().require(wanted).build
     if is_connect(session):
         # The profile registers when its number is read, which not every thread can do.
         _ = profile.id
     return profile
-
-
-def _supports_profiles(session: Any) -> bool:
-    """Return whether tasks of a stage can have other resources than those of the session."""
-    # Not in local mode.
-    return read_version(session) >= _PROFILES_SINCE and bool(
-        re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
-    )
 
 
 def check_allotment(session: Any, resources: Resources, workers: int) -> None:
@@ -243,12 +223,16 @@ def _lacking(session: Any, resources: Resources) -> str:
     for key, (name, wanted, default) in pairs.items():
         has = float(read_setting(session, key) or default)
         if wanted is not None and wanted > has:
-            return (
-                f"each worker needs {wanted} {name} "
-                f"({setting(resources=call_of('Resources', **{name: wanted}))}), but a task of "
-                f"this Spark session has {has:g}: start the session with {key}={wanted}"
-            )
+            return _explain_lack(name, wanted, f"a task of this Spark session has {has:g}", key)
     return ""
+
+
+def _explain_lack(name: str, wanted: int, has: str, key: str) -> str:
+    request = setting(resources=call_of("Resources", **{name: wanted}))
+    return (
+        f"each worker needs {wanted} {name} ({request}), but {has}: start the session with "
+        f"{key}={wanted}"
+    )
 
 
 def _check_memory(session: Any, resources: Resources, workers: int) -> None:
@@ -331,12 +315,10 @@ def take_slots(
 def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
     now = time.monotonic()
     ahead = turns[: turns.index(turn)]
-    held = ", ".join(
-        (f"{setting(workers=t.workers)} for {now - t.began:.0f} s") for t in ahead if t.holds
-    )
+    held = [f"{setting(workers=t.workers)} for {now - t.began:.0f} s" for t in ahead if t.holds]
     queued = sum(not t.holds for t in ahead)
+    others = f", with {queued} ahead of it in the queue" if queued else ""
     return (
         f"a training run is waiting for {turn.workers} of the session's {slots} slots: other "
-        "training runs of this process occupy them "
-        f"({held}){f', with {queued} ahead of it in the queue' if queued else ''}"
+        f"training runs of this process occupy them ({', '.join(held)}){others}"
     )
