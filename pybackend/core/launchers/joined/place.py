@@ -22,7 +22,7 @@ from pybackend.core.machine import is_loopback
 from pybackend.core.machine.processes import read_stat, read_variables
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE
 from pybackend.core.net.rendezvous import pick_port, split_address
-from pybackend.core.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
+from pybackend.core.tf_config import make_tf_config, names_cluster, read_tf_config
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class Place:
 def split_host(address: str) -> str:
     """Return the host of ``host:port``, or of a host alone."""
     return split_address(address)[0] if ":" in address else address
+
+
+def join_address(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @name_arguments
@@ -134,29 +138,16 @@ def _of_tf_config(text: str) -> Place | None:
         )
     if spec.world_size == 1:
         return None
-    addresses = _addresses(spec)
-    hosts = [split_host(address) for address in addresses]
-    own = hosts[spec.rank]
-    return Place(
-        spec.rank,
-        len(addresses),
-        addresses[0],
-        spec.address,
-        "TF_CONFIG",
-        tuple(addresses),
-        hosts[: spec.rank].count(own),
-        hosts.count(own),
-    )
-
-
-def _addresses(spec: ClusterSpec) -> list[str]:
     listed = [*spec.cluster.get("chief", {}).values(), *spec.cluster.get("worker", {}).values()]
-    if len(listed) < spec.world_size:
+    rank, size = spec.rank, len(listed)
+    if size < spec.world_size:
         raise InputError(
-            f"TF_CONFIG lists the addresses of only {len(listed)} of {spec.world_size} processes: "
-            "list all of them"
+            f"TF_CONFIG lists the addresses of only {size} of {spec.world_size} processes: list "
+            "all of them"
         )
-    return listed
+    hosts = list(map(split_host, listed))
+    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    return Place(rank, size, listed[0], spec.address, "TF_CONFIG", tuple(listed), *local)
 
 
 # With mpirun.
@@ -164,13 +155,8 @@ def _addresses(spec: ClusterSpec) -> list[str]:
 # Rank and size, among all processes and among those of a machine: first of Open MPI, then of MPICH,
 # Intel MPI and others with Hydra.
 _NAMES = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
 )
 # As in /proc/PID/environ, which has the variables of a process's start.
 _RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
@@ -185,11 +171,10 @@ def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
         return None
     for names in _NAMES:
         if names[0] in environment and int(environment.get(names[1], "1")) > 1:
-            defaults = ("0", "1", "0", "1")
-            found = (environment.get(*pair) for pair in zip(names, defaults, strict=True))
-            rank, size, local_rank, local_size = map(int, found)
-            meeting = _find_meeting(environment, local_size == size)
-            return Place(rank, size, meeting, None, "mpirun", (), local_rank, local_size)
+            pairs = zip(names, ("0", "1", "0", "1"), strict=True)
+            rank, size, *local = (int(environment.get(*pair)) for pair in pairs)
+            meeting = _find_meeting(environment, local[1] == size)
+            return Place(rank, size, meeting, None, "mpirun", (), *local)
     return None
 
 
@@ -199,18 +184,16 @@ def _is_of_srun(environment: Mapping[str, str]) -> bool:
     In an allocation, mpirun uses srun to start its daemons, so their processes have the variables
     of both; only mpirun's apply to them.
     """
-    pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
-    return all(
-        ours in environment and environment[ours] == environment.get(slurms)
-        for ours, slurms in pairs
-    )
+    known = [environment.get(name) for name in ("PMI_RANK", "PMI_SIZE")]
+    slurms = [environment.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    return None not in known and known == slurms
 
 
 def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
     """Return the address of the first process, which MPI does not provide."""
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if host and port:
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)
     if is_one_machine:
         # Common to all processes of one mpirun, and different for another one.
         job = environment.get("PMIX_NAMESPACE") or _name_starter()

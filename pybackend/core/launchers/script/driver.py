@@ -57,6 +57,10 @@ class GroupEnd:
     caught: signal.Signals | None = None
     has_begun: bool = True
 
+    @property
+    def is_well(self) -> bool:
+        return self.failure is None and self.has_begun
+
 
 class ScriptGroup:
     """The ranks of one start: a `Crew` that is stopped at the first failure, or by signals."""
@@ -64,10 +68,8 @@ class ScriptGroup:
     def __init__(
         self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
     ) -> None:
-        self._plan = plan
-        self._restart = restart
-        self._output = output
-        self._signals = signals
+        self._plan, self._restart = plan, restart
+        self._output, self._signals = output, signals
         names = {rank: site.name for site in plan.sites for rank in site.ranks}
         # Ranks that other drivers start have no name.
         self._hosts = [names.get(rank, "") for rank in range(plan.world_size)]
@@ -75,8 +77,7 @@ class ScriptGroup:
         self._meeting = MeetingServer(None, "", plan.world_size, most=_MOST_WAITING)
         self._statuses: dict[int, int] = {}
         self._caught: signal.Signals | None = None
-        self._caught_at = 0.0
-        self._is_ending = False
+        self._caught_at, self._is_ending = 0.0, False
 
     def run(self) -> GroupEnd:
         """Start all ranks, and wait until they have ended.
@@ -86,9 +87,10 @@ class ScriptGroup:
         listen = partial(take_all, self._meeting.queue, self._take)
         # The meeting ends first: then what ranks still print is dropped as it arrives.
         with self._reach() as hosts, self._meeting as meeting:
-            for rank in (rank for rank, host in enumerate(self._hosts) if not host):
-                meeting.join(rank, "")  # other drivers start it
-                self._crew.hear(WorkerReport(rank, "", 0))
+            for rank, host in enumerate(self._hosts):
+                if not host:  # other drivers start it
+                    meeting.join(rank, "")
+                    self._crew.hear(WorkerReport(rank, "", 0))
 
             def look() -> None:
                 found = [failure for host in hosts for failure in host.look()]
@@ -126,8 +128,8 @@ class ScriptGroup:
         elif event.name == STATUS:
             self._end(event.rank, int(event.text))
         else:
-            content = event.text.encode("latin-1")
-            self._output.write(event.rank, "out" if event.name == "out" else "err", content)
+            stream: Stream = "out" if event.name == "out" else "err"
+            self._output.write(event.rank, stream, event.text.encode("latin-1"))
 
     def _end(self, rank: int, status: int) -> None:
         host, failure = self._hosts[rank], None
@@ -230,10 +232,7 @@ class CaughtSignals:
             signal.signal(number, handler)
 
     def take(self) -> list[signal.Signals]:
-        found = []
-        while self._caught:
-            found.append(self._caught.pop(0))
-        return found
+        return [self._caught.pop(0) for _ in range(len(self._caught))]
 
 
 _LONGEST_LINE = 65536
@@ -249,8 +248,7 @@ class ScriptOutput:
     """
 
     def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
-        self._shown = shown
-        self._folder = folder
+        self._shown, self._folder = shown, folder
         self._lines: dict[tuple[int, Stream], LineSplitter] = {}
         self._files: dict[Path, IO[bytes]] = {}
         if folder is not None:
@@ -372,12 +370,13 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
     for restart in range(plan.restarts + 1):
         outcome = ScriptGroup(plan, restart, output, signals).run()
         output.end_lines()
-        requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
+        requeued = not outcome.is_well and _requeue(plan.grace + _LATE_SECONDS)
         is_settled = outcome.failure is None or outcome.caught is not None
+        message = describe(outcome, plan)
         if is_settled or restart == plan.restarts or requeued:
             break
-        say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
-    if message := describe(outcome, plan):
+        say(f"{message}. Restart {restart + 1} of {plan.restarts}")
+    if message:
         say(message)
     if requeued:
         say("Slurm will start this job again")
@@ -395,17 +394,13 @@ def _requeue(late_seconds: float) -> bool:
         return False
 
 
-def _is_well(outcome: GroupEnd) -> bool:
-    return outcome.failure is None and outcome.has_begun
-
-
 # Exit status and last message of a run.
 
 
 def exit_status(outcome: GroupEnd) -> int:
     """Return 0 if all ranks exited with 0; for a signal, 128 plus its number, as in a shell."""
     status = outcome.status
-    if outcome.caught is not None and not _is_well(outcome):
+    if outcome.caught is not None and not outcome.is_well:
         return 128 + outcome.caught
     if outcome.failure is None:
         return 0
@@ -420,39 +415,32 @@ def describe(outcome: GroupEnd, plan: ScriptRun) -> str:
         return f"ended by {caught.name} before a rank was started"
     if failure is None:
         return f"all ranks ended with exit status 0 after {caught.name}" if caught else ""
-    ended = f"rank {failure.rank} on {failure.host} {_end_of(failure, outcome.status)}"
+    end, advice = _explain(failure, outcome.status, plan)
+    ended = f"rank {failure.rank} on {failure.host} {end}"
     if caught is not None:
         own = "" if outcome.status == -caught else f"; {ended}"
         return f"ended by {caught.name}{own}"
     others = "; the other ranks were ended" if plan.world_size > 1 else ""
-    return f"{ended}{others}. {_advice(failure, outcome.status, plan)}"
+    return f"{ended}{others}. {advice}"
 
 
-def _end_of(failure: Failure, status: int | None) -> str:
+def _explain(failure: Failure, status: int | None, plan: ScriptRun) -> tuple[str, str]:
+    """Return how a rank ended, and advice."""
+    rank, seen = failure.rank, f"see the lines above that begin with [{failure.rank}]"
+    if plan.output is not None:
+        seen = f"see {plan.output / f'{rank}.err'}"
+    elif plan.shown is not None and rank not in plan.shown:
+        seen = f"its lines were not shown; run again with --show {rank} or --output-dir"
     if status is None:
-        return f"was lost: {failure.message}"
-    if status >= 0:
-        return f"ended with exit status {status}"
-    return f"was killed by {name_signal(-status)}"
-
-
-def _advice(failure: Failure, status: int | None, plan: ScriptRun) -> str:
-    seen = _where_seen(failure.rank, plan)
-    if status is None:
-        return f"Check whether {failure.host} is still running and can be reached; {seen}"
+        advice = f"Check whether {failure.host} is still running and can be reached; {seen}"
+        return f"was lost: {failure.message}", advice
+    advice = f"Fix the error that it printed: {seen}"
     if status == -signal.SIGKILL:
-        return (
+        advice = (
             "It was killed, or its machine ran out of memory: check that host's system log "
             "(dmesg), then use smaller batches or fewer ranks per host"
         )
-    if -status in _CRASHES:
-        return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
-    return f"Fix the error that it printed: {seen}"
-
-
-def _where_seen(rank: int, plan: ScriptRun) -> str:
-    if plan.output is not None:
-        return f"see {plan.output / f'{rank}.err'}"
-    if plan.shown is None or rank in plan.shown:
-        return f"see the lines above that begin with [{rank}]"
-    return f"its lines were not shown; run again with --show {rank} or --output-dir"
+    elif -status in _CRASHES:
+        advice = f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
+    killed = f"was killed by {name_signal(-status)}" if status < 0 else ""
+    return killed or f"ended with exit status {status}", advice

@@ -147,8 +147,7 @@ def _read_sites(
         first, size = hosts[:index].count(own), hosts.count(own)
         return (HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
     if not has_hosts:
-        step = find_step_site(os.environ, options.workers)
-        if step is not None:
+        if step := find_step_site(os.environ, options.workers):
             return (step,)
         if options.workers is None:
             raise InputError(

@@ -266,9 +266,10 @@ class Task:
                 member = self.unpack()
             except Exception as error:
                 fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
-            options = (None, None, give_up, None, meeting.poll_order)
             with keeping_fork_server_of_executor(job, group):
-                report, model = member.work(group, batches, meeting, *options)
+                report, model = member.work(
+                    group, batches, meeting, give_up=give_up, orders=meeting.poll_order
+                )
             if report.failure is not None:
                 fail_task(report.failure, meeting)
             rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))
@@ -397,7 +398,8 @@ def _connect(
     on_lost: Callable[[], None] = lambda: None,
 ) -> Iterator[_Client]:
     """Connect a task to the driver, and show it that this process is alive."""
-    with kind(member.driver, member.token, rank, patience, on_lost) as meeting:
+    meeting = kind(member.driver, member.token, rank, patience, on_lost)
+    with meeting:
         meeting.start_beating(find_silence(member.job.timeout))
         yield meeting
 
