@@ -6,6 +6,8 @@ It begins with one start of the worker group (`ScriptGroup`); `run_script` is th
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -23,12 +25,12 @@ from pybackend.core.job.messages import Announced, Deliver, Event, Note
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.crew import Crew, take_all
 from pybackend.core.launchers.forking import adopt_orphans, end_descendants, name_signal
+from pybackend.core.launchers.hosts.ssh import HostPython, HostSlots, Ssh
 from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
 from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, library
 from pybackend.core.launchers.script.agent import STATUS, Stream
-from pybackend.core.launchers.script.ranks import TASK, ScriptRun
-from pybackend.core.launchers.script.run_options import describe_plan, python_of
-from pybackend.core.launchers.script.slurm import requeue_preempted
+from pybackend.core.launchers.script.ranks import TASK, HostRanks, ScriptRun
+from pybackend.core.launchers.script.slurm import describe_step, requeue_preempted
 from pybackend.core.machine.processes import list_children
 from pybackend.core.net.meeting import MeetingServer
 
@@ -198,6 +200,50 @@ def _check_python(name: str, greeting: HostGreeting) -> None:
             f"{name}: {greeting.python} is Python {version}, but tfdist needs 3.11 or later: use "
             "--python to specify one that every host has"
         )
+
+
+def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
+    """Return the Python that starts the ranks of a host, and the function that does so."""
+    module = "script.step.run" if site.is_step else "script.agent.run"
+    if site.host is None:
+        return HostPython(None, HostSlots(site.name), sys.executable), module
+    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
+
+
+def describe_plan(plan: ScriptRun) -> str:
+    """Return the commands for all ranks, by host; unknown secrets and ports become placeholders."""
+    return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
+
+
+def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
+    if site.is_step:
+        yield from describe_step(plan, site, os.environ)
+        return
+    python, module = python_of(plan, site)
+    if site.host is not None:
+        words = python.command("", module)[:-1]
+        yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
+    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
+        yield (
+            f"rank {rank} of {plan.world_size} on {site.name} "
+            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
+        )
+        yield f"  cd {shlex.quote(plan.folder)}"
+        for name, value in variables.items():
+            yield f"  export {name}={shlex.quote(value)}"
+        yield f"  {shlex.join(plan.script.command(python.path))}"
+
+
+def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
+    hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
+    known = os.environ if site.host is None else None
+    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
+    if not plan.addresses:
+        for one in found:
+            one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
+    return found
 
 
 @cache

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.hosts.ssh import (
-    HostPython,
     HostSlots,
     Ssh,
     parse_hosts,
@@ -30,7 +28,7 @@ from pybackend.core.launchers.script.ranks import (
     read_script,
     split_variable,
 )
-from pybackend.core.launchers.script.slurm import describe_step, find_step_site
+from pybackend.core.launchers.script.slurm import find_step_site
 from pybackend.core.machine import is_loopback, own_address
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE, find_secret
 from pybackend.core.net.rendezvous import split_address
@@ -236,47 +234,3 @@ def _address_here(other: HostSlots, ssh: Ssh) -> str:
             "address of this machine that the other hosts can reach"
         )
     return address
-
-
-def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
-    """Return the Python that starts the ranks of a host, and the function that does so."""
-    module = "script.slurm.run" if site.is_step else "script.agent.run"
-    if site.host is None:
-        return HostPython(None, HostSlots(site.name), sys.executable), module
-    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
-
-
-def describe_plan(plan: ScriptRun) -> str:
-    """Return the commands for all ranks, by host; unknown secrets and ports become placeholders."""
-    return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
-
-
-def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
-    if site.is_step:
-        yield from describe_step(plan, site, os.environ)
-        return
-    python, module = python_of(plan, site)
-    if site.host is not None:
-        words = python.command("", module)[:-1]
-        yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
-    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
-        yield (
-            f"rank {rank} of {plan.world_size} on {site.name} "
-            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
-        )
-        yield f"  cd {shlex.quote(plan.folder)}"
-        for name, value in variables.items():
-            yield f"  export {name}={shlex.quote(value)}"
-        yield f"  {shlex.join(plan.script.command(python.path))}"
-
-
-def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
-    hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
-    shown = [f"[{host}]" if ":" in host else host for host in hosts]
-    made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
-    known = os.environ if site.host is None else None
-    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
-    if not plan.addresses:
-        for one in found:
-            one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
-    return found
