@@ -141,8 +141,7 @@ def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequen
 
     deadline, reason = time.monotonic() + limit, ""
     while time.monotonic() < deadline and not reason:
-        everyone = server.wait_for_all(_LOOK_SECONDS)
-        if everyone is not None:
+        if (everyone := server.wait_for_all(_LOOK_SECONDS)) is not None:
             return everyone
         missing = server.missing()[0]
         if left := ", ".join(place.name(rank) for rank in missing if server.has_left(rank)):
@@ -176,8 +175,7 @@ def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequenc
                 f"{place.size} processes must make this call"
             )
 
-    everyone = client.gather(message, look)
-    if everyone is None:
+    if (everyone := client.gather(message, look)) is None:
         raise ClusterError(
             f"{place.name(0)} closed the connection before all processes had connected. See "
             f"its own error, or check whether another process is also {place.name(place.rank)}"
@@ -229,8 +227,7 @@ def find_meeting(place: Place) -> str:
 
 def _reachable(host: str, place: Place) -> str:
     """Resolve a name to an address that others can reach; Debian maps its own name to loopback."""
-    known = resolve(host)
-    if not known:
+    if not (known := resolve(host)):
         return host  # `listen` reports the error
     if not is_loopback(known[0]) or place.is_one_machine:
         return known[0]

@@ -189,7 +189,7 @@ def _work(
     if group.error is not None:
         raise group.error
     if report.failure is not None:
-        report = replace(report, failure=at_own_end(report.failure, notice))
+        return replace(report, failure=at_own_end(report.failure, notice)), model
     return report, model
 
 
@@ -285,8 +285,7 @@ def _read_results(content: bytes | None, place: Place) -> _Results:
 
 
 def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
-    failures = [report.failure for report in results.reports if report.failure is not None]
-    if failures:
+    if failures := [report.failure for report in results.reports if report.failure is not None]:
         raise WorkerFailedError(root_cause_first(failures))
     return Outcome(list(results.reports), model, results.job)
 

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import name_arguments
-from pybackend.core.launchers.slurm.commands import (
-    count_local,
-    first_host,
-    hosts_by_rank,
-    step_port,
-    tasks_by_node,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.machine import is_loopback
 from pybackend.core.machine.processes import read_stat, read_variables
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE
@@ -240,12 +234,12 @@ def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
     return Place(
         rank=int(environment["SLURM_PROCID"]),
         size=int(environment["SLURM_STEP_NUM_TASKS"]),
-        meeting=f"{first_host(environment)}:{step_port(environment)}",
+        meeting=f"{commands.first_host(environment)}:{commands.step_port(environment)}",
         own=None,
         source="srun",
         peers=_find_peers(environment),
         local_rank=int(environment.get("SLURM_LOCALID") or 0),
-        local_size=count_local(environment),
+        local_size=commands.count_local(environment),
     )
 
 
@@ -253,10 +247,10 @@ def _find_peers(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the node of each task; empty if Slurm's variables do not determine it."""
     # Other parts concern the sockets and cores of a node, or the number of tasks per node.
     words = re.split("[:,]", environment.get("SLURM_DISTRIBUTION") or "block")
-    nodes, counts = tasks_by_node(environment)
+    nodes, counts = commands.tasks_by_node(environment)
     if words[0] not in ("block", "cyclic") or len(nodes) != len(counts):
         return ()
-    peers = hosts_by_rank(environment)
+    peers = commands.hosts_by_rank(environment)
     if words[0] == "cyclic":
         rounds = range(max(counts))
         peers = tuple(n for r in rounds for n, c in zip(nodes, counts, strict=True) if r < c)

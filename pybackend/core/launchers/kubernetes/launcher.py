@@ -20,15 +20,7 @@ from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.kubernetes.cluster import (
-    Cluster,
-    KubernetesSettings,
-    check_client,
-    describe_job,
-    describe_service,
-    host_names,
-    relay_command,
-)
+from pybackend.core.launchers.kubernetes import cluster as kube
 from pybackend.core.launchers.kubernetes.pod import PodChannel
 from pybackend.core.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.core.launchers.member import Member
@@ -136,7 +128,7 @@ def kubernetes(
 class KubernetesLauncher(base.QueuedLauncher):
     """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
 
-    def __init__(self, settings: KubernetesSettings) -> None:
+    def __init__(self, settings: kube.KubernetesSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -148,7 +140,7 @@ class KubernetesLauncher(base.QueuedLauncher):
 
     def check(self, job: Job) -> None:
         base.reject_fork_server(job)
-        check_client()
+        kube.check_client()
 
     def describe(self, job: Job) -> base.Submission:
         workers = 1 if job.is_elastic else job.workers
@@ -170,8 +162,8 @@ class KubernetesLauncher(base.QueuedLauncher):
     def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
         name = _new_name()
         return [
-            describe_job(self.settings, name, workers, _TRAINING, has_environment),
-            describe_service(self.settings, name, None),
+            kube.describe_job(self.settings, name, workers, _TRAINING, has_environment),
+            kube.describe_service(self.settings, name, None),
         ]
 
     def launch(
@@ -181,9 +173,9 @@ class KubernetesLauncher(base.QueuedLauncher):
         packed = pack_for(job, lambda text: on_event(Note(text)))
         name, places = _new_name(), job.most_workers
         # The others connect to an elastic worker at the address in its environment.
-        hosts = ("localhost",) if job.is_elastic else host_names(name, job.workers)
+        hosts = ("localhost",) if job.is_elastic else kube.host_names(name, job.workers)
         member = Member(job, files, None, new_token(), None, False, remedy=_REMEDY)
-        reached = Cluster(self.settings.context, self.settings.namespace)
+        reached = kube.Cluster(self.settings.context, self.settings.namespace)
         with reached as cluster, swept_folder() as folder:
             contents = pack_task(RemoteTask(member, hosts), folder, datasets)
             way = _Pods(self.settings, cluster, name, contents, folder, packed)
@@ -194,8 +186,8 @@ class KubernetesLauncher(base.QueuedLauncher):
 class _Pods(Way):
     """A `Way` that creates a Job with a pod for each worker; the names begin with ``name``."""
 
-    settings: KubernetesSettings
-    cluster: Cluster
+    settings: kube.KubernetesSettings
+    cluster: kube.Cluster
     name: str
     contents: Mapping[str, bytes]
     folder: Path
@@ -208,7 +200,7 @@ class _Pods(Way):
     def open(self, start: Start) -> Iterator[Follow]:
         job, meeting, packed = start.job, start.meeting, self.packed
         name, workers = start.name(self.name), job.workers
-        command, patience = relay_command(self.settings), self.settings.patience
+        command, patience = kube.relay_command(self.settings), self.settings.patience
         contents = {**self.contents, **start.post()}
 
         def bundle(rank: int) -> Bundle:
@@ -222,7 +214,7 @@ class _Pods(Way):
             start.note(Note(f"sending the Python environment ({size}) to each pod"))
         with self._created(name, job, start.note):
             given = (self.cluster, name, workers, meeting, join, start.note, patience)
-            watch, hosts = KubernetesWatch(*given), host_names(name, workers)
+            watch, hosts = KubernetesWatch(*given), kube.host_names(name, workers)
             run = partial(run_group, meeting, job, hosts, look=watch.look, explain=watch.explain)
             try:
                 yield partial(run, meet_seconds=max(_MEET_SECONDS, patience))
@@ -237,13 +229,12 @@ class _Pods(Way):
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
         has_environment, cluster = job.resources.environment is not None, self.cluster
+        manifest = kube.describe_job(self.settings, name, job.workers, wanted, has_environment)
         where = (package_root(), self.settings.context or "", cluster.namespace, name)
         with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
             try:
-                manifest = describe_job(self.settings, name, job.workers, wanted, has_environment)
-                created = cluster.create_job(manifest)
-                uid = created["metadata"]["uid"]
-                cluster.create_service(describe_service(self.settings, name, uid))
+                uid = cluster.create_job(manifest)["metadata"]["uid"]
+                cluster.create_service(kube.describe_service(self.settings, name, uid))
                 yield
             finally:
                 try:
@@ -261,7 +252,7 @@ def _new_name() -> str:
     return f"tfdist-{random.token_hex(4)}"
 
 
-def _delete(cluster: Cluster, name: str) -> None:
+def _delete(cluster: kube.Cluster, name: str) -> None:
     cluster.delete_job(name)
     deadline = time.monotonic() + _DELETED_SECONDS
     while cluster.read_job(name) is not None and time.monotonic() < deadline:
@@ -279,14 +270,14 @@ _TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
 _EXAMPLE = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-def check_settings(**given: Any) -> KubernetesSettings:
+def check_settings(**given: Any) -> kube.KubernetesSettings:
     """Check the arguments of `kubernetes`; None becomes the default. Raises `InputError`."""
     checked = {k: _CHECKS[k](k, value) for k, value in given.items() if value is not None}
     if "image" not in checked:
         raise InputError(
             f"`image` must name a container image, e.g. {show('registry/tf:1')}, not {show(None)}"
         )
-    return KubernetesSettings(**checked)
+    return kube.KubernetesSettings(**checked)
 
 
 def _matches(pattern: re.Pattern[str], wanted: str) -> Callable[[str, Any], str]:
@@ -351,20 +342,14 @@ def _check_tolerations(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "image": _check_text,
+    **dict.fromkeys(("image", "context", "python"), _check_text),
+    **dict.fromkeys(("cpus", "memory"), _check_quantity),
+    **dict.fromkeys(("labels", "node_selector"), _check_labels),
+    **dict.fromkeys(("secrets", "image_pull_secrets"), _check_names),
+    **dict.fromkeys(("gpus", "ttl"), arguments.Whole(0)),
     "namespace": _matches(_NAMESPACE, "the name of a namespace (a-z, 0-9 and '-')"),
-    "context": _check_text,
-    "cpus": _check_quantity,
-    "memory": _check_quantity,
-    "gpus": arguments.Whole(0),
-    "node_selector": _check_labels,
     "tolerations": _check_tolerations,
-    "secrets": _check_names,
     "service_account": _check_name,
-    "image_pull_secrets": _check_names,
     "time_limit": arguments.Whole(1),
-    "ttl": arguments.Whole(0),
-    "python": _check_text,
-    "labels": _check_labels,
     "patience": arguments.check_positive,
 }

@@ -28,13 +28,8 @@ from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.kubernetes.boot import FAILED
 from pybackend.core.launchers.kubernetes.cluster import Cluster
+from pybackend.core.launchers.remote import bundle as bundles
 from pybackend.core.launchers.remote.bootstrap import MARK
-from pybackend.core.launchers.remote.bundle import (
-    Bundle,
-    HostGreeting,
-    find_obstacle,
-    read_greeting,
-)
 from pybackend.core.launchers.remote.task import read_post, read_task, take_part
 from pybackend.core.machine.capacity import count_cores, list_gpus
 from pybackend.core.net.meeting import MeetingServer
@@ -71,7 +66,7 @@ class PodChannel:
         command: list[str],
         rank: int,
         meeting: MeetingServer,
-        bundle: Callable[[int], Bundle],
+        bundle: Callable[[int], bundles.Bundle],
         packed: PackedEnvironment | None = None,
     ) -> None:
         self._pod, self._rank, self._meeting = pod, rank, meeting
@@ -147,7 +142,7 @@ class PodChannel:
         try:
             if self._packed is not None:
                 line = self._send_environment(self._packed, line, channel, lines)
-            self.obstacle = _find_obstacle(read_greeting(line, f"pod {self._pod}"))
+            self.obstacle = _find_obstacle(bundles.read_greeting(line, f"pod {self._pod}"))
         except ClusterError as error:
             self.obstacle = error
         if self.obstacle is not None:
@@ -198,10 +193,10 @@ class PodChannel:
                 lines.beat()
 
 
-def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
+def _find_obstacle(greeting: bundles.HostGreeting) -> ClusterError | None:
     specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
     advice = (f"Use an image with Python {{own}}, {specify}", f"Install it in the image, {specify}")
-    return find_obstacle(greeting, "the image", "in the image", *advice)
+    return bundles.find_obstacle(greeting, "the image", "in the image", *advice)
 
 
 # Bytes to and from a process in a pod, through the API server.
@@ -257,8 +252,7 @@ class Channel:
         if has_more or waiting.fileno() in ready:
             self._deliver()
         if self._far.fileno() in ready:
-            block = self._far.recv(_BLOCK)
-            if not block:
+            if not (block := self._far.recv(_BLOCK)):
                 return False
             self._client.write_stdin(block)
         return True
@@ -304,8 +298,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
 
 def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     """Run the worker, and return whether it succeeded; failures are reported to the driver."""
-    task = read_task(folder, {rank: meeting})
-    if task is None:
+    if (task := read_task(folder, {rank: meeting})) is None:
         return False
     notice, job = Notice(), task.member.job
     if job.can_go_on:

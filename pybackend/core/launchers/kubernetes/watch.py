@@ -133,8 +133,7 @@ class PodState:
     @property
     def ended_at(self) -> float:
         """Time at which its process ended, in seconds since the epoch; now if unknown."""
-        text = self._terminated.get("finishedAt")
-        if not text:
+        if not (text := self._terminated.get("finishedAt")):
             return time.time()
         return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
 

@@ -90,8 +90,7 @@ class Agent:
         site = self.task.site
         if self.task.addresses:
             return [self.task.addresses[rank] for rank in site.ranks]
-        host = site.address or reached_address()
-        if host is None:
+        if (host := site.address or reached_address()) is None:
             raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
         if is_loopback(host) and not self.task.is_alone:
             raise ClusterError(

@@ -92,8 +92,7 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     GPUs are not included, because Slurm restricts each task to its own GPUs.
     """
-    rank = int(environment["SLURM_PROCID"])
-    hosts = commands.hosts_by_rank(environment)
+    rank, hosts = int(environment["SLURM_PROCID"]), commands.hosts_by_rank(environment)
     port = commands.step_port(environment)
     # Ranks of one host are consecutive, and have different ports.
     addresses = [f"{host}:{port + r - hosts.index(host)}" for r, host in enumerate(hosts)]

@@ -273,8 +273,7 @@ def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
 def node_address(partition: str | None) -> str:
     """Return the address of a node of a partition; None: of the default partition."""
     only = [f"--partition={partition}"] if partition else []
-    shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
-    if not shown:
+    if not (shown := ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()):
         raise ClusterError(f"Slurm has no partition {show(partition)}: `sinfo` lists all")
     # An asterisk marks the default partition.
     return next((line for line in shown if line.endswith("*")), shown[0]).split()[0]

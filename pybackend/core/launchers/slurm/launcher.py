@@ -23,8 +23,7 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.bundle import Bundle
 from pybackend.core.launchers.remote.group import run_on_hosts
 from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
-from pybackend.core.launchers.slurm import jobs
-from pybackend.core.launchers.slurm.commands import check_tasks, count_tasks, node_address
+from pybackend.core.launchers.slurm import commands, jobs
 from pybackend.core.launchers.slurm.watch import JobFiles
 from pybackend.core.machine import own_address
 from pybackend.core.machine.janitor import swept_folder
@@ -122,7 +121,7 @@ class SlurmLauncher(base.QueuedLauncher):
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
         else:
-            check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
+            commands.check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
 
     def describe(self, job: Job) -> base.Submission:
         self.check(job)
@@ -140,7 +139,7 @@ class SlurmLauncher(base.QueuedLauncher):
         return base.Submission((where,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
-        tasks = count_tasks(self.settings.nodes, self.settings.per_node)
+        tasks = commands.count_tasks(self.settings.nodes, self.settings.per_node)
         return tasks if wanted is None else wanted
 
     def launch(
@@ -181,7 +180,7 @@ def _install(packed: PackedEnvironment, folder: Path, on_event: Emit) -> Interpr
 
 
 def _find_address(partition: str | None) -> str:
-    node = node_address(partition)
+    node = commands.node_address(partition)
     if address := own_address(node):
         return address
     raise ClusterError(
@@ -321,7 +320,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 def _as_text(value: Any) -> Any:
     """Format a number for Slurm; whole numbers from R arrive as 2.0."""
-    number = arguments.as_number(value)
-    if number is None:
+    if (number := arguments.as_number(value)) is None:
         return value
     return str(int(number)) if number.is_integer() else str(number)

@@ -91,8 +91,7 @@ class SlurmWatch:
             if not (self._state.is_preempted or self._state.seconds_left < self.notice_seconds):
                 self._wait_for_cause()
         self._has_explained = True
-        found = describe_notice(self._state, self.notice_seconds)
-        if found is None:
+        if (found := describe_notice(self._state, self.notice_seconds)) is None:
             return failure
         kind, message, advice = found
         message = f"{message} (Slurm job {self.number}); {failure.message}"
@@ -189,8 +188,7 @@ class SlurmWatch:
         return False
 
     def _describe(self, rank: int) -> Failure:
-        first = self.files.first_failed()
-        host = self.files[rank]
+        first, host = self.files.first_failed(), self.files[rank]
         kind, message, advice = describe_end(self._state, host, first.get(rank))
         if kind == "ProcessDied" and first and rank not in first:
             kind, message = "Stopped", "ended by srun because another worker failed"

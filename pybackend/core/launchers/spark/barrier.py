@@ -140,7 +140,7 @@ class SparkLauncher:
 
         def watch() -> dict[int, str] | None:
             if not collecting.is_over:
-                collecting.look()
+                collecting.watch.look()
                 return None
             rows.extend(collecting.result())
             if not rows:
@@ -265,9 +265,9 @@ class TaskWay(Way):
                 # Behind a worker that is receiving rows, the time without a task does not count:
                 # the others were given up after a minute
                 # (test_a_worker_waits_for_a_slot_while_another_receives_its_rows).
-                if task.is_busy or not self._receiving - {number}:
-                    task.look()
-                is_receiving = task.is_busy and host[0] == stage.UNKNOWN_HOST
+                if task.watch.is_busy or not self._receiving - {number}:
+                    task.watch.look()
+                is_receiving = task.watch.is_busy and host[0] == stage.UNKNOWN_HOST
                 (self._receiving.add if is_receiving else self._receiving.discard)(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 

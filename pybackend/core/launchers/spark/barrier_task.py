@@ -35,27 +35,12 @@ from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Failed
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
-from pybackend.core.launchers.environment.installing import (
-    Interpreter,
-    ServedArchive,
-    UnreachedError,
-    install_here,
-    read_blocks,
-)
 from pybackend.core.launchers.fork_server import keeping_fork_server
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
-from pybackend.core.launchers.remote.task import (
-    MODEL,
-    TASK,
-    Post,
-    RemoteGroup,
-    RemoteTask,
-    describe_failure,
-    send_results,
-    take_part,
-)
+from pybackend.core.launchers.remote import task as remote
 from pybackend.core.machine import own_address
 from pybackend.core.machine.processes import name_process
 from pybackend.core.net.liveness import find_silence
@@ -107,7 +92,7 @@ class SparkEnvironment:
     """
 
     packed: PackedEnvironment
-    served: ServedArchive | None = None
+    served: installing.ServedArchive | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Unpack it in a Spark task; yield a row of `ENVIRONMENT_SCHEMA` if that fails."""
@@ -118,10 +103,13 @@ class SparkEnvironment:
         try:
             self.install()
         except ClusterError as error:
-            columns = [pa.array([str(error)]), pa.array([isinstance(error, UnreachedError)])]
+            columns = [
+                pa.array([str(error)]),
+                pa.array([isinstance(error, installing.UnreachedError)]),
+            ]
             yield pa.RecordBatch.from_arrays(columns, names=["problem", "is_unreached"])
 
-    def install(self) -> Interpreter:
+    def install(self) -> installing.Interpreter:
         """Unpack it on this host, unless another executor or an earlier call has done that.
 
         If the process that unpacks it is killed, the next one that waits takes over. `ClusterError`
@@ -133,17 +121,17 @@ class SparkEnvironment:
         with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.served is not None:
-                found = install_here(self.packed, self.served.read(), root)
+                found = installing.install_here(self.packed, self.served.read(), root)
             else:
                 found = self._install_from_spark(root)
         return replace(found, paths=_list_paths())
 
-    def _install_from_spark(self, root: str) -> Interpreter:
+    def _install_from_spark(self, root: str) -> installing.Interpreter:
         """Unpack this executor's copy, and remove it; later executors need the driver's own."""
         from pyspark import SparkFiles
 
         own, archive = self.packed.path, str(SparkFiles.get(FILE.format(self.packed.name)))
-        found = install_here(self.packed, read_blocks(archive), root)
+        found = installing.install_here(self.packed, installing.read_blocks(archive), root)
         with suppress(OSError):
             if not os.path.exists(own) or not os.path.samefile(own, archive):
                 os.unlink(archive)
@@ -265,7 +253,7 @@ class Task:
             try:
                 member = self.unpack()
             except Exception as error:
-                fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
+                fail_task(remote.describe_failure(rank, group.hosts[rank], error), meeting)
             with keeping_fork_server_of_executor(job, group):
                 report, model = member.work(
                     group, batches, meeting, give_up=give_up, orders=meeting.poll_order
@@ -296,7 +284,7 @@ class ElasticTask:
     """
 
     task: Task
-    post: Post
+    post: remote.Post
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the worker; yield nothing, because it reports to the driver."""
@@ -309,17 +297,17 @@ class ElasticTask:
             try:
                 member = self.task.unpack()
             except Exception as error:  # such as a full disk
-                meeting(Failed(describe_failure(0, group.hosts[0], error)))
+                meeting(Failed(remote.describe_failure(0, group.hosts[0], error)))
                 return
 
             def give_up() -> str | None:
                 return _LOST_DRIVER if meeting.has_ended else None
 
             reached = own_address(split_address(member.driver or "")[0])
-            own = (RemoteTask(member, tuple(group.hosts)), 0, batches, meeting)
+            own = (remote.RemoteTask(member, tuple(group.hosts)), 0, batches, meeting)
             slot = (group.cores, group.gpus, reached)
             with keeping_fork_server_of_executor(member.job, group):
-                take_part(*own, *slot, post=self.post, give_up=give_up)
+                remote.take_part(*own, *slot, post=self.post, give_up=give_up)
         yield from ()
 
 
@@ -370,7 +358,7 @@ def has_sent(meeting: MeetingClient, model: tuple[str, bytes] | None) -> bool:
     if model is None or meeting.error is not None or meeting.has_ended:
         return False
     with suppress(ClusterError):  # the connection failed, but Spark's may not
-        meeting.send(MODEL + model[0], model[1])
+        meeting.send(remote.MODEL + model[0], model[1])
         return True
     return False
 
@@ -433,16 +421,16 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
     given = json.loads(options)
     with zipfile.ZipFile(archive) as packed:
         # The driver pickled its own objects, and Spark delivered them like its tasks.
-        member: Member = cloudpickle.loads(packed.read(TASK))
+        member: Member = cloudpickle.loads(packed.read(remote.TASK))
     rank = given["rank"]
     with living_with_driver(MeetingClient, member, rank) as meeting:
         hosts = list(map(_host_of, given["addresses"]))
         # R does not know the GPUs of the task.
-        group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
+        group = remote.RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:
             fail_task(report.failure, meeting)
-        send_results(meeting, report, model)
+        remote.send_results(meeting, report, model)
 
 
 # Encloses an encoded failure in an exception's message.

@@ -197,8 +197,7 @@ def _usual(text: str, lines: list[str]) -> tuple[str, str]:
 
 def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     """Return a headline and advice for a module that the executors' Python lacks."""
-    found = _NO_MODULE.search(text)
-    if found is None:
+    if (found := _NO_MODULE.search(text)) is None:
         return None
     name = next(filter(None, found.groups()))
     package = _PACKAGES.get(name, name.partition(".")[0])
@@ -211,10 +210,9 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     where = f" on {host}" if host else ""
     fault = f"too old a version of {show(package)}" if found[3] else f"no module {show(package)}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
-    return (
-        f"{shown}{where} has {fault}",
+    return f"{shown}{where} has {fault}", (
         f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has "
-        "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()",
+        "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()"
     )
 
 

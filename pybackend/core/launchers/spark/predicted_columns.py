@@ -58,10 +58,10 @@ def add_predictions(
     """
     from pyspark.sql.types import StructType
 
-    session = frame.sparkSession
-    columns = sessions.read_schema(frame).fields
+    session, schema = frame.sparkSession, sessions.read_schema(frame)
+    columns = schema.fields
     _reject_taken_names([field.name for field in columns], predictions)
-    types = column_types(sessions.read_schema(frame), choice)
+    types = column_types(schema, choice)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
     column_groups, read = group_columns(choice, kinds, job.floatx, "df")
     # The fields of structs are appended, then vectors as arrays.
@@ -135,8 +135,7 @@ def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
     # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB.
     # In a classic session, PySpark itself broadcasts large objects.
-    name = f"tfdist-{task.digest[:32]}.model"
-    files = dict(task.files)
+    name, files = f"tfdist-{task.digest[:32]}.model", dict(task.files)
     model = files.pop(MODEL_FILE)
 
     def write(folder: Path) -> str:

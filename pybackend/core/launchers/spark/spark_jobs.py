@@ -121,7 +121,7 @@ def run_watched(
         while not one.is_over:
             check()
             one.wait(_LOOK_SECONDS)
-            one.look()
+            one.watch.look()
         return one.result()
 
 
@@ -162,14 +162,6 @@ class RunningCall(Generic[_Value]):
     def is_over(self) -> bool:
         """True if the call has ended: PySpark's part of the thread may run on, or fail."""
         return self.outcome.done() or not self.thread.is_alive()
-
-    @property
-    def is_busy(self) -> bool:
-        """True if a task of the job was running when Spark last answered."""
-        return self.watch.is_busy
-
-    def look(self) -> None:
-        self.watch.look()
 
     def wait(self, seconds: float) -> None:
         wait([self.outcome], timeout=seconds)

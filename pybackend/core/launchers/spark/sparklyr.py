@@ -107,10 +107,8 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
 
     # With these two variables PySpark joins a running JVM instead of starting one.
     variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    if spark_home:
-        variables["SPARK_HOME"] = spark_home
-    if python:
-        variables["PYSPARK_PYTHON"] = python
+    chosen = {"SPARK_HOME": spark_home, "PYSPARK_PYTHON": python}
+    variables |= {name: value for name, value in chosen.items() if value}
     # Set by an earlier Connect session of this process; PySpark would start another one.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     _disconnect_quietly()
@@ -441,9 +439,8 @@ def _unwrap(error: Exception) -> str:
 
 
 def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
-    headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
-    headline = "; ".join(missed) or headline
-    advice = SEE_LOGS
+    cut = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
+    headline, advice = "; ".join(missed) or cut, SEE_LOGS
     if re.search("com[./]google[./]protobuf", " ".join([text, *missed])):
         advice = (
             "this release of Spark lacks a jar that sparklyr's R workers need: before "

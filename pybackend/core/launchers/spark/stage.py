@@ -74,9 +74,8 @@ def check_network(session: Any, workers: int) -> None:
 
     numbers = sessions.number_partitions(session, workers)
     plan = sessions.map_in_arrow(numbers, tasks.check_peers, tasks.NETWORK_SCHEMA, barrier=True)
-    late = ClusterError(TOO_LONG + advise_on_network())
-    rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
-    if rows:
+    late = give_up_after(LIMIT_SECONDS, ClusterError(TOO_LONG + advise_on_network()))
+    if rows := run_explained(session, plan.collect, check=late):
         problem = min(rows, key=lambda row: row["rank"])["problem"]
         more = f" ({len(rows)} of {workers} workers cannot reach another)"
         raise ClusterError(problem + more)
@@ -102,8 +101,7 @@ def sent_environment(
     def say(text: str) -> None:
         on_event(Note(text))
 
-    packed = pack_for(job, say)
-    if packed is None:
+    if (packed := pack_for(job, say)) is None:
         yield None
         return
     shipped, file = sessions.shipped_to(session), tasks.FILE.format(packed.name)
