@@ -80,9 +80,6 @@ class JoinedCall:
     claims: Mapping[str, Any]
     emit: Emit
 
-    def note(self, text: str) -> None:
-        self.emit(Note(text))
-
 
 class CallGroup:
     """The processes in a call, as a `Group`.
@@ -130,7 +127,7 @@ class Reminder:
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
-            self._call.note(f"waiting for {what}, for {waited:.0f} s so far")
+            self._call.emit(Note(f"waiting for {what}, for {waited:.0f} s so far"))
 
 
 def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequence[str]:

@@ -90,7 +90,7 @@ class Cluster:
         """Return a Job; None if it does not exist."""
         read = partial(self._batch.read_namespaced_job, name, self.namespace)
         found = _ask("read the Job", read, unless=404)
-        return found and self._plain(found)
+        return None if found is None else self._plain(found)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job and its dependents, pods first; do nothing if it does not exist."""
@@ -140,8 +140,9 @@ class Cluster:
 
         return ApiClient(self._configuration)
 
-    def _plain(self, found: Any) -> Any:
-        return self._client.sanitize_for_serialization(found)
+    def _plain(self, found: Any) -> dict[str, Any]:
+        plain: dict[str, Any] = self._client.sanitize_for_serialization(found)
+        return plain
 
 
 _LIMIT = {"_request_timeout": _SECONDS}
@@ -269,10 +270,9 @@ def describe_service(
     it.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
-    metadata: dict[str, Any] = {"name": name, "labels": labels}
-    if job_uid is not None:
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
-        metadata["ownerReferences"] = [owner]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
+    owners = [] if job_uid is None else [owner]
+    metadata = _without_empty({"name": name, "labels": labels, "ownerReferences": owners})
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -303,10 +303,9 @@ def _describe_container(
     if has_environment:
         unpacking = _program(f"unpack({install_command(_NAME, _ROOT)!r})")
         bootstrap = [settings.python, "-u", "-c", unpacking, *_SENT.start(), *bootstrap]
-    resources = {"cpu": settings.cpus, "memory": settings.memory}
-    if settings.gpus:
-        resources["nvidia.com/gpu"] = str(settings.gpus)
-    amounts = {name: amount for name, amount in resources.items() if amount is not None}
+    gpus = str(settings.gpus) if settings.gpus else None
+    resources = {"cpu": settings.cpus, "memory": settings.memory, "nvidia.com/gpu": gpus}
+    amounts = _without_empty(resources)
     variables = [
         _variable("TFDIST_RANK", "fieldRef", fieldPath=f"metadata.annotations['{INDEX}']"),
         _variable("TFDIST_ADDRESS", "fieldRef", fieldPath="status.podIP"),

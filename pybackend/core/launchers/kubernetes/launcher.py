@@ -203,10 +203,8 @@ class _Pods(Way):
         command, patience = kube.relay_command(self.settings), self.settings.patience
         contents = {**self.contents, **start.post()}
 
-        def bundle(rank: int) -> Bundle:
-            return Bundle(contents, files_of_ranks(self.folder, [rank]))
-
         def join(pod: str, rank: int) -> PodChannel:
+            bundle = Bundle(contents, files_of_ranks(self.folder, [rank]))
             return PodChannel(self.cluster, pod, command, rank, meeting, bundle, packed)
 
         if packed is not None:

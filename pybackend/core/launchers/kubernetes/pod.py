@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -53,10 +52,9 @@ _BLOCK = 1 << 15
 class PodChannel:
     """The driver's side of a running pod and its worker.
 
-    ``command`` is executed in the pod, and ``bundle`` returns the bundle for a rank. ``packed`` is
-    the Python environment of the worker; None: what the image has. ``obstacle`` is the error if the
-    pod's Python cannot run workers. ``trouble`` is an error on the channel, possibly caused by the
-    end of the pod.
+    ``command`` is executed in the pod. ``packed`` is the Python environment of the worker; None:
+    what the image has. ``obstacle`` is the error if the pod's Python cannot run workers.
+    ``trouble`` is an error on the channel, possibly caused by the end of the pod.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class PodChannel:
         command: list[str],
         rank: int,
         meeting: MeetingServer,
-        bundle: Callable[[int], bundles.Bundle],
+        bundle: bundles.Bundle,
         packed: PackedEnvironment | None = None,
     ) -> None:
         self._pod, self._rank, self._meeting = pod, rank, meeting
@@ -88,16 +86,17 @@ class PodChannel:
             self._channel.heard = self._moved = now
         if self.obstacle is not None:
             raise self.obstacle
+        see = f"See `kubectl logs {self._pod}`"
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:
             raise ClusterError(
-                f"pod {self._pod} is running, but its Python did not start "
-                f"within {_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+                f"pod {self._pod} is running, but its Python did not start within "
+                f"{_GREETING_SECONDS:.0f} s. {see}"
             )
         is_sending = self._packed and self._has_greeted and not self._is_sent
         if is_sending and now > self._moved + _ENVIRONMENT_SECONDS:
             raise ClusterError(
                 f"pod {self._pod} did not unpack and start the Python environment: nothing "
-                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. {see}"
             )
         if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
             self.close()
@@ -186,7 +185,7 @@ class PodChannel:
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._bundle(self._rank).send(lines.write)
+            self._bundle.send(lines.write)
             channel.heard = time.monotonic()
             self._is_sent = True
             while not self.has_ended.wait(_BEAT_SECONDS):

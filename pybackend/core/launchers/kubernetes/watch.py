@@ -144,7 +144,7 @@ class PodState:
     @property
     def _state(self) -> Any:
         """State of its container."""
-        container = next(iter(self._status.get("containerStatuses") or ()), {})
+        container: Any = next(iter(self._status.get("containerStatuses") or ()), {})
         return container.get("state", {})
 
     @property

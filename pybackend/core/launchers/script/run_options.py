@@ -19,15 +19,7 @@ from pybackend.core.launchers.hosts.ssh import (
     ranks_by_host,
     read_hostfile,
 )
-from pybackend.core.launchers.script.ranks import (
-    HERE,
-    HostRanks,
-    ScriptRun,
-    check_script,
-    check_temporary,
-    read_script,
-    split_variable,
-)
+from pybackend.core.launchers.script import ranks as scripts
 from pybackend.core.launchers.script.slurm import find_step_site
 from pybackend.core.machine import is_loopback, own_address
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE, find_secret
@@ -75,9 +67,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("script", nargs=argparse.REMAINDER, metavar=words, help="a Python or R file (*.R)")
 
 
-def read_run_plan(options: argparse.Namespace) -> ScriptRun:
+def read_run_plan(options: argparse.Namespace) -> scripts.ScriptRun:
     """Check the options, and return the run. Raises `InputError`, which names the option."""
-    script = read_script(options.script, options.is_module)
+    script = scripts.read_script(options.script, options.is_module)
     folder = os.path.abspath(options.cwd or os.curdir)
     _check_numbers(options)
     addresses = _read_addresses(options)
@@ -87,11 +79,11 @@ def read_run_plan(options: argparse.Namespace) -> ScriptRun:
     variables = _read_variables(options.env)
     if any(site.address is not None for site in sites):
         try:
-            check_script(script, folder)
-            check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
+            scripts.check_script(script, folder)
+            scripts.check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
         except ClusterError as error:
             raise InputError(str(error)) from None
-    return ScriptRun(
+    return scripts.ScriptRun(
         script,
         size,
         sites,
@@ -131,7 +123,7 @@ def _read_ssh(options: argparse.Namespace) -> Ssh:
 
 def _read_sites(
     options: argparse.Namespace, addresses: Sequence[str], ssh: Ssh
-) -> tuple[HostRanks, ...]:
+) -> tuple[scripts.HostRanks, ...]:
     has_hosts = options.hosts is not None or options.hostfile is not None
     if options.hosts is not None and options.hostfile is not None:
         raise InputError("use either --hosts or --hostfile")
@@ -143,7 +135,7 @@ def _read_sites(
         hosts = [split_address(address)[0] for address in addresses]
         index, own = options.index, hosts[options.index]
         first, size = hosts[:index].count(own), hosts.count(own)
-        return (HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
+        return (scripts.HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
     if not has_hosts:
         if step := find_step_site(os.environ, options.workers):
             return (step,)
@@ -151,7 +143,7 @@ def _read_sites(
             raise InputError(
                 "specify the number of ranks, as in -w 2, or the hosts, as in --hosts a:2"
             )
-        return (HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
+        return (scripts.HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
     slots = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
     workers = options.workers or sum(host.slots for host in slots)
     return sites_of(slots, workers, ssh)
@@ -190,7 +182,7 @@ def _read_secret(addresses: Sequence[str]) -> str | None:
 def _read_variables(given: Sequence[str]) -> dict[str, str]:
     variables = {}
     for text in given:
-        name, value = split_variable(text)
+        name, value = scripts.split_variable(text)
         if value is None and name not in os.environ:
             raise InputError(f"--env {name}: it is not set here; give it a value: {name}=VALUE")
         variables[name] = os.environ[name] if value is None else value
@@ -206,7 +198,7 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
     return frozenset(map(int, words))
 
 
-def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRanks, ...]:
+def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[scripts.HostRanks, ...]:
     """Return the ranks by host. All but ``localhost``, which is this machine, are reached by ssh.
 
     Raises `InputError` if there are fewer slots than workers, or this machine has no address for
@@ -214,11 +206,11 @@ def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRa
     """
     placed = ranks_by_host(hosts, workers)
     others = [host for host, _ in placed if not is_loopback(host.name)]
-    own = _address_here(others[0], ssh) if len(others) < len(placed) and others else HERE
+    own = _address_here(others[0], ssh) if len(others) < len(placed) and others else scripts.HERE
     return tuple(
-        HostRanks(THIS_MACHINE, tuple(ranks), own)
+        scripts.HostRanks(THIS_MACHINE, tuple(ranks), own)
         if is_loopback(host.name)
-        else HostRanks(host.name, tuple(ranks), None, host)
+        else scripts.HostRanks(host.name, tuple(ranks), None, host)
         for host, ranks in placed
     )
 

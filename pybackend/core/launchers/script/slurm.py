@@ -12,13 +12,7 @@ from typing import NoReturn
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.package_files import run_here
-from pybackend.core.launchers.script.ranks import (
-    HostRanks,
-    ScriptCommand,
-    ScriptRun,
-    read_script,
-    split_variable,
-)
+from pybackend.core.launchers.script import ranks as scripts
 from pybackend.core.launchers.shares import limit_threads
 from pybackend.core.launchers.slurm import commands
 from pybackend.core.tf_config import make_tf_config
@@ -27,7 +21,7 @@ from pybackend.core.words import show
 # In an allocation: all ranks are the tasks of one step.
 
 
-def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostRanks | None:
+def find_step_site(environment: Mapping[str, str], workers: int | None) -> scripts.HostRanks | None:
     """Return the ranks as a step; None outside an allocation, or if it is for a single task.
 
     ``workers`` is the number of ranks (None: that of the allocation's tasks). Raises `InputError`
@@ -43,11 +37,15 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostR
         return None
     ranks = tuple(range(workers or tasks))
     name = f"the nodes of Slurm job {environment['SLURM_JOB_ID']}"
-    return HostRanks(name, ranks, None, is_step=True)
+    return scripts.HostRanks(name, ranks, None, is_step=True)
 
 
 def step_command(
-    script: ScriptCommand, ranks: int, folder: str, name: str, environment: Mapping[str, str]
+    script: scripts.ScriptCommand,
+    ranks: int,
+    folder: str,
+    name: str,
+    environment: Mapping[str, str],
 ) -> list[str]:
     """Return the command that starts all ranks.
 
@@ -60,21 +58,20 @@ def step_command(
         "chdir": folder,
         "input": "none",
         # srun no longer reads it from sbatch's variables.
-        "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK"),
+        "cpus-per-task": given.get("SLURM_CPUS_PER_TASK"),
     }
-    flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
-    words = script.command(sys.executable)
+    flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in given else [])]
+    words = task.script.command(sys.executable)
     return commands.srun(options, [*flags, *run_here("launchers.script.slurm", *words)])
 
 
 def describe_step(
-    plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
+    plan: scripts.ScriptRun, site: scripts.HostRanks, environment: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
         yield f"  export {name}={shlex.quote(value)}"
-    words = step_command(plan.script, len(site.ranks), plan.folder, "tfdist", environment)
-    yield f"  {shlex.join(words)}"
+    yield f"  {shlex.join(step_command(plan, len(site.ranks), 'tfdist', environment))}"
 
 
 # On a node: one rank, with its place and cores from Slurm's variables.
@@ -130,7 +127,7 @@ def describe_batch(options: argparse.Namespace) -> str:
 
     Raises `InputError` if the number of ranks is missing, or conflicts with an sbatch option.
     """
-    script = read_script(options.script, options.is_module)
+    script = scripts.read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
         raise InputError("--sbatch needs the number of ranks, as in -w 8")
     if options.hosts or options.hostfile or options.index is not None:
@@ -149,7 +146,7 @@ def describe_batch(options: argparse.Namespace) -> str:
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     for variable in options.env:
-        split_variable(variable)
+        scripts.split_variable(variable)
         words += ["--env", variable]
     words += ["-m"] if script.kind == "module" else []
     run = [sys.executable, "-m", "pybackend", "run", *words, "--", script.name, *script.arguments]

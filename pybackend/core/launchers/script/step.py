@@ -40,7 +40,7 @@ class StepAgent(Agent):
 
     def start(self, addresses: Sequence[str]) -> None:
         task, ranks = self.task, self.task.site.ranks
-        words = step_command(task.script, len(ranks), task.folder, self._name, os.environ)
+        words = step_command(task, len(ranks), self._name, os.environ)
         self.run(_STEP, words, {**self.variables, **task.variables}, signal.SIGTERM)
         self.listen(ranks[0])
 

@@ -241,9 +241,9 @@ class JobFiles(Sequence[str]):
 
     def first_failed(self) -> dict[int, str]:
         """Return srun's messages about the tasks that ended first, by rank."""
-        found = _TASKS_FAILED.search(self._read_log())
-        ranks = commands.expand_nodes(f"[{found[1]}]") if found else ()
-        return {int(rank): found[2] for rank in ranks}
+        if (found := _TASKS_FAILED.search(self._read_log())) is None:
+            return {}
+        return {int(rank): found[2] for rank in commands.expand_nodes(f"[{found[1]}]")}
 
     def why_step_waits(self) -> str | None:
         """Return srun's reason if a step is waiting for a node of its job, else None."""

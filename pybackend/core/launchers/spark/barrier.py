@@ -169,16 +169,9 @@ def _train_elastically(
 ) -> Outcome:
     """Run elastic training; ``task`` has what its workers have in common, except their rows."""
     frame, source, _ = stage.input_frame(session, replace(job, workers=1), datasets)
-    way = TaskWay(
-        session,
-        frame,
-        replace(task, member=replace(task.member, source=source)),
-        stage_options,
-        partial(stage.open_meeting, session, task.member.token, replace(job, workers=1)),
-        partial(_explain_no_rows, datasets),
-        compares_rows=isinstance(source, tasks.RowsOfFrame),
-        inherit=jobs.remember_properties(session),
-    )
+    task = replace(task, member=replace(task.member, source=source))
+    inherit = jobs.remember_properties(session)
+    way = TaskWay(session, frame, task, stage_options, datasets, inherit)
     with quiet_log(session):
         return run_on_hosts(way, job, {}, on_event, job.most_workers, SET_PYSPARK_PYTHON)
 
@@ -227,19 +220,15 @@ class TaskWay(Way):
     """A `Way` that runs a Spark job for each worker.
 
     ``frame`` has all rows in one partition. ``task`` is what all workers have in common, and
-    ``stage_options`` are further arguments of ``mapInArrow``. ``make_meeting`` returns a server for
-    one worker, and ``explain_no_task`` the error for a Spark job that ended without a task.
-    ``compares_rows`` is as in `Post`. ``inherit``, called on each worker's thread, gives it the
-    caller's local properties of Spark.
+    ``stage_options`` are further arguments of ``mapInArrow``. ``inherit``, called on each worker's
+    thread, gives it the caller's local properties of Spark.
     """
 
     session: Any
     frame: Any
     task: tasks.Task
     stage_options: Mapping[str, Any]
-    make_meeting: Callable[[], MeetingServer]
-    explain_no_task: Callable[[], Exception]
-    compares_rows: bool
+    datasets: DataSets
     inherit: Callable[[], None]
     _hosts: dict[int, list[str]] = field(default_factory=dict)
     _receiving: set[int] = field(default_factory=set)
@@ -248,7 +237,8 @@ class TaskWay(Way):
         return self._hosts.get(number, [stage.UNKNOWN_HOST])[0]
 
     def listen(self, workers: int) -> MeetingServer:
-        return self.make_meeting()
+        member = self.task.member
+        return stage.open_meeting(self.session, member.token, replace(member.job, workers=workers))
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
@@ -288,7 +278,7 @@ class TaskWay(Way):
 
     def _plan(self, number: int, meeting: MeetingServer) -> Any:
         member = replace(self.task.member, driver=meeting.address)
-        post = Post(number, compares_rows=self.compares_rows)
+        post = Post(number, compares_rows=isinstance(member.source, tasks.RowsOfFrame))
         own = tasks.ElasticTask(replace(self.task, member=member), post)
         size = sum(map(len, member.files.values()))
         return sessions.map_in_arrow(self.frame, own, tasks.SCHEMA, size, **self.stage_options)
@@ -307,5 +297,5 @@ class TaskWay(Way):
                 return [replace(one, host=host) if is_known else one for one in found]
             raise explain_spark_error(error, self.session) from None
         if not meeting.has_come(0):
-            raise self.explain_no_task()
+            raise _explain_no_rows(self.datasets)
         return []

@@ -50,8 +50,7 @@ class SparkJob(Protocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Stop watching it."""
+    def __exit__(self, *_: object) -> None: ...
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
         """Call ``submit`` on a thread; `ClusterError` if Spark's driver does not answer."""
@@ -281,6 +280,9 @@ class ClassicJob(SparkJob):
         self._context = session.sparkContext
         self._tracker = ask(session, "the state of jobs", self._context.statusTracker)
         self.group = _name()
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread

@@ -184,7 +184,7 @@ def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
     # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so
     # they never use another JVM. Our modules with classes derived from PySpark's are replaced as
     # well.
-    before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
+    before = _attached[_loaded].modules if _loaded in _attached else {}
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
             before[name] = sys.modules.pop(name)

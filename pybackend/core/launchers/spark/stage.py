@@ -25,14 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.data.spark_rows import SCHEMA as BLOB_SCHEMA
-from pybackend.core.data.spark_rows import (
-    Counts,
-    DataFrameRows,
-    count_rows_to_send,
-    describe_layout,
-    pack_blobs,
-)
+from pybackend.core.data import spark_rows
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.job.codec import decode
 from pybackend.core.job.job import Job
@@ -172,11 +165,11 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, tasks.RowsOfFrame | tasks.Blobs | None, Counts]:
+) -> tuple[Any, tasks.RowsOfFrame | tasks.Blobs | None, spark_rows.Counts]:
     """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
         return sessions.number_partitions(session, job.workers), None, {}
-    are_frames = [isinstance(data, DataFrameRows) for data in datasets.values()]
+    are_frames = [isinstance(data, spark_rows.DataFrameRows) for data in datasets.values()]
     if not any(are_frames):
         return _frame_of_blobs(session, job, datasets)
     if not all(are_frames):
@@ -189,7 +182,7 @@ def input_frame(
 
 
 def _frame_of_rows(
-    job: Job, datasets: Mapping[str, DataFrameRows]
+    job: Job, datasets: Mapping[str, spark_rows.DataFrameRows]
 ) -> tuple[Any, tasks.RowsOfFrame]:
     source = tasks.RowsOfFrame({name: data.column_groups for name, data in datasets.items()})
     frames = [data.frame for data in datasets.values()]
@@ -210,7 +203,7 @@ def _frame_of_rows(
     return frame, source
 
 
-def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows]) -> None:
+def _check_partitions(session: Any, job: Job, datasets: Sequence[spark_rows.DataFrameRows]) -> None:
     if datasets[0].spec.repartition:
         return
     if len(datasets) > 1:
@@ -231,21 +224,21 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
 
 def _frame_of_blobs(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, tasks.Blobs, Counts]:
+) -> tuple[Any, tasks.Blobs, spark_rows.Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffles_globally else ()
-    counts = count_rows_to_send(datasets, job.workers)
-    sent = count_rows_to_send(datasets, job.workers, to_all)
-    rows = list(pack_blobs(datasets, keys, to_all))
+    counts = spark_rows.count_rows_to_send(datasets, job.workers)
+    sent = spark_rows.count_rows_to_send(datasets, job.workers, to_all)
+    rows = list(spark_rows.pack_blobs(datasets, keys, to_all))
 
     def send() -> Any:
         is_connect = sessions.is_connect(session)
         sliced = rows if is_connect else session.sparkContext.parallelize(rows, len(rows))
-        return session.createDataFrame(sliced, BLOB_SCHEMA).repartition(job.workers, "key")
+        return session.createDataFrame(sliced, spark_rows.SCHEMA).repartition(job.workers, "key")
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
     frame = sessions.ask(session, f"a {term('DataFrame')} of the rows", send, size)
-    return frame, tasks.Blobs(describe_layout(datasets), sent), counts
+    return frame, tasks.Blobs(spark_rows.describe_layout(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
