@@ -41,21 +41,17 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> scrip
 
 
 def step_command(
-    script: scripts.ScriptCommand,
-    ranks: int,
-    folder: str,
-    name: str,
-    environment: Mapping[str, str],
+    task: scripts.ScriptRun | scripts.ScriptTask, ranks: int, name: str, given: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts all ranks.
 
-    ``name`` is that of the step, and ``environment`` that of this process, which may be part of a
-    step.
+    ``name`` is that of the step. ``given`` are the variables of this process, which may be part of
+    a step.
     """
     options = {
         "ntasks": ranks,
         "job-name": name,
-        "chdir": folder,
+        "chdir": task.folder,
         "input": "none",
         # srun no longer reads it from sbatch's variables.
         "cpus-per-task": given.get("SLURM_CPUS_PER_TASK"),
