@@ -181,10 +181,11 @@ def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _V
 
     with quiet_log(session):
         found = run_watched(session, attempt, **limits)
+    if isinstance(found, TfdistError):
+        raise found
     if isinstance(found, Exception):
         # Its frames are Java's, and the message contains their text.
-        is_ours = isinstance(found, TfdistError)
-        raise (found if is_ours else explain_spark_error(found, session)) from None
+        raise explain_spark_error(found, session) from None
     return found
 
 

@@ -130,13 +130,11 @@ def _serve(
     stack: ExitStack, packed: PackedEnvironment, host: str | None, announced: str | None
 ) -> tasks.SparkEnvironment | None:
     """Return an environment that this process sends; None if it cannot listen for the hosts."""
-    if host is None:
-        return None
-    try:
-        server = stack.enter_context(ArchiveServer(packed, host, announced))
-    except ClusterError:  # the driver's address belongs to another machine
-        return None
-    return tasks.SparkEnvironment(packed, server.archive)
+    if host is not None:
+        with suppress(ClusterError):  # the driver's address belongs to another machine
+            server = stack.enter_context(ArchiveServer(packed, host, announced))
+            return tasks.SparkEnvironment(packed, server.archive)
+    return None
 
 
 def choose_options(profile: Any) -> dict[str, Any]:
