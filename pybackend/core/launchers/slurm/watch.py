@@ -62,11 +62,8 @@ class SlurmWatch:
         self._state = commands.SlurmJob(self.number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
-        self._asked = -math.inf
-        self._started = math.inf
-        self._busy: str | None = None
-        self._busy_since = math.inf
-        self._has_explained = False
+        self._asked, self._started, self._busy_since = -math.inf, math.inf, math.inf
+        self._is_busy = self._has_explained = False
 
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
@@ -137,7 +134,7 @@ class SlurmWatch:
     def _look_for_node(self, now: float) -> None:
         reason = self.files.why_step_waits() if self._is_empty() else None
         if reason is None:
-            self._busy, self._busy_since = None, math.inf
+            self._is_busy, self._busy_since = False, math.inf
             return
         # The time to connect has not begun: a step that waited for a node was reported as one whose
         # network is broken
@@ -145,8 +142,8 @@ class SlurmWatch:
         self._started = now
         self._busy_since = min(self._busy_since, now)
         busy = f"Slurm job {self.number} has no free node for another worker (srun: {reason})"
-        if self._busy is None and now > self._busy_since + _QUIET_SECONDS:
-            self._busy = busy
+        if not self._is_busy and now > self._busy_since + _QUIET_SECONDS:
+            self._is_busy = True
             self.on_event(Note(f"{busy}: the worker waits for one"))
         if now > self._busy_since + self.busy_seconds:
             raise ClusterError(
@@ -213,18 +210,10 @@ class JobFiles(Sequence[str]):
     """Files that a job's tasks write into its folder; index it by rank to get the rank's host."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        self.folder = folder
-        self._workers = workers
-
-    @property
-    def batch_log(self) -> Path:
-        """Log of the batch script and of srun itself."""
-        return self.folder / "job.log"
-
-    @property
-    def task_log(self) -> Path:
-        """Pattern from which srun names the task logs, with rank and host."""
-        return self.folder / "worker-%t-%N.log"
+        self.folder, self._workers = folder, workers
+        # Of the batch script and of srun itself; then the pattern from which srun names the logs of
+        # tasks, with rank and host.
+        self.batch_log, self.task_log = folder / "job.log", folder / "worker-%t-%N.log"
 
     def __len__(self) -> int:
         return self._workers
