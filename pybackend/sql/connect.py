@@ -56,10 +56,7 @@ class _DBI(Connection):
     """
 
     def __init__(
-        self,
-        run: Callable[..., Any],
-        write: Callable[..., Any],
-        is_transacting: Callable[[], bool],
+        self, run: Callable[..., Any], write: Callable[..., Any], is_transacting: Callable[[], bool]
     ) -> None:
         super().__init__(None)
         self._call, self._write, self._is_transacting = run, write, is_transacting

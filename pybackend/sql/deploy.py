@@ -32,12 +32,7 @@ _NO_NUMBER = re.compile(
     r"(text|varchar|char|string|enum|blob|bytea|binary|uuid|date|time|interval|json|struct|map|row)"
 )
 # Types that PostgreSQL does not cast to real numbers directly.
-_CASTS = {
-    "boolean": "integer",
-    "boolean[]": "integer[]",
-    "vector": "real[]",
-    "halfvec": "real[]",
-}
+_CASTS = {"boolean": "integer", "boolean[]": "integer[]", "vector": "real[]", "halfvec": "real[]"}
 # Characters of a type's name that errors show: a struct's name lists its fields.
 _SHOWN = 40
 # Number of columns that errors show.

@@ -123,11 +123,7 @@ def drop_optimizer_state(path: Path) -> None:
 @contextmanager
 def open_optimizer_state(path: Path) -> Iterator[Sequence[Any]]:
     """Open the optimizer's variables in a ``.keras`` file as HDF5 datasets, in Keras's order."""
-    with (
-        zipfile.ZipFile(path) as archive,
-        archive.open(_WEIGHTS) as member,
-        _open(member) as file,
-    ):
+    with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as member, _open(member) as file:
         # By number: as texts, "10" comes before "2".
         stored = file.get("optimizer/vars") or {}
         yield [stored[str(number)] for number in range(len(stored))]

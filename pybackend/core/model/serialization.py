@@ -247,9 +247,7 @@ def save_model(
             raise InputError(f"this model is a {found} file: end the name in {found}, not {suffix}")
     else:
         data = model_to_bytes(
-            model,
-            format="h5" if suffix == ".h5" else "keras",
-            include_optimizer=include_optimizer,
+            model, format="h5" if suffix == ".h5" else "keras", include_optimizer=include_optimizer
         )
     write_whole(str(path), data)
     return path
