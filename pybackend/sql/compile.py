@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -248,11 +249,10 @@ def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
 def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:
     """Reject result columns whose names a database would confuse or truncate."""
     names = [*keys, *(column.name for column in shown)]
+    counts = Counter(name.lower() for name in names)
     for name in names:
         check_length(dialect, name)
-    folded = [name.lower() for name in names]
-    for name in names:
-        if folded.count(name.lower()) > 1:
+        if counts[name.lower()] > 1:
             raise InputError(
                 f"the result would have two columns named {show(name)}, because databases do not "
                 "distinguish upper and lower case: rename the key, pass other `levels`, or give "
@@ -276,8 +276,7 @@ def _quote_table(dialect: str, table: str | Sequence[str]) -> str:
             f"`table` must be a name, or a list of a schema and a name, not {show(table)}"
         )
     for part in parts:
-        check_name("table", part)
-        check_length(dialect, part)
+        check_length(dialect, check_name("table", part))
     return ".".join(map(DIALECTS[dialect].quote, parts))
 
 
@@ -290,9 +289,7 @@ def check_name(argument: str, name: str) -> str:
 
 def _check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
     """Return column names; there must be at least one, and no duplicates."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    for name in names:
-        check_name(argument, name)
+    names = tuple(check_name(argument, name) for name in list_columns(columns))
     if not names or len({name.lower() for name in names}) < len(names):
         raise InputError(
             f"`{argument}` must be the names of different columns, not {show(columns)}"

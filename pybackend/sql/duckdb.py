@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Thread
 from typing import Any
 
@@ -123,13 +123,11 @@ class DuckdbWriter(SqlWriter):
             )
         return f"SELECT {', '.join(columns)}\nFROM {self.question.source}"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        place = f"list_position({value}, list_max({value}))"
-        if size == 1:
-            place = self.second_if_likely(value)
-        if levels is None:
-            return f"CAST({place} - 1 AS INTEGER)"
-        return f"[{', '.join(map(self.text, levels))}][{place}]"
+    def best(self, value: str) -> str:
+        return f"CAST(list_position({value}, list_max({value})) - 1 AS INTEGER)"
+
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
+        return f"[{', '.join(map(self.text, levels))}][{code} + 1]"
 
     def emit_linear(self, linear: ops.Linear, size: int, x: str) -> str:
         name = self._join_rows(linear, linear.kernel[0].T)
@@ -155,25 +153,13 @@ class DuckdbWriter(SqlWriter):
             x = f"list_append({x}, CAST({number(fill)} AS FLOAT))"
         return _select(x, places)
 
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
-        formula = self.words.apply(function.function, function.constants, "x")
-        return _floats(f"list_transform({x}, lambda x: {formula})")
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        if scale.factor.size == 1:
-            (factor,), (shift,) = scale.factor, scale.shift
-            formula = f"x * {number(factor)} + {number(shift)}"
-            return _floats(f"list_transform({x}, lambda x: {formula})")
-        factor, shift = (self.array_of(np.resize(v, size)) for v in (scale.factor, scale.shift))
-        return _transform([x, factor, shift], "t[1] * t[2] + t[3]")
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        factor = self.array_of(np.resize(slope.factor, size))
-        return _transform([x, factor], "CASE WHEN t[1] > 0 THEN t[1] ELSE t[1] * t[2] END")
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        if not vectors:
+            return _floats(f"list_transform({x}, lambda x: {formula('x')})")
+        return _zip([x, *(self.array_of(np.resize(v, size)) for v in vectors)], formula)
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
-        terms = [f"t[{place}]" for place in range(1, len(given) + 1)]
-        return _transform(given, self.combine(combine.operation, terms))
+        return _zip(given, partial(self.combine, combine.operation))
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
         return " || ".join(given)
@@ -187,7 +173,7 @@ class DuckdbWriter(SqlWriter):
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
         parts = [f"{x}[{i + 1}:{i + softmax.count}]" for i in range(0, size, softmax.count)]
-        powers = f"list_transform(r, lambda x: {self.words.fade('x - list_max(r)')})"
+        powers = f"list_transform(r, lambda x: {self.fade('x - list_max(r)')})"
         shares = _let("e", powers, "list_transform(e, lambda x: x / list_sum(e))")
         return _floats(" || ".join(_let("r", part, shares) for part in parts))
 
@@ -198,9 +184,10 @@ class DuckdbWriter(SqlWriter):
         return f"CASE WHEN {known} THEN {_floats(f'flatten({chosen})')} END"
 
 
-def _transform(lists: Sequence[str], formula: str) -> str:
-    """Apply a formula to the numbers ``t[1]``, ``t[2]``, ... of lists of equal length."""
-    return _floats(f"list_transform(list_zip({', '.join(lists)}), lambda t: {formula})")
+def _zip(lists: Sequence[str], formula: Callable[..., str]) -> str:
+    """Apply a formula to the numbers of lists of equal length."""
+    found = formula(*(f"t[{place}]" for place in range(1, len(lists) + 1)))
+    return _floats(f"list_transform(list_zip({', '.join(lists)}), lambda t: {found})")
 
 
 def _let(name: str, value: str, body: str) -> str:
@@ -349,6 +336,7 @@ def _sum(taken: Array, weights: Array, bias: float) -> str:
 
 class DuckdbConnection(Connection):
     dialect, writer = "duckdb", DuckdbWriter
+    _columns = "(part VARCHAR, place INTEGER, numbers FLOAT[])"
 
     def check(self) -> None:
         version = self.execute("SELECT version()")[0][0]
@@ -383,10 +371,6 @@ class DuckdbConnection(Connection):
         """Compare two transaction ids, which differ outside a transaction."""
         numbers = {self._run("SELECT txid_current()", ())[0][0] for _ in range(2)}
         return len(numbers) == 1
-
-    @property
-    def _columns(self) -> str:
-        return "part VARCHAR, place INTEGER, numbers FLOAT[]"
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         import pyarrow as pa

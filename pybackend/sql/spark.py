@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,13 +77,11 @@ class SparkWriter(SqlWriter):
         )
         return f"CASE WHEN {whole} THEN CAST({value} AS ARRAY<DOUBLE>) END"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        place = f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
-        if size == 1:
-            place = self.second_if_likely(value)
-        if levels is None:
-            return place
-        return f"get(array({', '.join(map(self.text, levels))}), {place})"
+    def best(self, value: str) -> str:
+        return f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
+
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
+        return f"get(array({', '.join(map(self.text, levels))}), {code})"
 
     def _part(self, rows: Array) -> str:
         """Add rows to the weights table; return the name of an array of arrays."""
@@ -124,25 +123,13 @@ class SparkWriter(SqlWriter):
         found = f"transform({self._row(places)}, i -> {taken})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
-        formula = self.words.apply(function.function, function.constants, "x")
-        return f"transform({x}, x -> CAST({formula} AS DOUBLE))"
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        factor, shift = (self._row(values) for values in (scale.factor, scale.shift))
-        place = f"i % {scale.factor.size}"
-        return f"transform({x}, (x, i) -> x * {factor}[{place}] + {shift}[{place}])"
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        factor = f"{self._row(slope.factor)}[i % {slope.factor.size}]"
-        return f"transform({x}, (x, i) -> CASE WHEN x > 0 THEN x ELSE x * {factor} END)"
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        found = formula("x", *(f"{self._row(v)}[i % {v.size}]" for v in vectors))
+        return f"transform({x}, (x, i) -> CAST({found} AS DOUBLE))"
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
-        formula = self.combine(combine.operation, "ab")
-        found = given[0]
-        for other in given[1:]:
-            found = f"zip_with({found}, {other}, (a, b) -> {formula})"
-        return found
+        formula = self.combine(combine.operation, "a", "b")
+        return reduce(lambda one, other: f"zip_with({one}, {other}, (a, b) -> {formula})", given)
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
         return f"concat({', '.join(given)})"
@@ -157,7 +144,7 @@ class SparkWriter(SqlWriter):
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
-        powers = f"transform(r, x -> {self.words.fade('x - m')})"
+        powers = f"transform(r, x -> {self.fade('x - m')})"
         total = "aggregate(e, CAST(0 AS DOUBLE), (s, v) -> s + v)"
         shares = let("e", powers, let("s", total, "transform(e, x -> x / s)"))
         shares = let("m", "array_max(r)", shares)
