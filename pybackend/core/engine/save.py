@@ -14,7 +14,7 @@ from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.model.compare import find_other_weights
+from pybackend.core.model.compare import compare_variables
 from pybackend.core.model.file_checks import Format
 from pybackend.core.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.core.model.transfer import LoadedModel, read_weights, write_weights
@@ -125,7 +125,7 @@ def _check_can_be_read(
                 if keras.backend.is_float_dtype(weight.dtype):
                     weight.assign(weight + 1)
         read_weights(copy, data, plan.format, inputs)
-        if find_other_weights(loaded.model, copy):
+        if compare_variables("weights", loaded.model.weights, copy.weights):
             raise SerializationError("the file does not contain all of the weights")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +23,6 @@ Shape = tuple[int | None, ...]
 _BLOCK_BYTES = 64 << 20
 
 
-class Scorer(Protocol):
-    """A loaded model."""
-
-    def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
-        """Return the shape of a row of each input, by its column, if it is known."""
-
-    def reshape(self, rows: Rows) -> Rows:
-        """Return the rows in the shapes of the inputs."""
-
-    def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs for a batch, flattened."""
-
-
 class KerasScorer:
     """A model that Keras computes."""
 
@@ -43,6 +30,7 @@ class KerasScorer:
         self._model = model
 
     def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
+        """Return the shape of a row of each input, by its column, if it is known."""
         from pybackend.core.model.inputs_outputs import name_inputs
 
         inputs = name_inputs(self._model)
@@ -53,18 +41,19 @@ class KerasScorer:
         }
 
     def reshape(self, rows: Rows) -> Rows:
+        """Return the rows in the shapes of the inputs."""
         from pybackend.core.model.inputs_outputs import reshape_rows
 
         return reshape_rows(rows, self._model)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs for a batch, flattened."""
         import keras
         import tensorflow as tf
 
         given = nest({key: tf.convert_to_tensor(array) for key, array in batch.items()})
         x = keras.utils.unpack_x_y_sample_weight(given)[0]
-        outputs: list[Array] = keras.tree.flatten(self._model.predict_on_batch(x))
-        return outputs
+        return list(keras.tree.flatten(self._model.predict_on_batch(x)))
 
 
 @dataclass(frozen=True)
@@ -84,20 +73,7 @@ class OnnxScorer:
     """
 
     def __init__(self, content: bytes, inputs: Sequence[OnnxInput], threads: int) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise InputError(
-                f"onnxruntime is not installed for {sys.executable} on this executor "
-                f"({error}): install it there, or predict with the runtime of Keras"
-            ) from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            content, options, providers=["CPUExecutionProvider"]
-        )
-        names = [one.name for one in self._session.get_inputs()]
+        self._session, names = open_onnx(content, threads)
         self._inputs = list(zip(names, inputs, strict=True))
         self._shapes = {one.column: one.shape for one in inputs}
 
@@ -108,11 +84,27 @@ class OnnxScorer:
         return reshape_columns(rows, self._shapes)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        given = {
-            name: np.ascontiguousarray(batch[one.column], one.dtype) for name, one in self._inputs
-        }
-        outputs: list[Array] = self._session.run(None, given)
-        return outputs
+        given = {n: np.ascontiguousarray(batch[one.column], one.dtype) for n, one in self._inputs}
+        return list(self._session.run(None, given))
+
+
+def open_onnx(file: bytes | str, threads: int = 0) -> tuple[Any, list[str]]:
+    """Return a session of ONNX Runtime for a file or its content, and the names of its inputs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(
+            f"onnxruntime is not installed for {sys.executable} on this executor "
+            f"({error}): install it there, or predict with the runtime of Keras"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads  # 0: all cores
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return session, [one.name for one in session.get_inputs()]
+
+
+Scorer = KerasScorer | OnnxScorer
 
 
 def predict_rows(

@@ -41,8 +41,7 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
             f"HDF5 can only store functional and Sequential models, but {show(model.name)} is of "
             f"the custom class {type(model).__qualname__}: use {setting(format='keras')}"
         )
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
-        path = Path(folder) / f"model.{format}"
+    with model_file(format) as path:
         _write_file(path, model, include_optimizer)
         return append_digest(path.read_bytes())
 
@@ -84,7 +83,7 @@ def model_from_bytes(
         check_carried_digest(data)
     else:
         check_digest(data, sha256)
-    return _decode(data, custom_objects, safe_mode, compile, is_intact=sha256 is not None)
+    return _decode(data, sha256 is not None, custom_objects, safe_mode, compile)
 
 
 def read_own_model(
@@ -96,25 +95,26 @@ def read_own_model(
 ) -> Any:
     """Decode bytes that the job itself wrote, and that are therefore not hostile."""
     check_carried_digest(data)
-    return _decode(data, custom_objects, safe_mode, compile, is_intact=True)
+    return _decode(data, True, custom_objects, safe_mode, compile)
 
 
-def _decode(
-    data: bytes,
-    custom_objects: Mapping[str, Any] | None,
-    safe_mode: bool,
-    compile: bool,
-    is_intact: bool,
-) -> Any:
+@contextmanager
+def model_file(kind: str, content: bytes = b"") -> Iterator[Path]:
+    """Yield a temporary file, as Keras only uses files, and tells the format by the name."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+        path = Path(folder) / f"model.{kind}"
+        path.write_bytes(content)
+        yield path
+
+
+def _decode(data: bytes, is_intact: bool, *options: Any) -> Any:
+    """Check a file and read it; the options are those of `_read_file`."""
     format = recognize_format(data)
     import_tensorflow()
-    # Keras reads files only, and tells the format by the name.
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
-        path = Path(folder) / f"model.{format}"
-        path.write_bytes(data)
+    with model_file(format, data) as path:
         check_file(path, is_intact=is_intact)
         try:
-            return _read_file(path, custom_objects, safe_mode, compile)
+            return _read_file(path, *options)
         except SerializationError:
             raise
         except Exception as error:
@@ -242,13 +242,11 @@ def save_model(
     check_writable(str(path), "path")
     if isinstance(model, str):
         data = decode_base64(model)
-        found = f".{recognize_format(data)}"
-        if found != suffix:
+        if (found := f".{recognize_format(data)}") != suffix:
             raise InputError(f"this model is a {found} file: end the name in {found}, not {suffix}")
     else:
-        data = model_to_bytes(
-            model, format="h5" if suffix == ".h5" else "keras", include_optimizer=include_optimizer
-        )
+        kind: Format = "h5" if suffix == ".h5" else "keras"
+        data = model_to_bytes(model, format=kind, include_optimizer=include_optimizer)
     write_whole(str(path), data)
     return path
 
