@@ -162,9 +162,9 @@ def _project(
 def _find_batch_size(rows: Sequence[ScalingRow], mode: Mode, workers: int) -> float:
     """Return the number of rows per worker: as measured, or derived from other measurements."""
     own = [row for row in rows if row.mode == mode]
-    exact = next((row.batch_size for row in own if row.workers == workers), None)
-    if exact is not None:
-        return exact
+    for row in own:
+        if row.workers == workers:
+            return row.batch_size
     base = min(own, key=lambda row: row.workers)
     return base.batch_size * base.workers / workers if mode == "strong" else base.batch_size
 
@@ -208,8 +208,8 @@ def _fit_line(sizes: Array, seconds: Array) -> tuple[float, float]:
     columns = [1 / seconds]
     if np.ptp(sizes) > 0.01 * sizes.max():
         columns.append(sizes / seconds)
-    found = _solve(np.stack(columns, axis=1), np.ones(len(sizes)))
-    return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
+    fixed, *per_row = _solve(np.stack(columns, axis=1), np.ones(len(sizes))).tolist()
+    return fixed, per_row[0] if per_row else 0.0
 
 
 def _fit_costs(rows: Sequence[ScalingRow], buffers: Sequence[int], costs: CostModel) -> CostModel:

@@ -399,7 +399,9 @@ def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
     features = {
         key: given
         if isinstance(given, str) and given not in numbers
-        else tuple(name for column in _as_tuple(given) for name in numbers.get(column, (column,)))
+        else tuple(
+            name for column in list_columns(given) for name in numbers.get(column, (column,))
+        )
         for key, given in question.features.items()
     }
     inner = f"SELECT {', '.join([*retained, *codes])} FROM {question.source} s"
@@ -410,7 +412,3 @@ def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
 def _list_cases(encoding: Encoding, dialect: type[SqlWriter]) -> str:
     literals = (dialect.text(x) if isinstance(x, str) else str(x).upper() for x in encoding.values)
     return " ".join(f"WHEN {literal} THEN {code}" for code, literal in enumerate(literals))
-
-
-def _as_tuple(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else given

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import Collective
-from pybackend.core.data.arrays import nest
+from pybackend.core.data.arrays import flatten, nest
 from pybackend.core.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
 from pybackend.core.engine.evaluation import Validation, build_metrics
 from pybackend.core.engine.row_batches import Batches, PipelineBatches, RowBatches
@@ -42,7 +42,7 @@ from pybackend.core.model.inputs_outputs import (
     check_output_names,
     reshape_rows,
 )
-from pybackend.core.model.labels import check_has_labels, check_some_labels
+from pybackend.core.model.labels import check_has_labels, check_labels
 from pybackend.core.model.transfer import LoadedModel, describe_inputs
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import show_bytes
@@ -145,7 +145,7 @@ def make_replica(
     check_model(view, job)
     tried = choose_rows(model, rows, job)
     if tried is not None:
-        check_some_labels(model, tried)
+        check_labels(model, flatten(tried), "data", names_rows=False)
     metrics = probe_metrics(model, tried, job, collective)
     view = view.renewed()  # the check of the metrics has called the model
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")

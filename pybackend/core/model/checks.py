@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -266,17 +266,15 @@ def _find_r_functions(whole: Any, what: str) -> list[str]:
         if is_r_class := any(map(_is_r, vars(kind).values())):
             name = f"`{kind.__name__}`"
             found.setdefault(id(kind), what if name in what else f"the class {name} of {what}")
-        for name, leaf in _list_leaves(part):
+        attributes = getattr(part, "__dict__", {}).items()
+        for name, leaf in (
+            (n.lstrip("_"), leaf) for n, value in attributes for leaf in flatten(value)
+        ):
             if isinstance(leaf, _PARTS):
                 waiting.append((leaf, _describe_part(name, leaf, what)))
             elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
                 found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
     return list(found.values())
-
-
-def _list_leaves(part: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in getattr(part, "__dict__", {}).items():
-        yield from ((name.lstrip("_"), leaf) for leaf in flatten(value))
 
 
 def _describe_part(name: str, part: Any, owner: str) -> str:

@@ -300,7 +300,7 @@ def load_model(
         data = path.read_bytes()
         # The parts of an archive have checksums of their own.
         is_verified = sha256 is not None or recognize_format(data) == "keras"
-        if not is_verified and not carries_digest(data):
+        if not is_verified and _find_mark(data) < 0:
             _warn_of_unverified(path.name)
     return model_from_bytes(
         data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=sha256, compile=compile
@@ -323,8 +323,7 @@ def _warn_of_unverified(name: str) -> None:
 
 
 def sha256_of(model: str | bytes) -> str:
-    data = decode_base64(model) if isinstance(model, str) else model
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(decode_base64(model) if isinstance(model, str) else model).hexdigest()
 
 
 def _check_keras_model(model: Any) -> None:
@@ -363,11 +362,6 @@ def append_digest(data: bytes) -> bytes:
     return data + _MARK + _digest(data)
 
 
-def carries_digest(data: bytes) -> bool:
-    """Return whether a model file contains a digest, or the remains of one."""
-    return _find_mark(data) >= 0
-
-
 def check_carried_digest(data: bytes) -> None:
     """Reject a model file whose digest does not match its content."""
     begin = _find_mark(data)
@@ -379,6 +373,7 @@ def check_carried_digest(data: bytes) -> None:
 
 
 def _find_mark(data: bytes) -> int:
+    """Return where a file's digest, or the remains of one, begins; -1 without a digest."""
     return data.rfind(_MARK, max(0, len(data) - _LENGTH))
 
 

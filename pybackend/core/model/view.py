@@ -163,10 +163,9 @@ class ModelView:
         """True if a mask or an ignored class may exclude rows or time steps from the loss."""
         if find_ignored_class(self.model) is not None:
             return True
-        if not any(map(_makes_mask, self.layers)):
-            return False
         outputs = find_outputs(self.model)
-        return outputs is None or any(len(output.shape) >= 3 for output in outputs)
+        may_have_steps = outputs is None or any(len(output.shape) >= 3 for output in outputs)
+        return may_have_steps and any(map(_makes_mask, self.layers))
 
     def list_variables(self, without: tuple[type, ...] = ()) -> list[Any]:
         """Return all variables of the model, its losses and metrics, including those in closures.
