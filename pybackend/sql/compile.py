@@ -289,7 +289,8 @@ def check_name(argument: str, name: str) -> str:
 
 def _check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
     """Return column names; there must be at least one, and no duplicates."""
-    names = tuple(check_name(argument, name) for name in list_columns(columns))
+    given = (columns,) if isinstance(columns, str) else columns
+    names = tuple(check_name(argument, name) for name in given)
     if not names or len({name.lower() for name in names}) < len(names):
         raise InputError(
             f"`{argument}` must be the names of different columns, not {show(columns)}"
@@ -396,14 +397,12 @@ def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
             f"AS {quote(name)}"
             for n, name in enumerate(numbers[column])
         ]
-    features = {
-        key: given
-        if isinstance(given, str) and given not in numbers
-        else tuple(
-            name for column in list_columns(given) for name in numbers.get(column, (column,))
-        )
-        for key, given in question.features.items()
-    }
+    features = dict(question.features)
+    for key, given in features.items():
+        if not isinstance(given, str) or given in numbers:
+            columns = (given,) if isinstance(given, str) else given
+            listed = (numbers.get(column, (column,)) for column in columns)
+            features[key] = tuple(name for names in listed for name in names)
     inner = f"SELECT {', '.join([*retained, *codes])} FROM {question.source} s"
     source = f"(SELECT {', '.join([*retained, *shown])} FROM ({inner}) s)"
     return replace(question, source=source, features=features, encodings={})

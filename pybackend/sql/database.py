@@ -134,6 +134,29 @@ class SqlWriter(ABC):
     def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
         """Apply a formula to each number of an array, and to those of vectors that repeat."""
 
+    def select_inputs(self) -> dict[str, str]:
+        """Return SQL for each input, which is NULL in rows without all of its numbers."""
+        found = {}
+        for node in self.question.graph.inputs:
+            given = self.question.features[node.name]
+            if isinstance(given, str):
+                value = self.column(given)
+            else:
+                value = self.join_columns([self.column(name) for name in given])
+            found[node.name] = self.check_numbers(value, node.size)
+        return found
+
+    def column(self, name: str) -> str:
+        return self.quote(name)
+
+    def join_columns(self, columns: Sequence[str]) -> str:
+        """Return an array of the numbers in columns."""
+        raise NotImplementedError
+
+    def check_numbers(self, value: str, size: int) -> str:
+        """Return an array that is NULL unless it has this many finite numbers of float32."""
+        raise NotImplementedError
+
     def emit(self, node: Node, names: Mapping[str, str]) -> str:
         emit: Callable[..., str] = getattr(self, f"emit_{type(node.operation).__name__.lower()}")
         return emit(node.operation, node.size, *(names[name] for name in node.inputs))

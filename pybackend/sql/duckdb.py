@@ -61,7 +61,7 @@ class DuckdbWriter(SqlWriter):
         self._graph = fuse(unroll(question.graph))
         _check_size(self._graph)
         nodes = list(self._graph.nodes.values())
-        self._names = {node.name: f"{self.prefix}{n}" for n, node in enumerate(nodes)}
+        self._names = {name: f"{self.prefix}{n}" for n, name in enumerate(self._graph.nodes)}
         self._sizes = {self._names[node.name]: node.size for node in nodes}
         self._multiplied = {
             node.inputs[0] for node in nodes if isinstance(node.operation, ops.Linear)
@@ -74,7 +74,8 @@ class DuckdbWriter(SqlWriter):
         levels = list(levels_of(self._graph))
         # From the last level to the first, so that the last use of weights is known.
         values = {place: self._value(place, node) for place, node, _ in reversed(levels)}
-        query = self._select_inputs()
+        columns = [f"{value} AS {self._names[n]}" for n, value in self.select_inputs().items()]
+        query = f"SELECT {', '.join([*self.keys, *columns])}\nFROM {self.question.source}"
         tables = "".join(table for _, _, table in self._tables.values())
         for place, node, live in levels:
             columns = [*self.keys, *(self._names[name] for name in live)]
@@ -104,24 +105,15 @@ class DuckdbWriter(SqlWriter):
             self._tables[key] = (alias, self._place, table)
         return self._tables[key][0]
 
-    def _select_inputs(self) -> str:
-        columns = list(self.keys)
-        for node in self._graph.inputs:
-            given = self.question.features[node.name]
-            if isinstance(given, str):
-                value = self.quote(given)
-            else:
-                numbers = (f"CAST({self.quote(name)} AS DOUBLE)" for name in given)
-                value = f"[{', '.join(numbers)}]"
-            whole = (
-                f"len({value}) = {node.size} AND list_count({value}) = {node.size} "
-                f"AND list_min({value}) >= -{LARGEST} AND list_max({value}) <= {LARGEST}"
-            )
-            columns.append(
-                f"CASE WHEN {whole} THEN CAST({value} AS FLOAT[{node.size}]) END "
-                f"AS {self._names[node.name]}"
-            )
-        return f"SELECT {', '.join(columns)}\nFROM {self.question.source}"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"[{', '.join(f'CAST({column} AS DOUBLE)' for column in columns)}]"
+
+    def check_numbers(self, value: str, size: int) -> str:
+        whole = (
+            f"len({value}) = {size} AND list_count({value}) = {size} "
+            f"AND list_min({value}) >= -{LARGEST} AND list_max({value}) <= {LARGEST}"
+        )
+        return f"CASE WHEN {whole} THEN CAST({value} AS FLOAT[{size}]) END"
 
     def best(self, value: str) -> str:
         return f"CAST(list_position({value}, list_max({value})) - 1 AS INTEGER)"

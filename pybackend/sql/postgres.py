@@ -47,28 +47,23 @@ class PostgresWriter(SqlWriter):
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._levels = 0
+        self._source = f"{self.prefix}r"
 
     def write(self) -> str:
-        graph, source = self.question.graph, f"{self.prefix}r"
-        features = self.question.features
-        inputs = {
-            node.name: self._select_input(source, features[node.name], node.size)
-            for node in graph.inputs
-        }
-        levels, names = self._write_levels(graph, inputs)
-        shown = self.show_outputs([names[name] for name in graph.outputs])
-        columns = [*(f"{source}.{key}" for key in self.keys), *shown]
-        return f"SELECT {', '.join(columns)}\nFROM {self.question.source} AS {source}{levels}"
+        levels, names = self._write_levels(self.question.graph, self.select_inputs())
+        shown = self.show_outputs([names[name] for name in self.question.graph.outputs])
+        columns = [*(f"{self._source}.{key}" for key in self.keys), *shown]
+        source = f"{self.question.source} AS {self._source}"
+        return f"SELECT {', '.join(columns)}\nFROM {source}{levels}"
 
-    def _select_input(self, source: str, given: str | tuple[str, ...], size: int) -> str:
-        def select(name: str) -> str:
-            value, kind = f"{source}.{self.quote(name)}", self.question.casts.get(name)
-            return value if kind is None else f"CAST({value} AS {kind})"
+    def column(self, name: str) -> str:
+        value, kind = f"{self._source}.{self.quote(name)}", self.question.casts.get(name)
+        return value if kind is None else f"CAST({value} AS {kind})"
 
-        if isinstance(given, str):
-            value = select(given)
-        else:
-            value = f"ARRAY[{', '.join(map(select, given))}]"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"ARRAY[{', '.join(columns)}]"
+
+    def check_numbers(self, value: str, size: int) -> str:
         value = f"CAST({value} AS double precision[])"
         numbers = f"SELECT count(*) FROM unnest({value}) AS u(x)"
         finite = f"{numbers} WHERE u.x BETWEEN -{LARGEST} AND {LARGEST}"

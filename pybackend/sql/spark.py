@@ -48,13 +48,9 @@ class SparkWriter(SqlWriter):
         return f"'{value}'"
 
     def write(self) -> str:
-        graph, features = self.question.graph, self.question.features
-        nodes = enumerate(graph.nodes.values())
-        names = {node.name: self.quote(f"{self.prefix}{n}") for n, node in nodes}
-        columns = [
-            f"{self._select_input(features[node.name], node.size)} AS {names[node.name]}"
-            for node in graph.inputs
-        ]
+        graph = self.question.graph
+        names = {name: self.quote(f"{self.prefix}{n}") for n, name in enumerate(graph.nodes)}
+        columns = [f"{value} AS {names[name]}" for name, value in self.select_inputs().items()]
         query = f"SELECT {', '.join([*self.keys, *columns])}\nFROM {self.question.source}"
         for _, node, live in levels_of(graph):
             self._tables, self._row_of = {}, names[node.inputs[0]]
@@ -67,11 +63,10 @@ class SparkWriter(SqlWriter):
         shown = self.show_outputs([names[name] for name in graph.outputs])
         return f"SELECT {', '.join([*self.keys, *shown])}\nFROM ({query})"
 
-    def _select_input(self, given: str | tuple[str, ...], size: int) -> str:
-        if isinstance(given, str):
-            value = self.quote(given)
-        else:
-            value = f"array({', '.join(f'CAST({self.quote(name)} AS DOUBLE)' for name in given)})"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"array({', '.join(f'CAST({column} AS DOUBLE)' for column in columns)})"
+
+    def check_numbers(self, value: str, size: int) -> str:
         whole = (
             f"size({value}) = {size} AND forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
         )

@@ -40,6 +40,7 @@ class SqliteWriter(SqlWriter):
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._count = 0
+        self._source = f"{self.prefix}r"
 
     @staticmethod
     def quote(name: str) -> str:
@@ -47,30 +48,23 @@ class SqliteWriter(SqlWriter):
         return "`" + name.replace("`", "``") + "`"
 
     def write(self) -> str:
-        graph, features = self.question.graph, self.question.features
-        # JSON functions have their own columns such as `value`, so the table's columns are
-        # qualified.
-        source = f"{self.prefix}r"
-        inputs = {
-            node.name: self._select_input(source, features[node.name], node.size)
-            for node in graph.inputs
-        }
-        origin = f"{self.question.source} AS {source}"
-        levels, last, names = self._write_levels(graph, self.keys, origin, inputs)
+        graph, origin = self.question.graph, f"{self.question.source} AS {self._source}"
+        levels, last, names = self._write_levels(graph, self.keys, origin, self.select_inputs())
         shown = self.show_outputs([names[name] for name in graph.outputs])
         return f"WITH {levels}\nSELECT {', '.join([*self.keys, *shown])} FROM {last}"
 
-    def _select_input(self, source: str, given: str | tuple[str, ...], size: int) -> str:
-        if isinstance(given, str):
-            value = f"{source}.{self.quote(given)}"
-        else:
-            columns = [f"{source}.{self.quote(name)}" for name in given]
-            parts = [
-                f"trim(json_array({', '.join(columns[start : start + _MOST_ARGUMENTS])}), '[]')"
-                for start in range(0, len(columns), _MOST_ARGUMENTS)
-            ]
-            listed = " || ',' || ".join(parts)
-            value = f"'[' || {listed} || ']'"
+    def column(self, name: str) -> str:
+        # JSON functions have columns of their own, such as `value`.
+        return f"{self._source}.{self.quote(name)}"
+
+    def join_columns(self, columns: Sequence[str]) -> str:
+        parts = [
+            f"trim(json_array({', '.join(columns[start : start + _MOST_ARGUMENTS])}), '[]')"
+            for start in range(0, len(columns), _MOST_ARGUMENTS)
+        ]
+        return " || ".join(["'['", " || ',' || ".join(parts), "']'"])
+
+    def check_numbers(self, value: str, size: int) -> str:
         finite = f"type IN ('integer', 'real') AND value BETWEEN -{LARGEST} AND {LARGEST}"
         numbers = f"SELECT count(*) FROM json_each({value}) WHERE {finite}"
         whole = f"json_valid({value}) AND json_array_length({value}) = {size}"

@@ -266,14 +266,13 @@ def _find_r_functions(whole: Any, what: str) -> list[str]:
         if is_r_class := any(map(_is_r, vars(kind).values())):
             name = f"`{kind.__name__}`"
             found.setdefault(id(kind), what if name in what else f"the class {name} of {what}")
-        attributes = getattr(part, "__dict__", {}).items()
-        for name, leaf in (
-            (n.lstrip("_"), leaf) for n, value in attributes for leaf in flatten(value)
-        ):
-            if isinstance(leaf, _PARTS):
-                waiting.append((leaf, _describe_part(name, leaf, what)))
-            elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
-                found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
+        for own, value in getattr(part, "__dict__", {}).items():
+            name = own.lstrip("_")
+            for leaf in flatten(value):
+                if isinstance(leaf, _PARTS):
+                    waiting.append((leaf, _describe_part(name, leaf, what)))
+                elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
+                    found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
     return list(found.values())
 
 
