@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -280,10 +281,8 @@ def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = N
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
     """Return one name as text, for a column of arrays, unless the model takes a single number."""
-    from pybackend.sql.builder import size_of
-
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
-    takes_number = len(shapes) == 1 and None not in shapes[0] and size_of(shapes[0]) == 1
+    takes_number = len(shapes) == 1 and None not in shapes[0] and math.prod(shapes[0]) == 1
     return features[0] if len(features) == 1 and not takes_number else features
 
 

@@ -127,9 +127,8 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
     speed.plot([1, most], [1, most], color="0.6", linestyle=":", label="linear")
     for mode in dict.fromkeys(row.mode for row in rows):
         own = sorted((row for row in rows if row.mode == mode), key=lambda row: row.workers)
-        line = speed.plot(
-            [row.workers for row in own], [row.speedup for row in own], marker="o", label=mode
-        )[0]
+        counts, speedups = zip(*((row.workers, row.speedup) for row in own), strict=True)
+        (line,) = speed.plot(counts, speedups, marker="o", label=mode)
         if found := [row for row in projection.rows if row.mode == mode] if projection else []:
             counts, speedups = zip(*((row.workers, row.speedup) for row in found), strict=True)
             speed.plot(counts, speedups, linestyle="--", color=line.get_color())

@@ -22,10 +22,6 @@ LARGEST = 3.4028234663852886e38
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-# Functions that reduce numbers to one.
-AGGREGATES = {"sum": "sum", "maximum": "max"}
-
-
 def number(value: float) -> str:
     """Return a number for any dialect of SQL, with all its digits."""
     text = repr(float(value))
@@ -96,8 +92,9 @@ class SqlWriter(ABC):
     has a column ``kernel`` of pgvector's type.
     """
 
-    # Functions of several numbers.
+    # Functions of several numbers, and of the numbers of an array.
     greatest, least = "greatest", "least"
+    aggregates: ClassVar = {"sum": "sum", "maximum": "max"}
     # Position of an array's first number.
     first: ClassVar = 1
 
@@ -333,10 +330,8 @@ class Connection:
         # An outer join has a row even if the table has none, and reads no row of a large table.
         types = ", ".join(self._type_of.format(f"r.{column}") for column in columns)
         rows = f"SELECT {', '.join(columns)} FROM {source} AS s {self._sample}"
-        (found,) = self.execute(
-            f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
-        )
-        return [str(kind) for kind in found]
+        query = f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
+        return list(map(str, self.execute(query)[0]))
 
     def create_view(self, view: str, query: str) -> None:
         """Create a view; raise an error if the name exists."""

@@ -282,10 +282,7 @@ def check_source(database: Connection, question: Question) -> None:
     error.
     """
     source = question.source
-    wanted: dict[str, Sequence[str]] = {
-        "key": question.keys,
-        "features": list_columns(question.features),
-    }
+    wanted = {"key": [*question.keys], "features": list_columns(question.features)}
     columns = database.list_columns(source)
     if columns is not None:
         for argument, names in wanted.items():

@@ -63,9 +63,7 @@ class DuckdbWriter(SqlWriter):
         nodes = list(self._graph.nodes.values())
         self._names = {name: f"{self.prefix}{n}" for n, name in enumerate(self._graph.nodes)}
         self._sizes = {self._names[node.name]: node.size for node in nodes}
-        self._multiplied = {
-            node.inputs[0] for node in nodes if isinstance(node.operation, ops.Linear)
-        }
+        self._multiplied = {n.inputs[0] for n in nodes if isinstance(n.operation, ops.Linear)}
         self._place = 0
         # Tables joined at the innermost level: name, last place of use, and table.
         self._tables: dict[int, tuple[str, int, str]] = {}
@@ -226,9 +224,8 @@ class Zip:
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
         """Distinct lists, and for each number in a window the index of its list."""
-        lists, which = np.unique(
-            self.places.reshape(-1, self.places.shape[-1]), axis=0, return_inverse=True
-        )
+        listed = self.places.reshape(-1, self.places.shape[-1])
+        lists, which = np.unique(listed, axis=0, return_inverse=True)
         return lists, which.reshape(self.places.shape[:2])
 
     @property
@@ -380,8 +377,7 @@ class DuckdbConnection(Connection):
             name = "tfdist_staged_weights"
             self.raw.register(name, staged)
             try:
-                self.execute(
-                    f"INSERT INTO {table} SELECT ?, place, numbers FROM {name}", [part.name]
-                )
+                filling = f"INSERT INTO {table} SELECT ?, place, numbers FROM {name}"
+                self.execute(filling, [part.name])
             finally:
                 self.raw.unregister(name)

@@ -240,10 +240,8 @@ _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
 def _bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     for inner in (layer.forward_layer, layer.backward_layer):
-        if type(inner).__name__ not in _CELLS:
-            raise builder.refuse(
-                f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
-            )
+        if (kind := type(inner).__name__) not in _CELLS:
+            raise builder.refuse(f"it wraps {kind}: only GRU, LSTM and SimpleRNN are supported")
         check_layer(builder, inner)
     both = [_recur(builder, one, value) for one in (layer.forward_layer, layer.backward_layer)]
     if layer.backward_layer.return_sequences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import keras
 from pybackend.core.errors import InputError
 from pybackend.core.model.inputs_outputs import name_inputs
 from pybackend.core.words import setting, show, term
-from pybackend.sql.builder import GraphBuilder, Value, size_of
+from pybackend.sql.builder import GraphBuilder, Value
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.operations import Graph
 
@@ -47,7 +48,7 @@ def lower_model(model: Any) -> Graph:
                 "round features to it. Inputs of float32, float64, integers and bool can be "
                 "converted"
             )
-        values.append(Value(builder.graph.add_input(name, size_of(shape)), shape))
+        values.append(Value(builder.graph.add_input(name, math.prod(shape)), shape))
     outputs = _call(builder, model, values)
     builder.graph.outputs = tuple(value.name for value in outputs)
     return builder.graph
@@ -74,10 +75,8 @@ def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Va
         )
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
-    known = {
-        key: given[model.get_layer(key[0]).output.name]
-        for key in _histories(config["input_layers"])
-    }
+    first = _histories(config["input_layers"])
+    known = {key: given[model.get_layer(key[0]).output.name] for key in first}
     waiting = [
         (layer, number, node)
         for layer in config["layers"]

@@ -14,7 +14,6 @@ from itertools import accumulate
 from pybackend.core.errors import InputError
 from pybackend.sql import operations as ops
 from pybackend.sql.database import (
-    AGGREGATES,
     LARGEST,
     SqlWriter,
     is_slice,
@@ -183,7 +182,7 @@ class OracleWriter(SqlWriter):
         )
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, v: str) -> str:
-        place, value = f"FLOOR(v.i / {reduce.count})", f"{AGGREGATES[reduce.operation]}(v.x)"
+        place, value = f"FLOOR(v.i / {reduce.count})", f"{self.aggregates[reduce.operation]}(v.x)"
         return (
             f"SELECT {self._of('v')}, {place} AS i, {value} AS x FROM {v} v "
             f"GROUP BY {self._of('v')}, {place} HAVING COUNT(v.x) = {reduce.count}"

@@ -16,7 +16,6 @@ import numpy as np
 from pybackend.core.errors import DatabaseError, InputError
 from pybackend.sql import operations as ops
 from pybackend.sql.database import (
-    AGGREGATES,
     LARGEST,
     Connection,
     SqlWriter,
@@ -160,8 +159,9 @@ class PostgresWriter(SqlWriter):
         return f"CASE WHEN {known} IS NOT NULL THEN {' || '.join(given)} END"
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, x: str) -> str:
+        value = f"{self.aggregates[reduce.operation]}(u.x)"
         groups = (
-            f"(SELECT (u.i - 1) / {reduce.count} AS i, {AGGREGATES[reduce.operation]}(u.x) AS x "
+            f"(SELECT (u.i - 1) / {reduce.count} AS i, {value} AS x "
             f"FROM unnest({x}) WITH ORDINALITY AS u(x, i) GROUP BY 1) AS u"
         )
         return self._collect(x, "u.x", groups)
@@ -173,10 +173,8 @@ class PostgresWriter(SqlWriter):
             f"{self.fade(f'u.x - max(u.x) OVER (PARTITION BY {group})')} AS x "
             f"FROM unnest({x}) WITH ORDINALITY AS u(x, i)"
         )
-        shares = (
-            f"(SELECT e.i, e.x / sum(e.x) OVER (PARTITION BY e.g) AS x FROM ({powers}) AS e) AS u"
-        )
-        return self._collect(x, "u.x", shares)
+        share = "e.x / sum(e.x) OVER (PARTITION BY e.g)"
+        return self._collect(x, "u.x", f"(SELECT e.i, {share} AS x FROM ({powers}) AS e) AS u")
 
     def emit_lookup(self, lookup: ops.Lookup, size: int, x: str) -> str:
         entries = len(lookup.table)

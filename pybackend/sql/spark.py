@@ -67,10 +67,10 @@ class SparkWriter(SqlWriter):
         return f"array({', '.join(f'CAST({column} AS DOUBLE)' for column in columns)})"
 
     def check_numbers(self, value: str, size: int) -> str:
-        whole = (
-            f"size({value}) = {size} AND forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
+        finite = f"forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
+        return (
+            f"CASE WHEN size({value}) = {size} AND {finite} THEN CAST({value} AS ARRAY<DOUBLE>) END"
         )
-        return f"CASE WHEN {whole} THEN CAST({value} AS ARRAY<DOUBLE>) END"
 
     def best(self, value: str) -> str:
         return f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
@@ -254,12 +254,10 @@ class SparkConnection(Connection):
             if not self.raw.catalog.tableExists(table):
                 raise InputError(f"`table`: Spark has no table or view {table}")
             if self.raw.catalog.getTable(table).isTemporary:
-                write = either(
-                    "df.write.saveAsTable(name)", "sparklyr::spark_write_table(data, name)"
-                )
+                in_r = "sparklyr::spark_write_table(data, name)"
                 raise InputError(
                     f"`table`: {table} is a temporary view, which no other view can read: write "
-                    f"its rows into a table, with {write}"
+                    f"its rows into a table, with {either('df.write.saveAsTable(name)', in_r)}"
                 )
             return list(self.raw.table(table).columns)
 

@@ -16,7 +16,6 @@ import numpy as np
 from pybackend.core.errors import DatabaseError, InputError
 from pybackend.sql import operations as ops
 from pybackend.sql.database import (
-    AGGREGATES,
     LARGEST,
     Connection,
     SqlWriter,
@@ -103,9 +102,8 @@ class SqliteWriter(SqlWriter):
         return f"{self.prefix}{self._count}"
 
     def _join(self, part: str, place: str, alias: str = "w") -> str:
-        return (
-            f"CROSS JOIN {self.weights} AS {alias} ON {alias}.part = {part} AND {alias}.i = {place}"
-        )
+        chosen = f"{alias}.part = {part} AND {alias}.i = {place}"
+        return f"CROSS JOIN {self.weights} AS {alias} ON {chosen}"
 
     def _add_matrix(self, numbers: Array) -> str:
         return self.add_part(matrix_rows(numbers))
@@ -123,10 +121,8 @@ class SqliteWriter(SqlWriter):
             f"SELECT q.value, w.o, w.x FROM json_each('[{starts}]') AS q "
             f"{self._join(self._add_matrix(linear.bias.reshape(1, -1)), '0')}"
         )
-        sums = (
-            f"SELECT sum(x) AS x FROM ({products} UNION ALL {biases}) GROUP BY p, o ORDER BY p, o"
-        )
-        return self._collect(x, sums)
+        terms = f"({products} UNION ALL {biases})"
+        return self._collect(x, f"SELECT sum(x) AS x FROM {terms} GROUP BY p, o ORDER BY p, o")
 
     def _collect(self, x: str, rows: str) -> str:
         """Collect a query's numbers into an array, in the query's order."""
@@ -173,7 +169,7 @@ class SqliteWriter(SqlWriter):
         return self._collect(" + ".join(given), rows)
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, x: str) -> str:
-        value, group = f"{AGGREGATES[reduce.operation]}(u.value)", f"u.key / {reduce.count}"
+        value, group = f"{self.aggregates[reduce.operation]}(u.value)", f"u.key / {reduce.count}"
         rows = f"SELECT {value} AS x FROM json_each({x}) AS u GROUP BY {group} ORDER BY {group}"
         return self._collect(x, rows)
 

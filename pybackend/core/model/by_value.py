@@ -244,7 +244,7 @@ def _reduce_tensorflow(value: Any) -> Any:
             "aggregation": value.aggregation,
             "shape": value.shape.as_list() if value.shape.rank is not None else None,
         }
-        return _make_variable, (value.numpy(), options)
+        return partial(tf.Variable, **options), (value.numpy(),)
     if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
         raise TypeError("it contains a TensorFlow lookup table, as TextVectorization does")
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
@@ -262,10 +262,6 @@ def _reduce_tensorflow(value: Any) -> Any:
 def _make_empty(kind: Any) -> Any:
     # `__init__` is not called: its arguments are not known.
     return kind.__new__(kind)
-
-
-def _make_variable(content: Any, options: Mapping[str, Any]) -> Any:
-    return tf.Variable(content, **options)
 
 
 def _make_table(keys: Any, values: Any, default: Any) -> Any:

@@ -32,10 +32,8 @@ _MONITORING = (
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
-            name = callback.__name__
-            raise InputError(
-                f"`callbacks` contains the class {name}: pass an instance, {name}(...)"
-            )
+            kind = callback.__name__
+            raise InputError(f"`callbacks` contains the class {kind}: pass an instance, {kind}()")
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(describe_stranger(callback))
 

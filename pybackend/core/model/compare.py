@@ -237,9 +237,8 @@ def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
         alike = (_is_alike(a, b, depth + 1) for a, b in zip(one, other, strict=False))
         return len(one) == len(other) and all(alike)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(
-            _is_alike(one[key], other[key], depth + 1) for key in one
-        )
+        alike = (_is_alike(one[key], other[key], depth + 1) for key in one)
+        return one.keys() == other.keys() and all(alike)
     if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
         return not hasattr(one, "numpy") or _is_alike(one.numpy(), other.numpy())
     if isinstance(one, _PLAIN) or isinstance(other, _PLAIN):

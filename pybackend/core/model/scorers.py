@@ -34,11 +34,9 @@ class KerasScorer:
         from pybackend.core.model.inputs_outputs import name_inputs
 
         inputs = name_inputs(self._model)
-        is_one = len(inputs) == 1 and "x" in columns
-        return {
-            "x" if is_one else f"x/{name}": tuple(tensor.shape[1:])
-            for name, tensor in inputs.items()
-        }
+        shapes = {f"x/{name}": tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+        is_one = len(shapes) == 1 and "x" in columns
+        return {"x": next(iter(shapes.values()))} if is_one else shapes
 
     def reshape(self, rows: Rows) -> Rows:
         """Return the rows in the shapes of the inputs."""
@@ -112,10 +110,8 @@ def predict_rows(
 ) -> Iterator[list[Array]]:
     """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory."""
     shapes = scorer.find_shapes(list(tensors))
-    rows: Rows = to_rows(
-        {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
-    )
-    rows = scorer.reshape(rows)
+    dense = {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
+    rows = scorer.reshape(to_rows(dense))
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))

@@ -70,9 +70,8 @@ def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: 
     own = {id(part) for part in by_value.find_parts(model)}
     # Models of an earlier training.
     models = {id(getattr(callback, "model", None)) for callback in callbacks}
-    return _holds(callbacks, lambda part: True, models) or _holds(
-        functions, lambda part: id(part) in own
-    )
+    of_callbacks = _holds(callbacks, lambda part: True, models)
+    return of_callbacks or _holds(functions, lambda part: id(part) in own)
 
 
 def _holds(
@@ -111,9 +110,8 @@ def encode_file(
     A copy is checked with some rows. Raises `InputError`, which names what the file does not store,
     and `SerializationError` if Keras cannot write the file, or cannot read it.
     """
-    content = serialization.model_to_bytes(
-        view.model, format="keras", include_optimizer=kind == "train"
-    )
+    trains = kind == "train"
+    content = serialization.model_to_bytes(view.model, format="keras", include_optimizer=trains)
     if kind == "predict" and not view.custom_parts:
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := view.equal_names:
