@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -129,8 +129,10 @@ class DuckdbWriter(SqlWriter):
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def emit_zip(self, zipped: Zip, size: int, x: str) -> str:
-        lists = ", ".join(self._take(x, places, zipped.fill) for places in zipped.lists)
-        formulas = ", ".join(zipped.formulas)
+        listed = zipped.places.reshape(-1, zipped.places.shape[-1])
+        distinct, which = np.unique(listed, axis=0, return_inverse=True)
+        lists = ", ".join(self._take(x, places, zipped.fill) for places in distinct)
+        formulas = ", ".join(zipped.formulas(which.reshape(zipped.places.shape[:2])))
         return _floats(f"flatten(list_transform(list_zip({lists}), lambda t: [{formulas}]))")
 
     def emit_gather(self, gather: ops.Gather, size: int, x: str) -> str:
@@ -221,26 +223,14 @@ class Zip:
     is_positive: bool = False  # sums below zero count as zero
     pooling: str | None = None  # "maximum" or "sum" of the spots; None for a single spot
 
-    @cached_property
-    def _distinct(self) -> tuple[Array, Array]:
-        """Distinct lists, and for each number in a window the index of its list."""
-        listed = self.places.reshape(-1, self.places.shape[-1])
-        lists, which = np.unique(listed, axis=0, return_inverse=True)
-        return lists, which.reshape(self.places.shape[:2])
+    def formulas(self, lists: Array) -> Iterator[str]:
+        """Yield formulas of ``t[1]``, ``t[2]``, ..., the numbers of zipped lists at one position.
 
-    @property
-    def lists(self) -> Array:
-        """Positions in the zipped lists, of shape (lists, positions)."""
-        return self._distinct[0]
-
-    @property
-    def formulas(self) -> Iterator[str]:
-        """Formulas of ``t[1]``, ``t[2]``, ..., the numbers of the lists at one position."""
-        _, inputs, _ = self.linear.kernel.shape
-        for group, (kernel, biases) in enumerate(
-            zip(self.linear.kernel, self.linear.bias, strict=True)
-        ):
-            taken = self._distinct[1][:, group * inputs : (group + 1) * inputs]
+        ``lists`` has the index of the list for each spot and number of a window.
+        """
+        groups = len(self.linear.kernel)
+        each = np.split(lists, groups, axis=1), self.linear.kernel, self.linear.bias
+        for taken, kernel, biases in zip(*each, strict=True):
             for weights, bias in zip(kernel.T, biases, strict=True):
                 yield self._pool([_sum(spot, weights, bias) for spot in taken])
 

@@ -17,14 +17,7 @@ import keras
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob, TrainingJob
 from pybackend.core.job.worker_options import Exchange, LocalSteps
-from pybackend.core.model.view import (
-    ModelView,
-    find_outputs,
-    flatten,
-    has_own,
-    reach,
-    read_closure,
-)
+from pybackend.core.model.view import ModelView, find_outputs, flatten, has_own, reach, read_closure
 from pybackend.core.words import setting, show, term
 
 

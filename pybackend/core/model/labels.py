@@ -193,22 +193,19 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     A regression loss would interpret the codes of the values as numbers.
     """
     loss, classes = match_losses(model).get("y"), _count_classes(model)
+    shown = ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
     if classes is not None and len(levels) > classes:
         raise InputError(
-            f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
+            f"`{name}` has labels with {len(levels)} different values ({shown}), "
             f"but the model has {classes} classes: give it an output for each class, and a loss "
             f"such as {term('SparseCategoricalCrossentropy')}"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
-            f"`{name}` has text labels ({_show_values(levels)}), but the loss {_name_loss(loss)} "
+            f"`{name}` has text labels ({shown}), but the loss {_name_loss(loss)} "
             "takes numbers: convert the column if it contains numbers; for classes, give the "
             f"model an output for each, and {term('SparseCategoricalCrossentropy')}"
         )
-
-
-def _show_values(levels: Sequence[Any]) -> str:
-    return ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
 
 
 Range = tuple[float, float, str]
