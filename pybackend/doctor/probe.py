@@ -260,18 +260,15 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
         for missed in worker["unreached"]:
             other = workers[missed["rank"]]
             # Only causes: `_not_listening` and `_loopback_addresses` explain the others.
-            if other["listen_error"] is None and not _is_foreign_loopback(worker, other):
+            # Another host's loopback address does not test the network.
+            is_elsewhere = worker["hostname"] != other["hostname"] and _is_loopback(other)
+            if other["listen_error"] is None and not is_elsewhere:
                 pairs[name_host(worker), name_host(other), missed["reason"]].append((worker, other))
     sentences = [_describe_pair(found, reason) for (_, _, reason), found in pairs.items()]
     if len(sentences) > _MOST:
         more = f"and the same between {len(sentences) - _MOST} more pairs of hosts"
         return [*sentences[:_MOST], more]
     return sentences
-
-
-def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
-    """Return whether this is another host's loopback address, which does not test the network."""
-    return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 
 def _describe_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:

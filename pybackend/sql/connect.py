@@ -127,16 +127,11 @@ class RPostgres(_DBI, PostgresConnection):
 
 
 class RSqlite(_DBI, SqliteConnection):
-    def try_view(self, view: str) -> None:
-        SqliteConnection.try_view(self, view)  # which computes no row
+    try_view = SqliteConnection.try_view  # which computes no row
+    transaction = Connection.transaction
 
     def _add_functions(self) -> None:
         """Do nothing: R has already loaded an extension with these functions."""
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with Connection.transaction(self):
-            yield
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         if not parts:

@@ -128,7 +128,6 @@ class OracleWriter(SqlWriter):
         return f"JOIN {self.weights} {alias} ON {condition} AND {alias}.i = {place}"
 
     def _join_vector(self, values: Array, v: str, alias: str) -> str:
-        """Join numbers that repeat along an array."""
         part = self._part(values, matrix_rows(values.reshape(-1, 1)), alias)
         return self._join(part, f"MOD({v}.i, {values.size})", alias)
 

@@ -92,7 +92,6 @@ class PostgresWriter(SqlWriter):
         return levels, names
 
     def _row(self, values: Array) -> str:
-        """Return an expression for one array in the weights table."""
         part = self.add_part(values[None])
         return f"(SELECT w.numbers FROM {self.weights} AS w WHERE w.part = {part})"
 

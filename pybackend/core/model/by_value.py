@@ -165,8 +165,6 @@ class _Pickler(Pickler):
 
 
 class _LocalUnpickler(pickle.Unpickler):
-    """Unpickler for what `_Pickler` wrote in this process."""
-
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)
         self._shared = shared

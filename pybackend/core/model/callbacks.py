@@ -80,7 +80,6 @@ def runs_in_steps(callback: Any) -> bool:
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the class name and metric of each callback whose metric is not among ``names``."""
     return [
         (type(callback).__name__, callback.monitor)
         for callback in callbacks

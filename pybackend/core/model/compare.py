@@ -281,7 +281,6 @@ def _plain(part: Any, with_private: bool) -> dict[str, Any]:
 
 @lru_cache
 def _names_in(kind: Any) -> frozenset[str]:
-    """Return the names of attributes in the methods of a user-defined class."""
     bases = [base for base in kind.__mro__ if is_defined_by_user(base)]
     return frozenset(_read_names((base, name) for base in bases for name in vars(base)) - _OF_USE)
 
@@ -384,7 +383,6 @@ def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
 
 
 def _compute_gradients(model: Any, rows: Any) -> list[Any]:
-    """Return the loss, and the gradients of the trainable variables."""
     variables = [v.value for v in model.trainable_variables]
     with keep_state(model):
         with tf.GradientTape() as tape:

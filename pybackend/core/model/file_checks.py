@@ -240,7 +240,6 @@ def recognize_format(data: bytes) -> Format:
 
 
 def check_digest(data: bytes, expected: str) -> None:
-    """Reject bytes that do not have this SHA-256."""
     found = hashlib.sha256(data).hexdigest()
     if found != expected.lower():
         raise SerializationError(

@@ -62,16 +62,12 @@ def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
             continue
         if (expected := int(np.prod(shape))) != len(found):
             what = f"input {show(key)}" if len(shapes) > 1 else "input"
+            more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
             raise InputError(
                 f"the model's {what} takes {counted(expected, 'number')} per row (shape "
                 f"{show(shape)}), but there {'is' if len(found) == 1 else 'are'} "
-                f"{counted(len(found), 'feature')}: {_list_some(found)}"
+                f"{counted(len(found), 'feature')}: {', '.join(found[:_LISTED])}{more}"
             )
-
-
-def _list_some(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def check_input_names(model: Any, columns: Collection[str]) -> None:
@@ -80,17 +76,16 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     if not inputs:
         return
     given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
-    is_one = given == [""]
+    is_one, is_list = given == [""], given[:1] == ["#0"]
     may_be_inputs = is_one and len(columns) == len(inputs) > 1
     if may_be_inputs and has_own(model, "train_step"):
         return  # it gets them unchanged, such as (anchor, positive, negative)
-    is_list = given[:1] == ["#0"]
-    if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
-        found = "one array" if is_one else f"{len(given)} arrays"
-    elif is_one or is_list or set(inputs) <= set(given):
+    fits = len(inputs) == len(given) if is_one or is_list else set(inputs) <= set(given)
+    if fits:
         return
-    else:
-        found = f"arrays named {', '.join(sorted(given))}"
+    found = f"arrays named {', '.join(sorted(given))}"
+    if is_one or is_list:
+        found = "one array" if is_one else f"{len(given)} arrays"
     hint = ""
     if may_be_inputs:
         listed = ", ".join(inputs)

@@ -24,8 +24,6 @@ _BLOCK_BYTES = 64 << 20
 
 
 class KerasScorer:
-    """A model that Keras computes."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
 

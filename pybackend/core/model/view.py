@@ -45,7 +45,6 @@ class ModelView:
 
     @property
     def parts(self) -> list[Any]:
-        """The model and its layers."""
         return [self.model, *self.layers]
 
     @cached_property
@@ -131,7 +130,6 @@ class ModelView:
 
     @property
     def has_half_layers(self) -> bool:
-        """True if a layer computes in half precision."""
         return any(str(layer.compute_dtype) in _HALF for layer in self.layers)
 
     @property
@@ -275,7 +273,6 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def is_custom(part: Any) -> bool:
-    """Return whether a function, or the class of an object, is user-defined."""
     return is_defined_by_user(part if inspect.isfunction(part) else type(part))
 
 
