@@ -141,7 +141,6 @@ def _read_command(path: str, arguments: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, path, *arguments)
 
 
-_MODES: tuple[measured.Mode, ...] = ("strong", "weak")
 _MOST = 100_000
 
 
@@ -200,8 +199,8 @@ def bench_scale(
         The script failed.
     """
     counts = _check_workers(workers)
-    chosen = check_choice("mode", mode, choices=[*_MODES, "both"])
-    modes = [one for one in _MODES if chosen in (one, "both")]
+    chosen = check_choice("mode", mode, choices=[*measured.MODES, "both"])
+    modes = [one for one in measured.MODES if chosen in (one, "both")]
     repeats = check_whole_number("repeats", repeats, least=1)
     if batch_size is not None:
         batch_size = check_whole_number("batch_size", batch_size, least=1)

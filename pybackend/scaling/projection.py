@@ -20,7 +20,7 @@ import numpy as np
 from pybackend.core.collective import CostModel
 from pybackend.core.errors import InputError
 from pybackend.core.words import term
-from pybackend.scaling.measured import Array, Mode, ScalingRow
+from pybackend.scaling.measured import MODES, Array, Mode, ScalingRow
 
 # If one number of workers communicates, only a common factor of latency and bandwidth is known.
 _TIE = 1e-6
@@ -175,8 +175,7 @@ def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[tuple[Mode, int]]
     With a shared batch, there are at most as many workers as the batch has rows.
     """
     found: list[tuple[Mode, int]] = []
-    modes: tuple[Mode, ...] = ("strong", "weak")
-    for mode in modes:
+    for mode in MODES:
         own = [row.workers for row in rows if row.mode == mode]
         if own:
             last = to if mode == "weak" else min(to, int(_find_batch_size(rows, mode, 1)))

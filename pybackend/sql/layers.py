@@ -265,7 +265,9 @@ def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         value = builder.gather(value, places_of(value.shape)[::-1])
     cell = layer.cell
     kernel = numbers_of(cell.kernel)
-    bias, inner_bias = _split_bias(cell)
+    bias, inner_bias = _bias(cell), None
+    if bias is not None and bias.ndim == 2:  # a GRU may have biases of its state as well
+        bias, inner_bias = bias
     # Projections of the inputs are computed for all steps at once.
     projected = builder.linear(value, kernel, bias, (steps, kernel.shape[1]))
     inner = GraphBuilder()
@@ -278,12 +280,6 @@ def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     fold = Fold(inner.graph, steps, state.size, cell.units, layer.return_sequences)
     shape = (steps, cell.units) if layer.return_sequences else (cell.units,)
     return builder.add(fold, [projected], shape)
-
-
-def _split_bias(cell: Any) -> tuple[Any, Any]:
-    """Return the biases of the inputs and of the state, which only a GRU may have."""
-    bias = _bias(cell)
-    return (bias, None) if bias is None or bias.ndim == 1 else (bias[0], bias[1])
 
 
 def _slice(builder: GraphBuilder, value: Value, number: int, units: int, count: int = 1) -> Value:

@@ -64,11 +64,11 @@ def add_probabilities(model: Any) -> Any:
 
 
 def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Value]:
-    if _is_sequential(model):
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         for layer in model.layers:
             values = _call_layer(builder, layer, values)
         return list(values)
-    if not _is_functional(model):
+    if getattr(type(model), "call", None) is not _functional_class().call:
         raise InputError(
             f"the model {show(model.name)} cannot be converted to SQL: its class defines its own "
             "`call`"
@@ -149,16 +149,6 @@ def _call_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> l
     if isinstance(layer, keras.Model):
         return _call(builder, layer, values)
     return [lower_layer(builder, layer, values)]
-
-
-def _is_sequential(model: Any) -> bool:
-    """Return whether a model only computes one layer after another."""
-    return isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call
-
-
-def _is_functional(model: Any) -> bool:
-    """Return whether a model only computes its connected layers."""
-    return getattr(type(model), "call", None) is _functional_class().call
 
 
 @cache

@@ -83,19 +83,17 @@ def model_from_bytes(
         check_carried_digest(data)
     else:
         check_digest(data, sha256)
-    return _decode(data, sha256 is not None, custom_objects, safe_mode, compile)
+    is_intact = sha256 is not None
+    return _decode(data, is_intact, custom_objects, safe_mode=safe_mode, compile=compile)
 
 
-def read_own_model(
-    data: bytes,
-    *,
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
-    compile: bool = True,
-) -> Any:
-    """Decode bytes that the job itself wrote, and that are therefore not hostile."""
+def read_own_model(data: bytes, *, custom_objects: Any = None, **options: bool) -> Any:
+    """Decode bytes that the job itself wrote, and that are therefore not hostile.
+
+    The options are ``safe_mode`` and ``compile``, both True by default.
+    """
     check_carried_digest(data)
-    return _decode(data, True, custom_objects, safe_mode, compile)
+    return _decode(data, True, custom_objects, **options)
 
 
 @contextmanager
@@ -107,14 +105,13 @@ def model_file(kind: str, content: bytes = b"") -> Iterator[Path]:
         yield path
 
 
-def _decode(data: bytes, is_intact: bool, *options: Any) -> Any:
-    """Check a file and read it; the options are those of `_read_file`."""
+def _decode(data: bytes, is_intact: bool, custom_objects: Any, **options: bool) -> Any:
     format = recognize_format(data)
     import_tensorflow()
     with model_file(format, data) as path:
         check_file(path, is_intact=is_intact)
         try:
-            return _read_file(path, *options)
+            return _read_file(path, custom_objects, **options)
         except SerializationError:
             raise
         except Exception as error:
@@ -139,7 +136,7 @@ def _is_of_device(error: Exception) -> bool:
 
 
 def _read_file(
-    path: Path, custom_objects: Mapping[str, Any] | None, safe_mode: bool, compile: bool
+    path: Path, custom_objects: Any, safe_mode: bool = True, compile: bool = True
 ) -> Any:
     import_tensorflow()
     import keras
