@@ -259,7 +259,7 @@ def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         raise builder.refuse(setting(recurrent_activation="softmax"))
     for option in ("return_state", "stateful"):
         if getattr(layer, option):
-            raise builder.refuse(f"{setting(**{option: True})}")
+            raise builder.refuse(setting(**{option: True}))
     steps, _ = value.shape
     if layer.go_backwards:
         value = builder.gather(value, places_of(value.shape)[::-1])
