@@ -9,8 +9,12 @@ from typing import Any
 from pyspark.ml.param import Param, TypeConverters, shared
 from pyspark.ml.util import Identifiable
 
+from pybackend.core.api.calls import suggest
 from pybackend.core.api.train import barrier_train
+from pybackend.core.errors import InputError
 from pybackend.core.words import show, term
+
+_INT = TypeConverters.toInt
 
 # Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
 # stage cannot change its number of tasks.
@@ -95,7 +99,7 @@ class PredictionParams(
         _to_features,
     )
     predictBatchSize, setPredictBatchSize, getPredictBatchSize = param(
-        "predictBatchSize", "number of rows that a task predicts at once", TypeConverters.toInt
+        "predictBatchSize", "number of rows that a task predicts at once", _INT
     )
 
     def __init__(self) -> None:
@@ -112,6 +116,20 @@ class PredictionParams(
         """Set several Params by name, and return this stage."""
         return self._set(**values)
 
+    def _set_up(
+        self, custom_objects: Any, safe_mode: bool, uid: str | None, params: Mapping[str, Any]
+    ) -> None:
+        """Set what both stages are created with."""
+        self.customObjects, self.safeMode = custom_objects, safe_mode
+        if uid is not None:
+            self._resetUid(uid)
+        for name in params:
+            if not self.hasParam(name):
+                known = [param.name for param in self.params]
+                wrong = f"{type(self).__name__} has no Param `{name}`"
+                raise InputError(f"{wrong}: {suggest(name, known) or 'see its documentation'}")
+        self._set(**params)
+
     def _given(self, name: str) -> Any:
         """Return the value of a Param; None if it has neither a value nor a default."""
         return self.getOrDefault(name) if self.isDefined(name) else None
@@ -125,20 +143,14 @@ class TrainingParams(PredictionParams, shared.HasWeightCol, shared.HasValidation
         "a mapping from the model's output names to columns; overrides labelCol",
         _to_mapping,
     )
-    workers, setWorkers, getWorkers = param(
-        "workers", "number of worker processes", TypeConverters.toInt
-    )
-    epochs, setEpochs, getEpochs = param(
-        "epochs", "number of passes over the data", TypeConverters.toInt
-    )
+    workers, setWorkers, getWorkers = param("workers", "number of worker processes", _INT)
+    epochs, setEpochs, getEpochs = param("epochs", "number of passes over the data", _INT)
     batchSize, setBatchSize, getBatchSize = param(
-        "batchSize", "largest number of rows per worker and step", TypeConverters.toInt
+        "batchSize", "largest number of rows per worker and step", _INT
     )
-    seed, setSeed, getSeed = param(
-        "seed", "random seed, which makes the training repeatable", TypeConverters.toInt
-    )
+    seed, setSeed, getSeed = param("seed", "random seed, for a repeatable training", _INT)
     verbose, setVerbose, getVerbose = param(
-        "verbose", "0: silent, 1: a line per epoch, 2: all output", TypeConverters.toInt
+        "verbose", "0: silent, 1: a line per epoch, 2: all output", _INT
     )
     modelArgs, setModelArgs, getModelArgs = param(
         "modelArgs", "named arguments of the function that builds the model", _to_mapping

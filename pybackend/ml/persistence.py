@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 
-from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
 from pybackend.core.job.call_options import CLASSES
 from pybackend.core.job.job import MODEL_FILE
 from pybackend.core.job.storage_options import ColumnEncoding
 from pybackend.core.model.file_checks import check_digest
-from pybackend.core.model.serialization import model_from_bytes, sha256_of
+from pybackend.core.model.serialization import sha256_of
 from pybackend.core.words import either, show
 
 
@@ -42,8 +48,6 @@ _SCHEMA = "place int, content binary"
 # Rows of this size, because a row with a whole model might not fit into an array of the JVM.
 _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
-_TRAINED = "trained"
-_OPTIONS = "trainOptions"
 
 
 def encode(
@@ -60,55 +64,59 @@ def encode(
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
-class _StageWriter(MLWriter):
+class SavedStage(MLWritable, MLReadable[Any]):
+    """Stage with methods ``pack`` and ``unpack``, for the contents of its folder."""
+
+    def write(self) -> MLWriter:
+        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``.
+
+        An estimator saves its model, which must not be a function, and the Params without
+        callbacks.
+        """
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls) -> StageReader:
+        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
+        return StageReader(cls)
+
+
+class StageWriter(MLWriter):
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
 
-    def _save(
-        self, path: str, content: bytes, extra: dict[str, Any], params: dict[str, Any] | None
-    ) -> None:
+    def saveImpl(self, path: str) -> None:
         session = self.sparkSession
-        DefaultParamsWriter.saveMetadata(
-            self.instance, path, find_home(session), {_DIGEST: sha256_of(content), **extra}, params
-        )
+        content, extra, params = self.instance.pack()
+        extra[_DIGEST] = sha256_of(content)
+        DefaultParamsWriter.saveMetadata(self.instance, path, find_home(session), extra, params)
         pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
         rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
         frame = session.createDataFrame(rows, _SCHEMA)
         frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class ModelWriter(_StageWriter):
-    def saveImpl(self, path: str) -> None:
-        self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
-
-
-class EstimatorWriter(_StageWriter):
-    def saveImpl(self, path: str) -> None:
-        from pybackend.core.api.sent_objects import is_keras_model
-
-        stage = self.instance
-        model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
-        # Functions, and callbacks among the options, could not be read in safe mode.
-        if not is_keras_model(model):
-            raise InputError(
-                "this estimator builds its model with a function, and functions are not saved: "
-                "pass it a compiled model, or save the model that fit() returns"
-            )
-        values = {
-            param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)
-        }
-        if _OPTIONS in values:
-            values[_OPTIONS] = _pack_options(values[_OPTIONS])
-        self._save(path, encode(model, stage.customObjects, "train"), {}, values)
-
-
-class _StageReader(MLReader[Any]):
-    def __init__(self, cls: type) -> None:
+class StageReader(MLReader[Any]):
+    def __init__(self, cls: Any) -> None:
         super().__init__()
         self.cls = cls
+        self._options: dict[str, Any] = {}
 
-    def _load(self, path: str) -> tuple[dict[str, Any], bytes]:
+    def customObjects(self, value: Mapping[str, Any]) -> StageReader:
+        """Set the custom classes and functions of the model, and return this reader."""
+        self._options["customObjects"] = value
+        return self
+
+    def safeMode(self, value: bool) -> StageReader:
+        """Set whether the model may run Python code that it contains, and return this reader."""
+        self._options["safeMode"] = value
+        return self
+
+    def load(self, path: str) -> Any:
+        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
+        content. The model of an estimator is decoded, with errors as in `load_model`.
+        """
         session = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
@@ -124,55 +132,7 @@ class _StageReader(MLReader[Any]):
                 f"the metadata of {show(path)} contains no digest of the model's file"
             )
         check_digest(content, metadata[_DIGEST])
-        return metadata, content
-
-
-class ModelReader(_StageReader):
-    """Reader of a `KerasModel`, whose model is decoded on first use."""
-
-    def load(self, path: str) -> Any:
-        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
-        content.
-        """
-        metadata, content = self._load(path)
-        found = metadata.get(_TRAINED)
-        try:
-            trained = codec.read_fields(Trained, found)
-        except (ValueError, TypeError) as error:
-            raise SerializationError(f"the metadata of {show(path)} is damaged: {error}") from error
-        stage = self.cls(content, trained=trained, uid=metadata["uid"])
-        DefaultParamsReader.getAndSetParams(stage, metadata)
-        return stage
-
-
-class EstimatorReader(_StageReader):
-    def __init__(self, cls: type) -> None:
-        super().__init__(cls)
-        self._options: dict[str, Any] = {}
-
-    def customObjects(self, value: Mapping[str, Any]) -> EstimatorReader:
-        """Set the custom classes and functions of the model, and return this reader."""
-        self._options["custom_objects"] = value
-        return self
-
-    def safeMode(self, value: bool) -> EstimatorReader:
-        """Set whether the model may run Python code that it contains, and return this reader."""
-        self._options["safe_mode"] = value
-        return self
-
-    def load(self, path: str) -> Any:
-        """Read a folder; errors as in `ModelReader.load` and `load_model`."""
-        metadata, content = self._load(path)
-        options = self._options
-        stage = self.cls(
-            model_from_bytes(content, **options),
-            customObjects=options.get("custom_objects"),
-            safeMode=options.get("safe_mode", True),
-            uid=metadata["uid"],
-        )
-        given = metadata["paramMap"]
-        if _OPTIONS in given:
-            given[_OPTIONS] = _unpack_options(given[_OPTIONS])
+        stage = self.cls.unpack(path, content, metadata, **self._options)
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
@@ -184,7 +144,7 @@ def find_home(session: Any) -> Any:
     return session.sparkContext if pyspark.__version__.startswith("3.") else session
 
 
-def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     packed = {}
     for name, value in options.items():
         try:
@@ -198,7 +158,7 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return packed
 
 
-def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: codec.decode(json.dumps(value), *CLASSES)
         if isinstance(value, dict) and "__type__" in value

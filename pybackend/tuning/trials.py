@@ -264,7 +264,7 @@ class Trials:
             f"once, {self.seconds:.1f} s",
             *(trial.describe() for trial in self.trials),
         ]
-        if self._has_best():
+        if any(t.status == "completed" and self.metric in t.metrics for t in self.trials):
             lines.append(f"best {self.metric}: trial {self.best().number}")
         return "\n".join(lines)
 
@@ -281,9 +281,6 @@ class Trials:
         ]
         first = NOTEBOOK.lines([str(self).partition("\n")[0]])
         return NOTEBOOK.element("div", first, NOTEBOOK.table(heads, rows), kind="block")
-
-    def _has_best(self) -> bool:
-        return any(t.status == "completed" and self.metric in t.metrics for t in self.trials)
 
 
 def _show(value: Any) -> str:
