@@ -107,10 +107,9 @@ class KerasEstimator(Estimator["KerasModel"], TrainingParams, SavedStage):
         arguments = self.getModelArgs()
         if not arguments:
             return self.model
-        if find_source(partial(self.model, **arguments)) == "function" and not hasattr(
-            self.model, "fit"
-        ):
-            return partial(self.model, **arguments)
+        build = partial(self.model, **arguments)
+        if find_source(build) == "function" and not hasattr(self.model, "fit"):
+            return build
         raise InputError(
             "`modelArgs` are arguments for a function that builds the model, but `model` is a model"
         )
@@ -138,9 +137,7 @@ class KerasEstimator(Estimator["KerasModel"], TrainingParams, SavedStage):
         return encode(model, self.customObjects, "train"), {}, values
 
     @classmethod
-    def unpack(
-        cls, path: str, content: bytes, metadata: dict[str, Any], **options: Any
-    ) -> KerasEstimator:
+    def unpack(cls, path: str, content: bytes, metadata: Any, **options: Any) -> KerasEstimator:
         custom_objects, safe_mode = options.get("customObjects"), options.get("safeMode", True)
         model = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
         given = metadata["paramMap"]

@@ -137,9 +137,8 @@ class KerasModel(Model, PredictionParams, SavedStage):
         count = max(2, count) if are_logits else count
         levels = self.levels if self.levels and len(self.levels) == count else None
         names = self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol()
-        return _add_columns(
-            frame, dataset.columns, found, _Classes(count, are_logits, levels), *names
-        )
+        classes = _Classes(count, are_logits, levels)
+        return _add_columns(frame, dataset.columns, found, classes, *names)
 
     def _chosen_features(self) -> Any:
         if self.isDefined("features"):
@@ -157,9 +156,7 @@ class KerasModel(Model, PredictionParams, SavedStage):
         return content, {"trained": asdict(self.trained)}, None
 
     @classmethod
-    def unpack(
-        cls, path: str, content: bytes, metadata: dict[str, Any], **options: Any
-    ) -> KerasModel:
+    def unpack(cls, path: str, content: bytes, metadata: Any, **options: Any) -> KerasModel:
         try:
             trained = read_fields(Trained, metadata.get("trained"))
         except (ValueError, TypeError) as error:

@@ -116,9 +116,7 @@ class PredictionParams(
         """Set several Params by name, and return this stage."""
         return self._set(**values)
 
-    def _set_up(
-        self, custom_objects: Any, safe_mode: bool, uid: str | None, params: Mapping[str, Any]
-    ) -> None:
+    def _set_up(self, custom_objects: Any, safe_mode: bool, uid: str | None, params: Any) -> None:
         """Set what both stages are created with."""
         self.customObjects, self.safeMode = custom_objects, safe_mode
         if uid is not None:
@@ -145,13 +143,9 @@ class TrainingParams(PredictionParams, shared.HasWeightCol, shared.HasValidation
     )
     workers, setWorkers, getWorkers = param("workers", "number of worker processes", _INT)
     epochs, setEpochs, getEpochs = param("epochs", "number of passes over the data", _INT)
-    batchSize, setBatchSize, getBatchSize = param(
-        "batchSize", "largest number of rows per worker and step", _INT
-    )
+    batchSize, setBatchSize, getBatchSize = param("batchSize", "largest batch of a worker", _INT)
     seed, setSeed, getSeed = param("seed", "random seed, for a repeatable training", _INT)
-    verbose, setVerbose, getVerbose = param(
-        "verbose", "0: silent, 1: a line per epoch, 2: all output", _INT
-    )
+    verbose, setVerbose, getVerbose = param("verbose", "0: silent, 1: epochs, 2: all output", _INT)
     modelArgs, setModelArgs, getModelArgs = param(
         "modelArgs", "named arguments of the function that builds the model", _to_mapping
     )

@@ -50,9 +50,7 @@ _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 
 
-def encode(
-    model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
-) -> bytes:
+def encode(model: Any, custom_objects: Any, kind: Literal["train", "predict"]) -> bytes:
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
     from pybackend.core.api.sent_objects import add_custom_objects
     from pybackend.core.model.transfer import encode_file
@@ -128,9 +126,7 @@ class StageReader(MLReader[Any]):
         pieces = {row["place"]: bytes(row["content"]) for row in rows}
         content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
-            raise SerializationError(
-                f"the metadata of {show(path)} contains no digest of the model's file"
-            )
+            raise SerializationError(f"the metadata of {show(path)} has no digest of the model")
         check_digest(content, metadata[_DIGEST])
         stage = self.cls.unpack(path, content, metadata, **self._options)
         DefaultParamsReader.getAndSetParams(stage, metadata)

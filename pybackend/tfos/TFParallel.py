@@ -49,16 +49,13 @@ def run(
     if not callable(map_fn):
         raise InputError(f"`map_fn` must be a function, not {type(map_fn).__name__}")
     check_takes(map_fn, "map_fn(tf_args, ctx)", tf_args, None)
-    together = count if check_flag("use_barrier", use_barrier) else min(count, _count(session))
+    is_joint = check_flag("use_barrier", use_barrier)
+    together = count if is_joint else min(count, max(1, count_slots(session)))
     file_system = default_fs(session.sparkContext)
     for first in range(0, count, together):
         args = (map_fn, tf_args, first, count, file_system)
         workers = min(together, count - first)
         run_function(session, _run_alone, args, {}, workers=workers, verbose=2)
-
-
-def _count(session: Any) -> int:
-    return max(1, count_slots(session))
 
 
 def _run_alone(

@@ -7,7 +7,7 @@ executors, too; the driver sends it there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ from pybackend.core.launchers import (
 )
 from pybackend.core.words import show, term
 
+# Types of a column, in NumPy and in Spark, by the kind of the output's type.
+_KINDS = {"f": ("float64", "double"), "i": ("int64", "bigint"), "b": ("bool", "boolean")}
+_KINDS |= {"u": _KINDS["i"], "O": ("O", "binary")}
 _lock = threading.Lock()
 # The last model that was loaded: its key, and the model with its function.
 _loaded: dict[Any, Any] = {}
@@ -64,7 +67,7 @@ class SavedModelTask:
                 rows = reader.read(batch.slice(first, self.batch_size))
                 found = self._compute(loaded[1], {key.partition("/")[2]: rows[key] for key in rows})
                 yield pa.RecordBatch.from_arrays(
-                    [_to_arrow(found[name], name, self.batch_size) for name in self.outputs],
+                    [_to_arrow(found[name], name) for name in self.outputs],
                     list(self.outputs),
                 )
 
@@ -104,26 +107,18 @@ def describe_signature(model: SavedModel) -> dict[str, Any]:
                 f"the model's output {show(name)} has the shape {spec.shape}: its first dimension "
                 "must be the rows"
             )
-        outputs[name] = [_column_kind(spec.dtype), spec.shape.rank - 1]
-    return {"inputs": dict.fromkeys(function.structured_input_signature[1]), "outputs": outputs}
+        kind = np.dtype(spec.dtype.as_numpy_dtype).kind
+        outputs[name] = [_KINDS.get(kind, _KINDS["O"])[1], spec.shape.rank - 1]
+    return {"inputs": list(function.structured_input_signature[1]), "outputs": outputs}
 
 
-def _column_kind(dtype: Any) -> str:
-    if dtype.is_floating:
-        return "double"
-    if dtype.is_integer:
-        return "int64"
-    return "bool" if dtype.is_bool else "binary"
-
-
-def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
-    kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
-    if values.dtype.kind not in kinds:
+def _to_arrow(values: Any, name: str) -> Any:
+    if values.dtype.kind not in _KINDS:
         raise InputError(
             f"the model's output {show(name)} has the type {values.dtype}, which a column cannot "
             "store"
         )
-    return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
+    return nest_lists(values.astype(_KINDS[values.dtype.kind][0]), values.ndim - 1)
 
 
 def _load(model: SavedModel) -> tuple[Any, Any]:
@@ -176,9 +171,6 @@ def _read(model: SavedModel) -> tuple[Any, Any]:
     return loaded, loaded.signatures[model.signature]
 
 
-_KINDS = {"double": "double", "int64": "bigint", "bool": "boolean", "binary": "binary"}
-
-
 def apply_saved_model(
     frame: Any,
     model: SavedModel,
@@ -205,9 +197,8 @@ def apply_saved_model(
     _check_names("output_mapping", "output", outputs, signature["outputs"])
     fields: list[str] = []
     for name in outputs:
-        dtype, depth = signature["outputs"][name]
-        kind = "array<" * depth + _KINDS[dtype] + ">" * depth
-        fields.append(f"o{len(fields)} {kind}")
+        kind, depth = signature["outputs"][name]
+        fields.append(f"o{len(fields)} {'array<' * depth}{kind}{'>' * depth}")
     columns = [
         column_as_array(frame, name, types[name]).alias(f"c{place}")
         for place, name in enumerate(read)
@@ -227,7 +218,7 @@ def _check_names(
     argument: str,
     what: str,
     given: Mapping[str, Any],
-    known: Mapping[str, Any],
+    known: Collection[str],
     needs_all: bool = False,
 ) -> None:
     listed = ", ".join(known)

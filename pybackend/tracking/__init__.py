@@ -160,9 +160,8 @@ def describe_origin() -> dict[str, str]:
     """Return tags for the version of tfdist, and for the commit of the working directory if any."""
     found = {"tfdist.version": pybackend.__version__}
     try:
-        git = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, timeout=_GIT_SECONDS, text=True
-        )
+        command = ["git", "rev-parse", "HEAD"]
+        git = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, text=True)
     except (OSError, subprocess.TimeoutExpired):
         return found
     return {**found, "tfdist.git_commit": git.stdout.strip()} if git.returncode == 0 else found

@@ -127,7 +127,7 @@ class _MlflowRun(tracking.TrackedRun):
         self._pending: list[Any] = []
         self._sent = time.monotonic()
         self._sender = ThreadPoolExecutor(1, "tfdist-mlflow")
-        self._sending: Future[None] | None = None
+        self._sending: Future[Any] = self._sender.submit(bool)
         try:
             self._set_tags({**tracking.describe_origin(), **tracker.tags})
             settings = tracking.describe_parameters(prepared, tracker)
@@ -178,23 +178,21 @@ class _MlflowRun(tracking.TrackedRun):
 
     def _send(self) -> None:
         """Start to send what is pending; raise the error of an earlier attempt."""
-        if self._sending is not None and self._sending.done():
+        if self._sending.done():
             self._sending.result()  # `api/observer.py` turns the error into a note
         metrics, self._pending = self._pending, []
         self._sent = time.monotonic()
         self._sending = self._sender.submit(self._write_metrics, self._sending, metrics)
 
-    def _write_metrics(self, earlier: Future[None] | None, metrics: list[Any]) -> None:
-        if earlier is not None:
-            earlier.result()  # after an error, no further attempt
+    def _write_metrics(self, earlier: Future[Any], metrics: list[Any]) -> None:
+        earlier.result()  # after an error, no further attempt
         self._write("metrics", metrics)
 
     def _conclude(self) -> None:
         """Wait until all metrics are sent; raise the first error."""
         self._send()
         self._sender.shutdown()
-        if self._sending is not None:
-            self._sending.result()
+        self._sending.result()
 
     def _add_model(self, result: TrainResult) -> None:
         """Record the model, or only its weights if Keras cannot write it to a file."""

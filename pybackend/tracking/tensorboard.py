@@ -86,12 +86,12 @@ class TensorBoardView:
         Folder that it shows.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, host: str = "127.0.0.1", port: str = "0") -> None:
         self.folder = folder
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", _PROGRAM, f"--logdir={folder}"),
-                *("--host=127.0.0.1", "--port=0", "--reload_multifile=true"),
+                *(f"--host={host}", f"--port={port}", "--reload_multifile=true"),
                 *("--reload_interval=5",),
             ],
             stdin=subprocess.PIPE,
@@ -178,9 +178,7 @@ def _find_folder(what: Any) -> str:
         what = what.tensorboard
     folder = LOGS if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
-        raise InputError(
-            f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(folder)}"
-        )
+        raise InputError(f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(what)}")
     folder = os.fspath(folder)
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(

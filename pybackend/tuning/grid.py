@@ -72,9 +72,7 @@ class ModelFunction:
                     "`model` function: rename the argument of the function"
                 )
             if name in RESERVED:
-                raise InputError(
-                    f"`grid` has `{name}`, which is a column of the result: rename the argument"
-                )
+                raise InputError(f"`grid` has `{name}`, which is a column of the result: rename it")
             if name not in (*OPTIONS, *self.known) and not self.takes_any:
                 raise InputError(
                     f"`grid` has `{name}`, which is neither an argument of the `model` function "
@@ -221,9 +219,7 @@ def choose_source(
     chosen = choose_mode(metric, mode)
     if study is None:
         if trials is not None:
-            raise InputError(
-                "`trials` is only used with `study`: `grid` has a fixed number of trials"
-            )
+            raise InputError("`trials` is only used with `study`: a grid has its own number")
         return ListedTrials(list_trials(grid), check_pruning(rule), chosen)
     optuna = sys.modules.get("optuna")  # it is imported if there is a study
     if optuna is None or not isinstance(study, optuna.Study):

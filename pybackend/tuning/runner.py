@@ -36,7 +36,7 @@ from pybackend.core.launchers import (
 )
 from pybackend.core.words import show, spoken
 from pybackend.tuning.grid import Arguments, ModelFunction, TrialSource
-from pybackend.tuning.trials import ModelFiles, Status, StoredResult, Trial, Trials
+from pybackend.tuning.trials import ModelFiles, Status, Trial, Trials
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
 _LOOK_SECONDS = 0.1
@@ -50,7 +50,7 @@ class _Running:
     arguments: Arguments
     call: TrainingCall
     prepared: PreparedTraining
-    launcher: Launcher | None = None
+    launcher: Launcher = field(init=False)
     thread: threading.Thread | None = None
     is_pruned: bool = False
     began: float = 0.0
@@ -140,7 +140,8 @@ class Search:
         except Exception as error:
             if number == 1:  # an error that all trials share, such as of the data, is raised
                 prepare_training(replace(self.call, model=_build_nothing), self._read)
-            return _make_trial(number, arguments, self.call.options["seed"] or 0, began, error)
+            seed, seconds = self.call.options["seed"] or 0, time.monotonic() - began
+            return _fail(number, arguments, seconds, seed, error)
 
     def _prepare(self, number: int, arguments: Arguments) -> _Running:
         own, options = self.model.split(arguments)
@@ -218,16 +219,20 @@ class Search:
         see_steps = running.observers.see_steps
         return Observers([Observer(on_epoch_end, on_step_end if see_steps else None)])
 
-    def _end(self, running: _Running, found: TrainResult | Exception) -> None:
+    def _end(self, running: _Running, outcome: TrainResult | Exception) -> None:
         _join(running.thread)
         del self._running[running.number]
-        assert running.launcher is not None
         self._free.append(running.launcher)
-        outcome = found if isinstance(found, Exception) else self._models.store(found)
-        number, seed = running.number, running.prepared.request.job.seed
-        self._note(
-            _make_trial(number, running.arguments, seed, running.began, outcome, running.is_pruned)
-        )
+        seconds, seed = time.monotonic() - running.began, running.prepared.request.job.seed
+        known = running.number, running.arguments
+        if isinstance(outcome, Exception):
+            self._note(_fail(*known, seconds, seed, outcome))
+        else:
+            status: Status = "pruned" if running.is_pruned else "completed"
+            metrics = {name: values[-1] for name, values in outcome.history.items() if values}
+            stored = self._models.store(outcome)
+            trial = Trial(*known, status, metrics, outcome.epochs, seconds, seed, stored=stored)
+            self._note(trial)
         self._start_more()
 
     def _note(self, trial: Trial) -> None:
@@ -269,21 +274,8 @@ def _join(thread: threading.Thread | None) -> None:
         thread.join(_LOOK_SECONDS)
 
 
-def _make_trial(
-    number: int,
-    arguments: Arguments,
-    seed: int,
-    began: float,
-    outcome: StoredResult | Exception,
-    is_pruned: bool = False,
-) -> Trial:
-    seconds = time.monotonic() - began
-    if isinstance(outcome, Exception):
-        return Trial(number, arguments, "failed", {}, 0, seconds, seed, _explain(outcome))
-    result = outcome.result
-    metrics = {name: values[-1] for name, values in result.history.items() if values}
-    status: Status = "pruned" if is_pruned else "completed"
-    return Trial(number, arguments, status, metrics, result.epochs, seconds, seed, stored=outcome)
+def _fail(number: int, arguments: Arguments, seconds: float, seed: int, error: Exception) -> Trial:
+    return Trial(number, arguments, "failed", {}, 0, seconds, seed, _explain(error))
 
 
 def _explain(error: Exception) -> str:

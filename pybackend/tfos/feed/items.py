@@ -44,8 +44,7 @@ _RECEIVED = "a batch of rows"
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
     """Return one batch with the items. Raises `SerializationError`, which names the item's type."""
-    kind, array = _encode(list(items))
-    return _batch(kind, array)
+    return _batch(*_encode(list(items)))
 
 
 def frame_items(batch: pa.RecordBatch, *, gives_arrays: bool = False) -> pa.RecordBatch:
@@ -113,9 +112,8 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
             return found
     elif 1 < len(types) <= _MOST_TYPES:
         return _encode_mixed(types, values)
-    return ["value"], pa.array(
-        [encode_value(value, name="a row") for value in values], pa.large_string()
-    )
+    texts = [encode_value(value, name="a row") for value in values]
+    return ["value"], pa.array(texts, pa.large_string())
 
 
 def _types(values: list[Any]) -> list[type]:

@@ -59,9 +59,7 @@ class FedLauncher:
     def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
         self._look = look
-        self._meeting: MeetingServer | None = None
-        self._lock = threading.Lock()
-        self._has_closed = False
+        self._closing = threading.Event()
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, without data sets: rows are fed to them."""
@@ -84,23 +82,13 @@ class FedLauncher:
         ):
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
             hosts = self._start(member, profile, environment, on_event)
-            with self._lock:
-                self._meeting = meeting
-                if self._has_closed:
-                    meeting.send({})
-            try:
-                outcome = run_group(meeting, job, hosts, on_event, self._find_failed)
-                meeting.drain(_LEAVE_SECONDS)  # the members exit
-                return outcome
-            finally:
-                with self._lock:
-                    self._meeting = None
+            look = partial(self._look_there, meeting)
+            outcome = run_group(meeting, job, hosts, on_event, look)
+            meeting.drain(_LEAVE_SECONDS)  # the members exit
+            return outcome
 
     def close_feeds(self) -> None:
-        with self._lock:
-            self._has_closed = True
-            if self._meeting is not None:
-                self._meeting.send({})
+        self._closing.set()
 
     def _start(
         self, member: Member, profile: Any, environment: SparkEnvironment | None, on_event: Emit
@@ -129,8 +117,11 @@ class FedLauncher:
                 )
         return [host for _, host, _ in started]
 
-    def _find_failed(self) -> list[Failure]:
+    def _look_there(self, meeting: MeetingServer) -> list[Failure]:
         self._look()
+        if self._closing.is_set():
+            self._closing.clear()
+            meeting.send({})
         return []  # a lost worker is detected by its connection
 
 
@@ -172,25 +163,22 @@ class LaunchedCluster:
     def start(self, is_fed: bool, seconds: float) -> None:
         """Start the workers, and wait until all functions are about to start."""
         self._thread.start()
+        deadline = time.monotonic() + seconds
         try:
-            self._wait_for_all(is_fed, seconds)
+            while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
+                self._thread.join(_LOOK_SECONDS)
+                if self.has_ended:
+                    self.raise_failure(0)
+                    break
+                if time.monotonic() > deadline:
+                    missing = [str(n) for n in range(self._workers) if n not in self._known]
+                    self._end(
+                        f"worker {', '.join(missing)} did not start within {seconds:g} s "
+                        "(reservation_timeout): see the logs of the executors"
+                    )
         except BaseException as error:
             self.give_up(f"the start was interrupted by {type(error).__name__}")
             raise
-
-    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
-            self._thread.join(_LOOK_SECONDS)
-            if self.has_ended:
-                self.raise_failure(0)
-                break
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._workers) if rank not in self._known]
-                self._end(
-                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
-                    " s (reservation_timeout): see the logs of the executors"
-                )
         self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
 
     def feeder(self, timeout: float) -> Feeder:
