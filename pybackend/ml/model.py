@@ -198,20 +198,15 @@ class _Classes:
 
 
 def _add_columns(
-    frame: Any,
-    kept: Sequence[str],
-    outputs: Sequence[Output],
-    classes: _Classes,
-    prediction: str,
-    probability: str,
-    raw: str,
+    frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: _Classes, *names: str
 ) -> Any:
     """Replace the columns of the model's outputs with the columns of a pipeline.
 
-    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. The last three
-    arguments are names of columns; an empty name omits its column. `InputError`: ``kept`` has one
-    of the names already.
+    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. ``names`` are
+    those of the prediction, the probabilities and the raw numbers; an empty name omits its column.
+    `InputError`: ``kept`` has one of the names already.
     """
+    prediction, probability, raw = names
     are_many = len(outputs) > 1
     given = [f".pred_{output.name}" for output in outputs] if are_many else [".pred"]
     added: dict[str, tuple[str, bool]] = {}  # SQL, and whether it is a vector

@@ -18,21 +18,8 @@ _INT = TypeConverters.toInt
 
 # Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
 # stage cannot change its number of tasks.
-_NOT_OPTIONS = {
-    "spark",
-    "model",
-    "data",
-    "workers",
-    "epochs",
-    "batch_size",
-    "validation_data",
-    "validation_split",
-    "seed",
-    "features",
-    "label",
-    "weight",
-    "verbose",
-}
+_NOT_OPTIONS = {"spark", "model", "data", "validation_data", "validation_split", "features"}
+_NOT_OPTIONS |= {"label", "weight", "workers", "epochs", "batch_size", "seed", "verbose"}
 
 
 class _Unbound(Identifiable):
@@ -93,10 +80,7 @@ class PredictionParams(
     """Params for predictions; a fitted model inherits them from its estimator."""
 
     features, setFeatures, getFeatures = param(
-        "features",
-        "columns to combine (a list), or a mapping from the model's input names to columns; "
-        "overrides featuresCol",
-        _to_features,
+        "features", "columns of one input, or a mapping; overrides featuresCol", _to_features
     )
     predictBatchSize, setPredictBatchSize, getPredictBatchSize = param(
         "predictBatchSize", "number of rows that a task predicts at once", _INT
@@ -137,9 +121,7 @@ class TrainingParams(PredictionParams, shared.HasWeightCol, shared.HasValidation
     """Params for training: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels, setLabels, getLabels = param(
-        "labels",
-        "a mapping from the model's output names to columns; overrides labelCol",
-        _to_mapping,
+        "labels", "mapping from outputs to columns; overrides labelCol", _to_mapping
     )
     workers, setWorkers, getWorkers = param("workers", "number of worker processes", _INT)
     epochs, setEpochs, getEpochs = param("epochs", "number of passes over the data", _INT)

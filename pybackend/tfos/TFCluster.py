@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, feed_frame, feed_items, infer_items
 from pybackend.tfos.feed.dialog import FEED_TOKEN
 from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
+from pybackend.tfos.TFSparkNode import NodeSettings
 from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
@@ -63,7 +63,7 @@ class TFCluster:
         self,
         session: Any,
         launched: LaunchedCluster,
-        settings: TFSparkNode.NodeSettings,
+        settings: NodeSettings,
         input_mode: int,
     ) -> None:
         self._session = session
@@ -78,8 +78,7 @@ class TFCluster:
         self.cluster_meta = {"id": self.cluster_id, "num_executors": self.num_executors}
         self.nodeRDD = sc.parallelize(range(self.num_executors), self.num_executors)
         self.server = launched
-        self._feeds = 0
-        self._lock = threading.Lock()
+        self._feeds: list[str] = []
         # Also for the lazy RDD that `inference` returns.
         self._python = ExitStack()
         self._python.enter_context(launchers.driver_python(session))
@@ -211,9 +210,7 @@ class TFCluster:
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
         self.server.raise_failure(0)
         if self._is_over:
-            raise ClusterError(
-                f"the cluster was shut down: call TFCluster.{call}() before shutdown()"
-            )
+            raise ClusterError(f"the cluster was shut down: call {call}() before shutdown()")
 
     def _feed(self, rows: Any, epochs: int, feeder: Feeder, *, arrays: bool = True) -> int | None:
         """Feed rows; return their number, or None if not all of them were wanted."""
@@ -227,16 +224,14 @@ class TFCluster:
             feed = partial(_feed_frame, rows, epochs, feeder, name, arrays)
         else:
             feed = partial(_feed_rdd, rows, epochs, feeder, name)
-        with self._lock:
-            self._feeds += 1
+        self._feeds.append(name)
         try:
             with launchers.quiet_log(self._session):
                 fed = launchers.run_watched(self._session, feed, self.server.watch, math.inf)
         except NobodyTakesRows:
             fed = None
         finally:
-            with self._lock:
-                self._feeds -= 1
+            self._feeds.remove(name)
         if failures := [failure for _, failure in fed or () if failure]:
             kind, _, message = failures[0].partition(": ")
             self.server.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
@@ -324,20 +319,13 @@ def run(
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
     roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
     nodes = TFSparkNode.number_nodes(roles, master_node)
-    shows = next(
-        (node for name in ("worker", "chief", "master") for node in nodes if node.job_name == name),
-        None,
-    )
+    trains = [node for node in nodes if node.job_name in TFSparkNode.TRAINING]
+    shows = min(trains, key=lambda node: node.job_name != "worker")
     launched = LaunchedCluster(num_executors)
-    settings = TFSparkNode.NodeSettings(
-        nodes,
-        default_fs(session.sparkContext),
-        os.getcwd(),
-        bool(release_port),
-        shows.executor_id if tensorboard and shows else None,
-        log_dir,
-        launched.token if is_fed else None,
-    )
+    folders = default_fs(session.sparkContext), os.getcwd()
+    shown = shows.executor_id if tensorboard else None
+    token = launched.token if is_fed else None
+    settings = NodeSettings(nodes, *folders, bool(release_port), shown, log_dir, token)
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (TFSparkNode.run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
@@ -352,9 +340,7 @@ def run(
 
 def _is_plain(kind: str) -> bool:
     """Return whether Arrow represents a column with the same values as Spark's own rows."""
-    while kind.startswith("array<"):
-        kind = kind.removeprefix("array<").removesuffix(">")
-    return kind in _PLAIN
+    return kind.replace("array<", "").rstrip(">") in _PLAIN
 
 
 def _feed_rdd(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[tuple[int, str | None]]:

@@ -6,6 +6,7 @@ import hmac
 import queue
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pybackend.core.errors import InputError
@@ -42,12 +43,10 @@ class ItemQueue(queue.Queue[Any]):
             self.put(result)
 
     def stop(self) -> None:
-        while True:
-            try:
+        with suppress(queue.Empty):
+            while True:
                 self.get_nowait()
                 self.task_done()
-            except queue.Empty:
-                return
 
 
 class TFManager:

@@ -123,8 +123,7 @@ class DataFeed:
         if names is None:
             items, self.done_feeding = queue.take(batch_size, keeps_apart=apart)
             return items
-        found = queue.take_columns(batch_size, len(names), keeps_apart=apart)
-        columns, self.done_feeding = found
+        columns, self.done_feeding = queue.take_columns(batch_size, len(names), keeps_apart=apart)
         return dict(zip(names, columns, strict=True))
 
     def should_stop(self) -> bool:

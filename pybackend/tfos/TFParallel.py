@@ -59,12 +59,7 @@ def run(
 
 
 def _run_alone(
-    context: WorkerContext,
-    map_fn: Callable[[Any, Any], Any],
-    tf_args: Any,
-    first: int,
-    count: int,
-    file_system: str,
+    context: WorkerContext, map_fn: Any, tf_args: Any, first: int, count: int, file_system: str
 ) -> None:
     os.environ.pop("TF_CONFIG", None)
     ctx = TFNodeContext(first + context.rank, defaultFS=file_system)

@@ -22,7 +22,7 @@ from pybackend.core.net.rendezvous import reserve, split_address
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
 from pybackend.tfos.feed.server import open_feed
 
-_TRAINING = ("chief", "master", "worker")
+TRAINING = ("chief", "master", "worker")
 # Programs that end when this process does, or nothing refers to them.
 _boards: list[Any] = []
 
@@ -63,7 +63,7 @@ class TFNodeContext:
         self.job_name = job_name
         self.task_index = task_index
         self.cluster_spec = {role: list(peers) for role, peers in (cluster_spec or {}).items()}
-        self.num_workers = sum(len(self.cluster_spec.get(role, [])) for role in _TRAINING)
+        self.num_workers = sum(len(self.cluster_spec.get(role, [])) for role in TRAINING)
         self.defaultFS = defaultFS
         self.working_dir = working_dir
         self.mgr = mgr
@@ -117,11 +117,15 @@ def run(
             manager = TFManager.start(secrets.token_bytes(16), queues)
             manager.set("state", "running")
             shown = 0
-            if tensorboard and (job_name, task_index) == (_first_role(template), 0):
+            first = next((role for role in ("worker", "chief", "master") if role in template), None)
+            if tensorboard and (job_name, task_index) == (first, 0):
                 shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
             address = {"host": host, "port": held.getsockname()[1], "addr": manager.address}
             described = {**vars(node), **address, "tb_pid": 0, "tb_port": shown}
-            spec = _get_cluster_spec(_register(described, cluster_meta["server_addr"]))
+            with closing(reservation.Client(cluster_meta["server_addr"])) as client:
+                client.register(described)
+                known = client.await_reservations()
+            spec = _get_cluster_spec(sorted(known, key=lambda one: int(one["executor_id"])))
             if spec.keys() & {"chief", "master"}:
                 task = {"type": job_name, "index": task_index}
                 os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": task})
@@ -133,16 +137,6 @@ def run(
             fn(tf_args, ctx)
 
     return run_node
-
-
-def _first_role(template: Mapping[str, Any]) -> str | None:
-    return next((role for role in ("worker", "chief", "master") if role in template), None)
-
-
-def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
-    with closing(reservation.Client(address)) as client:
-        client.register(dict(node))
-        return sorted(client.await_reservations(), key=lambda known: int(known["executor_id"]))
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -160,12 +154,7 @@ def _has_spark_resource_api() -> bool:
     return True
 
 
-def _set_gpus(
-    tf_args: Any,
-    spec: Mapping[str, Sequence[str]] | None = None,
-    job_name: str = "",
-    task_index: int = 0,
-) -> None:
+def _set_gpus(tf_args: Any, spec: Any = None, job_name: str = "", task_index: int = 0) -> None:
     """Make this node's GPUs visible to TensorFlow: its task's, or else free ones on its machine.
 
     Raises `ClusterError` if the node has fewer than ``tf_args.num_gpus``.
@@ -296,19 +285,17 @@ def _hold(host: str, port: int) -> socket.socket:
     return held
 
 
-def count_roles(
-    num_executors: Any, num_ps: Any, master_node: Any, eval_node: Any
-) -> dict[str, int]:
+def count_roles(num_executors: Any, num_ps: Any, master: Any, eval_node: Any) -> dict[str, int]:
     count = check_whole_number("num_executors", num_executors, least=1)
     servers = check_whole_number("num_ps", num_ps, least=0)
-    if master_node not in (None, "", "chief", "master"):
-        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
-    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
+    if master not in (None, "", "chief", "master"):
+        raise InputError(f"`master_node` must be 'chief' or 'master', not {master!r}")
+    chiefs, evaluators = int(bool(master)), int(bool(eval_node))
     workers = count - servers - chiefs - evaluators
     if workers < 0 or chiefs + workers < 1:
         raise InputError(
             f"`num_executors` is {count}: too few for num_ps={servers}"
-            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
+            f"{', a ' + master if master else ''}{', an evaluator' if eval_node else ''} "
             "and at least one node that trains"
         )
     roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}

@@ -22,9 +22,11 @@ loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 _ROWS_AT_ONCE = 1000
 # Names of types in `DataFrame.dtypes` and in Arrow.
+DTypes = Sequence[tuple[str, str]]
 Serialized = tuple[bytearray, None]
 _WHOLE = {"boolean": "bool", "tinyint": "int8", "smallint": "int16", "int": "int32"}
 _WHOLE |= {"bigint": "int64", "long": "int64"}
+_LOADED = {**dict.fromkeys(_WHOLE, "bigint"), "float": "double", "double": "double"}
 _ARROW_TYPES = _WHOLE | {name: name for name in ("float", "double", "string", "binary")}
 
 
@@ -62,16 +64,10 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def _loaded_type(name: str, element: str, binary_features: Sequence[str]) -> str:
-    if name in binary_features:
-        return "binary"
-    if element in _WHOLE:
-        return "bigint"
-    return "double" if element in ("float", "double") else "string"
+    return "binary" if name in binary_features else _LOADED.get(element, "string")
 
 
-def toTFExample(
-    dtypes: Sequence[tuple[str, str]],
-) -> Callable[[Iterable[Any]], Iterator[Serialized]]:
+def toTFExample(dtypes: DTypes) -> Callable[[Iterable[Any]], Iterator[Serialized]]:
     """Return a function for ``mapPartitions``: rows to pairs of a serialized Example and None.
 
     ``dtypes`` are ``DataFrame.dtypes`` of the rows. Raises `InputError` for a type that a record
@@ -80,7 +76,7 @@ def toTFExample(
     return partial(_encode_rows, [(name, kind) for name, kind in dtypes if _arrow_type(name, kind)])
 
 
-def _encode_rows(dtypes: Sequence[tuple[str, str]], rows: Iterable[Any]) -> Iterator[Serialized]:
+def _encode_rows(dtypes: DTypes, rows: Iterable[Any]) -> Iterator[Serialized]:
     import pyarrow as pa
 
     schema = pa.schema([(name, _arrow_type(name, kind)) for name, kind in dtypes])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError, SerializationError
@@ -43,24 +43,20 @@ class Reservations:
 
     def __init__(self, required: int) -> None:
         self.required = required
-        self.lock = threading.RLock()
         self.reservations: list[Any] = []
 
     def add(self, meta: Any) -> None:
-        with self.lock:
-            self.reservations.append(meta)
+        self.reservations.append(meta)
 
     def done(self) -> bool:
         return self.remaining() <= 0
 
     def get(self) -> list[Any]:
-        with self.lock:
-            return list(self.reservations)
+        return list(self.reservations)
 
     def remaining(self) -> int:
         """Return the number of missing nodes."""
-        with self.lock:
-            return self.required - len(self.reservations)
+        return self.required - len(self.reservations)
 
 
 class Server:
@@ -120,7 +116,7 @@ class Server:
         """Return a socket on the first free port. Raises `ClusterError` if no port is free."""
         ports = self.get_server_ports()
         for port in ports:
-            with contextlib.suppress(ClusterError):
+            with suppress(ClusterError):
                 return listen(self.get_server_ip(), port)
         raise ClusterError(
             f"cannot listen at {self.get_server_ip()} on any port of {ports[0]} to {ports[-1]}: "
@@ -145,8 +141,8 @@ class Server:
             stream.close()
             return
         with (
-            contextlib.suppress(OSError, ValueError, SerializationError),
-            contextlib.closing(stream),
+            suppress(OSError, ValueError, SerializationError),
+            closing(stream),
         ):
             while (request := _receive(stream)) is not None:
                 kind, data = request

@@ -148,10 +148,7 @@ def _describe_files(folder: str) -> tuple[Any, ...]:
         for name in sorted(names):
             path = files.join(place, name)
             status = files.stat(path)
-            content = b""
-            if name == "fingerprint.pb":
-                with files.GFile(path, "rb") as file:
-                    content = file.read()
+            content = files.GFile(path, "rb").read() if name == "fingerprint.pb" else b""
             found.append((path, status.length, status.mtime_nsec, content))
     return tuple(found)
 
@@ -192,9 +189,9 @@ def apply_saved_model(
     ship_package(session)
     # Read in a task, because this process may not see the model's folder.
     signature = call_in_task(session, describe_signature, model)
-    _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
+    _check_names("input", inputs, signature["inputs"])
     groups, read = group_columns(spec, kinds, "float64", "dataset")
-    _check_names("output_mapping", "output", outputs, signature["outputs"])
+    _check_names("output", outputs, signature["outputs"])
     fields: list[str] = []
     for name in outputs:
         kind, depth = signature["outputs"][name]
@@ -214,14 +211,9 @@ def apply_saved_model(
         return ask(session, "a plan", plan)
 
 
-def _check_names(
-    argument: str,
-    what: str,
-    given: Mapping[str, Any],
-    known: Collection[str],
-    needs_all: bool = False,
-) -> None:
-    listed = ", ".join(known)
+def _check_names(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check names of ``inputs``, of which all are needed, or of ``outputs``."""
+    listed, argument = ", ".join(known), f"{what}_mapping"
     if not given:
         raise InputError(f"`{argument}` is empty: the model's {what}s are {listed}")
     for name in given:
@@ -230,5 +222,5 @@ def _check_names(
                 f"`{argument}` has the {what} {show(name)}, but the model's {what}s are {listed}"
             )
     missing = [name for name in known if name not in given]
-    if needs_all and missing:
+    if missing and what == "input":
         raise InputError(f"`{argument}` has no column for the model's {what} {show(missing[0])}")

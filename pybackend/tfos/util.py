@@ -28,9 +28,8 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
     """
     visible = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
-        index = worker_index
-        if worker_index >= 0 and nodes:
-            index = index_on_host(nodes, nodes[worker_index])
+        is_known = worker_index >= 0 and nodes
+        index = index_on_host(nodes, nodes[worker_index]) if is_known else worker_index
         visible = gpu_info.get_gpus(num_gpus, index)
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
 

@@ -11,7 +11,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +52,13 @@ class RunTracker(Tracker):
     run: ClassVar[Callable[[Any, Any, PreparedTraining], Tracked]]
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.type == "bool":
+                check_flag(one.name, value)
+            is_text = isinstance(value, str) and value
+            if one.type == "str | None" and value is not None and not is_text:
+                raise InputError(f"`{one.name}` must be text or {show(None)}, not {show(value)}")
         if find_spec(self.package) is None:
             missing = f"{self.system} is not installed for {sys.executable}"
             raise InputError(f"{missing}: {install(self.package)}")
@@ -124,17 +131,6 @@ class TrackedRun(Tracked):
     @abstractmethod
     def _end(self, error: BaseException | None) -> None:
         """End the run, unless it was active before; None: the training succeeded."""
-
-
-def check_text(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InputError(f"`{name}` must be text or {show(None)}, not {show(value)}")
-
-
-def check_flags(**values: Any) -> None:
-    for name, value in values.items():
-        check_flag(name, value)
 
 
 def describe_parameters(prepared: PreparedTraining, tracker: RunTracker) -> dict[str, Any]:

@@ -91,8 +91,6 @@ def track_mlflow(
     --------
     >>> callbacks = [track_mlflow(experiment="digits")]  # doctest: +SKIP
     """
-    tracking.check_text(experiment=experiment, run_name=run_name, tracking_uri=tracking_uri)
-    tracking.check_flags(nested=nested, steps=steps, log_model=log_model)
     tags = {} if tags is None else tags
     if not isinstance(tags, Mapping) or not all(isinstance(name, str) for name in tags):
         raise InputError(f"`tags` must be a {term('dict')} of text, not {show(tags)}")
@@ -265,26 +263,21 @@ def _sign(model: Any) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    def describe(tensors: list[Any], names: list[Any]) -> Any:
-        return Schema(
-            [
-                TensorSpec(
-                    np.dtype(str if tensor.dtype == "string" else tensor.dtype),
-                    tuple(-1 if size is None else size for size in tensor.shape),
-                    *names[index : index + 1],
-                )
-                for index, tensor in enumerate(tensors)
-            ]
-        )
+    def describe(tensor: Any, *name: str) -> Any:
+        dtype = np.dtype(str if tensor.dtype == "string" else tensor.dtype)
+        return TensorSpec(dtype, tuple(-1 if n is None else n for n in tensor.shape), *name)
 
     inputs = list(getattr(model, "inputs", None) or ())
     outputs = tree.flatten(getattr(model, "outputs", None) or ())
     if not inputs or not outputs:
         return None
     # MLflow takes names for all inputs of a schema, or for none.
-    named = [tensor.name for tensor in inputs] if len(inputs) > 1 else []
+    named = [one.name for one in inputs] if len(inputs) > 1 else []
     keys = list(getattr(model, "output_names", ())) if len(outputs) > 1 else []
-    return ModelSignature(describe(inputs, named), describe(outputs, keys))
+    return ModelSignature(
+        Schema([describe(one, *named[n : n + 1]) for n, one in enumerate(inputs)]),
+        Schema([describe(one, *keys[n : n + 1]) for n, one in enumerate(outputs)]),
+    )
 
 
 @contextlib.contextmanager

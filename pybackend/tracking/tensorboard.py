@@ -25,6 +25,7 @@ _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _SHOWN_LINES = 20
+_OPTIONS = ("--reload_multifile=true", "--reload_interval=5")
 # It ends when its input is closed, so it never outlives the process that started it.
 _PROGRAM = """
 import sys
@@ -88,12 +89,9 @@ class TensorBoardView:
 
     def __init__(self, folder: str, host: str = "127.0.0.1", port: str = "0") -> None:
         self.folder = folder
+        options = [f"--logdir={folder}", f"--host={host}", f"--port={port}", *_OPTIONS]
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _PROGRAM, f"--logdir={folder}"),
-                *(f"--host={host}", f"--port={port}", "--reload_multifile=true"),
-                *("--reload_interval=5",),
-            ],
+            [sys.executable, "-c", _PROGRAM, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

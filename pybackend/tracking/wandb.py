@@ -64,22 +64,11 @@ def track_wandb(
     --------
     >>> callbacks = [track_wandb(project="digits")]  # doctest: +SKIP
     """
-    tracking.check_text(project=project, run_name=run_name, group=group)
-    _check_project("`project`", project)
-    _check_environment()
-    tracking.check_flags(steps=steps, log_model=log_model)
     if isinstance(tags, str):
         tags = [tags]
     if tags is not None and not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"`tags` must be a list of text, not {show(tags)}")
     return WandbTracker(run_name, steps, log_model, project, tuple(tags or ()), group)
-
-
-def _check_environment() -> None:
-    _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT"))
-    mode = os.environ.get("WANDB_MODE")
-    if mode and mode not in _MODES:
-        raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
 
 
 def _check_project(source: str, name: str | None) -> None:
@@ -155,6 +144,14 @@ class WandbTracker(tracking.RunTracker):
     system = package = "wandb"
     run = _WandbRun
     advice = "Log in with `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_project("`project`", self.project)
+        _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT"))
+        mode = os.environ.get("WANDB_MODE")
+        if mode and mode not in _MODES:
+            raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
 
     def for_trial(self, number: int, arguments: Mapping[str, Any]) -> WandbTracker:
         """Return the settings for a run beside others of this process, in the same group."""

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import check_choice, check_whole_number, name_arguments
+from pybackend.core.job.arguments import (
+    check_choice,
+    check_whole_number,
+    name_arguments,
+    set_fields,
+)
 from pybackend.core.words import either, show
 
 Mode = Literal["min", "max"]
@@ -45,8 +50,7 @@ class MedianPruning:
 
     def __post_init__(self) -> None:
         for name in ("warmup_epochs", "warmup_trials"):
-            number = check_whole_number(name, getattr(self, name), least=1)
-            object.__setattr__(self, name, number)
+            set_fields(self, **{name: check_whole_number(name, getattr(self, name), least=1)})
 
     def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
         """Return whether to stop a trial after an epoch, given the values of all trials."""
@@ -82,9 +86,8 @@ class SuccessiveHalving:
     factor: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 1), ("factor", 2)):
-            number = check_whole_number(name, getattr(self, name), least=least)
-            object.__setattr__(self, name, number)
+        set_fields(self, first=check_whole_number("first", self.first, least=1))
+        set_fields(self, factor=check_whole_number("factor", self.factor, least=2))
 
     def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
         """Return whether to stop a trial after an epoch, given the values of all trials."""

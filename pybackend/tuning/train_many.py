@@ -130,7 +130,11 @@ def train_many(
     given = cast("TrainingOptions", {**options, "workers": workers_per_trial, "verbose": 0})
     given["seed"] = secrets.randbelow(2**31) if seed is None else seed
     call = TrainingCall(spark=launcher, model=None, data=data, options=given)
-    _check_not_saved(call)
+    # All trials would write these files.
+    if check_recovery(call.options["recovery"]).checkpoint is not None:
+        raise InputError("`recovery` of trials has no `uri`: they are not saved")
+    if check_model_options(call.options["model_options"]).uri is not None:
+        raise InputError("`model_options` of trials has no `uri`: their results have the models")
     has_validation = given.get("validation_data") is not None or given.get("validation_split")
     compared = metric or ("val_loss" if has_validation else "loss")
     function = ModelFunction.of(model)
@@ -155,16 +159,7 @@ def train_many(
     known = source.list_known()
     for arguments in known:
         function.check(arguments)
-    for arguments in known:
         options_of_call = function.split(arguments)[1]
         if None not in options_of_call.values():  # else only names are known
             make_job(TrainingJob, {**call.arguments, **options_of_call})
     return Search(call, function, source, compared, on_trial, verbose).run(launcher, parallelism)
-
-
-def _check_not_saved(call: TrainingCall) -> None:
-    """Reject files that all trials would write."""
-    if check_recovery(call.options["recovery"]).checkpoint is not None:
-        raise InputError("`recovery` of trials has no `uri`: they are not saved")
-    if check_model_options(call.options["model_options"]).uri is not None:
-        raise InputError("`model_options` of trials has no `uri`: their results have the models")

@@ -47,11 +47,9 @@ class ModelFiles:
 
     def _write(self, content: bytes) -> int:
         begin, left = self._end, memoryview(content)
-        at = begin
         while left:  # a system call writes at most 2 GB
-            written = os.pwrite(self._number, left, at)
-            left, at = left[written:], at + written
-        self._end = at
+            written = os.pwrite(self._number, left, self._end)
+            left, self._end = left[written:], self._end + written
         return begin
 
     def _load(self, result: TrainResult, begin: int, size: int) -> TrainResult:
@@ -259,18 +257,14 @@ class Trials:
         records = self.records
         heads = list(records[0]) if records else []
         given = self.arguments
-        rows = [
-            [
-                "" if value is None else show(value) if name in given else _show(value)
-                for name, value in record.items()
-            ]
-            for record in records
-        ]
+        rows = [[_show(value, name in given) for name, value in one.items()] for one in records]
         first = NOTEBOOK.lines([str(self).partition("\n")[0]])
         return NOTEBOOK.element("div", first, NOTEBOOK.table(heads, rows), kind="block")
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, is_given: bool = False) -> str:
+    if value is None or is_given:
+        return "" if value is None else show(value)
     if isinstance(value, float):
         return show_loss(value)
     return value if isinstance(value, str) else show(value)

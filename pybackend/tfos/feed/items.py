@@ -94,8 +94,7 @@ def read_batch(content: Any) -> pa.RecordBatch:
 
 
 def _kind_of(batch: pa.RecordBatch) -> list[Any]:
-    kind: list[Any] = json.loads(batch.schema.metadata[_KIND])
-    return kind
+    return list(json.loads(batch.schema.metadata[_KIND]))
 
 
 def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
@@ -217,8 +216,7 @@ def _ragged(lengths: Iterable[int], array: Any) -> Any:
 def _decode(kind: list[Any], array: Any) -> list[Any]:
     name = kind[0]
     if name in ("int", "float", "datetime"):
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return found
+        return list(array.to_numpy(zero_copy_only=False).tolist())
     if name in ("bool", "text", "bytes", "none"):
         return list(array.to_pylist())
     if name == "value":
@@ -277,8 +275,7 @@ def _plain(array: Any) -> list[Any]:
     """Return a column of a DataFrame with the values of Spark's own rows."""
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if is_number and not array.null_count:
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return found
+        return list(array.to_numpy(zero_copy_only=False).tolist())
     if pa.types.is_list(array.type) and not array.null_count:
         return _cut(array, _plain(array.flatten()))
     return list(array.to_pylist())

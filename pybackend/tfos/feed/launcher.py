@@ -19,7 +19,6 @@ from pybackend.core.job.messages import Announced, Emit, Event, Note
 from pybackend.core.launchers.base import DataSets, Files, Outcome
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
-from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.sessions import (
     driver_python,
@@ -51,11 +50,6 @@ class FedLauncher:
     ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
     """
 
-    workers = None
-    where = "processes started by Spark tasks"
-    is_here = False
-    why_fixed = "Spark starts all workers together, in the tasks of one barrier stage"
-
     def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
         self._look = look
@@ -81,7 +75,7 @@ class FedLauncher:
             open_meeting(session, token, job) as meeting,
         ):
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(member, profile, environment, on_event)
+            hosts = self._start(run, member, profile, environment, on_event)
             look = partial(self._look_there, meeting)
             outcome = run_group(meeting, job, hosts, on_event, look)
             meeting.drain(_LEAVE_SECONDS)  # the members exit
@@ -90,13 +84,11 @@ class FedLauncher:
     def close_feeds(self) -> None:
         self._closing.set()
 
-    def _start(
-        self, member: Member, profile: Any, environment: SparkEnvironment | None, on_event: Emit
-    ) -> list[str]:
+    def _start(self, run: Any, member: Member, profile: Any, packed: Any, emit: Emit) -> list[str]:
         """Start all workers as soon as slots are free; return their hosts, by rank."""
         session, workers = self.session, member.job.workers
         cores = cores_of_task(session, workers, member.job.resources.cpus)
-        start = StartMember(member, cores, environment)
+        start = StartMember(member, cores, packed)
         numbers = session.sparkContext.parallelize(range(workers), workers)
         if profile:
             numbers = numbers.withResources(profile)
@@ -105,11 +97,7 @@ class FedLauncher:
             return list(numbers.barrier().mapPartitions(start).collect())
 
         with driver_python(session):
-            started = sorted(
-                run_explained(
-                    session, submit, check=self._look, on_wait=lambda text: on_event(Note(text))
-                )
-            )
+            started = sorted(run(submit, on_wait=lambda text: emit(Note(text))))
         for rank, host, failure in started:
             if failure is not None:
                 raise ClusterError(
@@ -242,13 +230,9 @@ class LaunchedCluster:
         """Show the user, once, which functions returned while rows were fed."""
         left, self._left = sorted(self._left.intersection(self._takers())), set()
         if left:
-            self._show(
-                Note(
-                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
-                    "may not have been used. If that is intended, call DataFeed.terminate() in "
-                    "the function"
-                )
-            )
+            early = f"worker {', '.join(map(str, left))} returned before the rows ended"
+            advice = "If that is intended, call DataFeed.terminate() in the function"
+            self._show(Note(f"{early}: some rows may not have been used. {advice}"))
 
     def _end(self, reason: str) -> None:
         self.give_up(reason)

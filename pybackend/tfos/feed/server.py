@@ -118,7 +118,7 @@ class RowQueue:
     def remove(self, feed: PartitionFeed) -> None:
         """Remove a feed, and those of its rows that were not taken."""
         with self.changed:
-            feed.is_lost = True
+            feed.has_ended = feed.is_lost = True
             self._drop(feed)
             if feed in self._feeds:
                 self._feeds.remove(feed)
@@ -212,7 +212,7 @@ class RowQueue:
 
     @property
     def _has_ended(self) -> bool:
-        are_used = all(f.is_lost or (f.has_ended and not f.batches) for f in self._feeds)
+        are_used = all(f.has_ended and not f.batches for f in self._feeds)
         return self.has_stopped or (self.is_closed and are_used)
 
     def _take(self, count: int, keeps_apart: bool) -> list[tuple[tuple[int, int], Any]]:
@@ -265,9 +265,7 @@ class RowQueue:
 
     def _wait_for(self, feed: PartitionFeed) -> bool:
         """Wait until it is known whether a feed has more rows, and return that."""
-        self.changed.wait_for(
-            lambda: feed.batches or feed.has_ended or feed.is_lost or self.has_stopped
-        )
+        self.changed.wait_for(lambda: feed.batches or feed.has_ended or self.has_stopped)
         return bool(feed.batches)
 
     def _take_from(self, feed: PartitionFeed, count: int) -> tuple[tuple[int, int], Any]:
@@ -411,36 +409,28 @@ class FeedServer:
 
     def _send(self, stream: Stream, feed: PartitionFeed) -> None:
         """Keep the feeder informed about the state of its rows, up to the final message."""
+        changed, said, last = self.queue.changed, 0, None
         try:
-            self._send_news(stream, feed)
+            while last is None or feed.results:
+                with changed:
+                    while not (feed.results or feed.taken > said or self._last_word(feed)):
+                        changed.wait()
+                    results = list(feed.results)
+                    feed.results.clear()
+                    taken, last = feed.taken, self._last_word(feed)
+                for rows, content in results:
+                    dialog.write(stream, dialog.RowsAhead(rows, len(content)), content)
+                if taken > said:
+                    dialog.write(stream, dialog.Taken(taken))
+                    said = taken
+            if not feed.is_lost:
+                dialog.write(stream, last)
         except OSError:  # the task ended and does not read any more
             self.queue.remove(feed)
         finally:
-            with self.queue.changed:
+            with changed:
                 feed.is_notified = True
-                self.queue.changed.notify_all()
-
-    def _send_news(self, stream: Stream, feed: PartitionFeed) -> None:
-        said = 0
-        while True:
-            with self.queue.changed:
-                while not self._has_news(feed, said):
-                    self.queue.changed.wait()
-                results = list(feed.results)
-                feed.results.clear()
-                taken, last = feed.taken, self._last_word(feed)
-            for rows, content in results:
-                dialog.write(stream, dialog.RowsAhead(rows, len(content)), content)
-            if taken > said:
-                dialog.write(stream, dialog.Taken(taken))
-                said = taken
-            if last is not None and not feed.results:
-                if not feed.is_lost:
-                    dialog.write(stream, last)
-                return
-
-    def _has_news(self, feed: PartitionFeed, said: int) -> bool:
-        return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
+                changed.notify_all()
 
     def _last_word(self, feed: PartitionFeed) -> Any:
         """Return the final message in the conversation; None if it is not over yet."""
