@@ -11,15 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.util import (
-    DefaultParamsReader,
-    DefaultParamsWriter,
-    MLReadable,
-    MLReader,
-    MLWritable,
-    MLWriter,
-)
+from pyspark.ml import Pipeline, PipelineModel, util
 
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
@@ -62,10 +54,10 @@ def encode(model: Any, custom_objects: Any, kind: Literal["train", "predict"]) -
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
-class SavedStage(MLWritable, MLReadable[Any]):
+class SavedStage(util.MLWritable, util.MLReadable[Any]):
     """Stage with methods ``pack`` and ``unpack``, for the contents of its folder."""
 
-    def write(self) -> MLWriter:
+    def write(self) -> util.MLWriter:
         """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``.
 
         An estimator saves its model, which must not be a function, and the Params without
@@ -79,23 +71,23 @@ class SavedStage(MLWritable, MLReadable[Any]):
         return StageReader(cls)
 
 
-class StageWriter(MLWriter):
+class StageWriter(util.MLWriter):
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
         session = self.sparkSession
-        content, extra, params = self.instance.pack()
+        home, (content, extra, params) = find_home(session), self.instance.pack()
         extra[_DIGEST] = sha256_of(content)
-        DefaultParamsWriter.saveMetadata(self.instance, path, find_home(session), extra, params)
+        util.DefaultParamsWriter.saveMetadata(self.instance, path, home, extra, params)
         pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
         rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
         frame = session.createDataFrame(rows, _SCHEMA)
         frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class StageReader(MLReader[Any]):
+class StageReader(util.MLReader[Any]):
     def __init__(self, cls: Any) -> None:
         super().__init__()
         self.cls = cls
@@ -116,7 +108,7 @@ class StageReader(MLReader[Any]):
         content. The model of an estimator is decoded, with errors as in `load_model`.
         """
         session = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+        metadata = util.DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         # Never the class that is named there: it would be imported.
         if metadata.get("class") != expected:
@@ -129,7 +121,7 @@ class StageReader(MLReader[Any]):
             raise SerializationError(f"the metadata of {show(path)} has no digest of the model")
         check_digest(content, metadata[_DIGEST])
         stage = self.cls.unpack(path, content, metadata, **self._options)
-        DefaultParamsReader.getAndSetParams(stage, metadata)
+        util.DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
 
@@ -184,7 +176,7 @@ def save_stages(
 def load_stages(session: Any, path: str) -> tuple[bool, Any]:
     """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline."""
     try:
-        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+        metadata = util.DefaultParamsReader.loadMetadata(path, find_home(session))
     except Exception as error:
         raise InputError(f"there is no pipeline at {show(path)}: {error}") from error
     kind = str(metadata.get("class")).rpartition(".")[2]
@@ -198,10 +190,10 @@ def load_stages(session: Any, path: str) -> tuple[bool, Any]:
 def _list_stages(session: Any, part: Any) -> list[Any]:
     if not isinstance(part, str):
         return [part]
-    metadata = DefaultParamsReader.loadMetadata(part, find_home(session))
+    metadata = util.DefaultParamsReader.loadMetadata(part, find_home(session))
     if str(metadata.get("class")).rpartition(".")[2] in ("Pipeline", "PipelineModel"):
         return flatten_stages(load_stages(session, part)[1])
-    return [DefaultParamsReader.loadParamsInstance(part, find_home(session))]
+    return [util.DefaultParamsReader.loadParamsInstance(part, find_home(session))]
 
 
 def flatten_stages(stage: Any) -> list[Any]:

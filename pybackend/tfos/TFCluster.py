@@ -24,7 +24,7 @@ from pybackend.core.net.authentication import new_token
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, feed_frame, feed_items, infer_items
 from pybackend.tfos.feed.dialog import FEED_TOKEN
-from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
+from pybackend.tfos.feed.launcher import LaunchedCluster, NobodyTakesRows, launch_fed
 from pybackend.tfos.TFSparkNode import NodeSettings
 from pybackend.tfos.util import default_fs, session_of
 
@@ -331,9 +331,10 @@ def run(
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
-        launched.fed = FedLauncher(session, launched.look)
-    launcher = launched.fed or launchers.SparkLauncher(session, launched.look)
-    launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
+        launched.launch = partial(launch_fed, session, launched, job, files)
+    else:
+        launcher = launchers.SparkLauncher(session, launched.look)
+        launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, launched, settings, input_mode)
 

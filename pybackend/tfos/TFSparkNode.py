@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -130,8 +130,9 @@ def run(
                 task = {"type": job_name, "index": task_index}
                 os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": task})
             _set_gpus(tf_args, spec, job_name, task_index)
-            folders = cluster_meta["default_fs"], cluster_meta["working_dir"]
-            ctx = TFNodeContext(*astuple(node), spec, *folders, manager, held)
+            given = {**vars(node), "defaultFS": cluster_meta["default_fs"], "cluster_spec": spec}
+            given |= {"working_dir": cluster_meta["working_dir"], "mgr": manager}
+            ctx = TFNodeContext(**given, tmp_socket=held)
             if cluster_meta.get("release_port", True):
                 ctx.release_port()
             fn(tf_args, ctx)
@@ -161,10 +162,11 @@ def _set_gpus(tf_args: Any, spec: Any = None, job_name: str = "", task_index: in
     """
     named = tf_args if isinstance(tf_args, Mapping) else getattr(tf_args, "__dict__", {})
     wanted = None if named.get("num_gpus") is None else int(named["num_gpus"])
-    gpus = _gpus_of_task()
+    gpus, is_pod = _gpus_of_task(), "SPARK_EXECUTOR_POD_IP" in os.environ
     if gpus:
         gpus = gpus if wanted is None else gpus[:wanted]
-    elif wanted != 0 and _may_search():
+    # A pod has only the GPUs that were assigned to it.
+    elif wanted != 0 and not is_pod and gpu_info.is_gpu_available():
         nodes = [node for some in (spec or {}).values() for node in some]
         index = util.index_on_host(nodes, spec[job_name][task_index]) if spec else 0
         count = 1 if wanted is None else wanted
@@ -185,11 +187,6 @@ def _gpus_of_task() -> list[str]:
     context = TaskContext.get()
     resources = context.resources() if context else {}
     return list(resources["gpu"].addresses) if resources and "gpu" in resources else []
-
-
-def _may_search() -> bool:
-    """Return whether this process may use GPUs that were not assigned to it; False in a pod."""
-    return "SPARK_EXECUTOR_POD_IP" not in os.environ and bool(gpu_info.is_gpu_available())
 
 
 def start_tensorboard(host: str, log_dir: str) -> int:
@@ -258,9 +255,10 @@ def run_node(
         shown = 0
         if settings.tensorboard == node.executor_id:
             shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{node.executor_id}")
-        folders = settings.default_fs, settings.working_dir
+        given = {**vars(node), "defaultFS": settings.default_fs, "cluster_spec": spec}
+        given |= {"working_dir": settings.working_dir, "mgr": TFManager.fed_manager(queue)}
         held = None if settings.release_port else _hold(host, port)
-        ctx = TFNodeContext(*astuple(node), spec, *folders, TFManager.fed_manager(queue), held)
+        ctx = TFNodeContext(**given, tmp_socket=held)
         described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
         context.announce(NODE, json.dumps({**described, "tb_pid": 0, "pid": os.getpid()}))
         if isinstance(tf_args, list):

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pybackend
 from pybackend.core.api.observer import Tracked, Tracker, list_numbers
@@ -49,7 +49,7 @@ class RunTracker(Tracker):
 
     package: ClassVar[str]
     advice: ClassVar[str]
-    run: ClassVar[Callable[[Any, Any, PreparedTraining], Tracked]]
+    run: ClassVar[Any]
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -65,7 +65,7 @@ class RunTracker(Tracker):
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
         try:
-            return type(self).run(importlib.import_module(self.package), self, prepared)
+            return cast("Tracked", self.run(importlib.import_module(self.package), self, prepared))
         except Exception as error:  # of its process, its stores and its servers
             raise ClusterError(
                 f"{self.system} cannot start a run: {type(error).__name__}: {error}. {self.advice}"

@@ -71,10 +71,8 @@ def track_wandb(
     return WandbTracker(run_name, steps, log_model, project, tuple(tags or ()), group)
 
 
-def _check_project(source: str, name: str | None) -> None:
+def _check_project(source: str, name: str) -> None:
     """Check a name as wandb does, but before the training run is prepared."""
-    if name is None:
-        return
     if "/" in name:
         entity, _, rest = name.partition("/")
         raise InputError(
@@ -147,8 +145,8 @@ class WandbTracker(tracking.RunTracker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_project("`project`", self.project)
-        _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT"))
+        _check_project("`project`", self.project or "")
+        _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT", ""))
         mode = os.environ.get("WANDB_MODE")
         if mode and mode not in _MODES:
             raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pybackend.core import launchers
 from pybackend.core.api.call_data import check_rows, count_known, read_training_data
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.display import choose_lines, epoch_line, say
@@ -26,14 +27,6 @@ from pybackend.core.errors import InputError, TfdistError, printable
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import EpochEnded, Event, StepEnded, StopTraining
-from pybackend.core.launchers import (
-    Checking,
-    Dividing,
-    Launcher,
-    StopRequestedError,
-    check_stop,
-    stopped_by,
-)
 from pybackend.core.words import show, spoken
 from pybackend.tuning.grid import Arguments, ModelFunction, TrialSource
 from pybackend.tuning.trials import ModelFiles, Status, Trial, Trials
@@ -50,7 +43,7 @@ class _Running:
     arguments: Arguments
     call: TrainingCall
     prepared: PreparedTraining
-    launcher: Launcher = field(init=False)
+    launcher: launchers.Launcher = field(init=False)
     thread: threading.Thread | None = None
     is_pruned: bool = False
     began: float = 0.0
@@ -84,14 +77,14 @@ class Search:
         # What the trials' threads want to be called on the thread of `run`.
         self._messages: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._free: list[Launcher] = []
+        self._free: list[launchers.Launcher] = []
         self._running: dict[int, _Running] = {}
         self._asked = self._first = 0
         self._trials: list[Trial] = []
         self._models = ModelFiles()
         self._known: Mapping[str, Any] | None = None
 
-    def run(self, launcher: Launcher, parallelism: int | None) -> Trials:
+    def run(self, launcher: launchers.Launcher, parallelism: int | None) -> Trials:
         """Run all trials, and return them in the order in which they were started.
 
         If an observer raises an error, or on Ctrl-C, all trials are stopped.
@@ -103,15 +96,15 @@ class Search:
         if first is None:
             raise InputError(f"no trial can start; {failed[0].label} failed: {failed[0].error}")
         self._first, job = first.number, first.prepared.request.job
-        if isinstance(launcher, Checking):
+        if isinstance(launcher, launchers.Checking):
             launcher.check(job)
-        assert isinstance(launcher, Dividing)
-        with launcher.divide(job, self.source.count, parallelism) as launchers:
+        assert isinstance(launcher, launchers.Dividing)
+        with launcher.divide(job, self.source.count, parallelism) as parts:
             self._show(
-                f"Training {counted(self.source.count, 'trial')}, {len(launchers)} at once, each "
+                f"Training {counted(self.source.count, 'trial')}, {len(parts)} at once, each "
                 f"with {counted(job.workers, 'worker')}: {launcher.where} ..."
             )
-            self._free = list(reversed(launchers))
+            self._free = list(reversed(parts))
             try:
                 for trial in failed:
                     self._note(trial)
@@ -126,7 +119,7 @@ class Search:
                     _join(one.thread)
         trials = sorted(self._trials, key=lambda trial: trial.number)
         seconds = time.monotonic() - began
-        return Trials(trials, self.metric, self.source.mode, len(launchers), seconds)
+        return Trials(trials, self.metric, self.source.mode, len(parts), seconds)
 
     def _prepare_next(self) -> _Running | Trial | None:
         """Prepare the next trial; return it as failed if it cannot start. None: there is none."""
@@ -155,7 +148,7 @@ class Search:
         return _Running(number, arguments, call, prepare_training(call, self._read))
 
     def _read(
-        self, launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
+        self, launcher: Any, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
     ) -> Mapping[str, Any]:
         """Return the data sets, which the first trial reads for all."""
         if is_dataset(call.data) or is_dataset(call.options["validation_data"]):
@@ -180,7 +173,7 @@ class Search:
         prepared = replace(running.prepared, request=request, launcher=running.launcher)
 
         def work() -> None:
-            with suppress(StopRequestedError), stopped_by(self._stop):
+            with suppress(launchers.StopRequestedError), launchers.stopped_by(self._stop):
                 outcome: TrainResult | Exception
                 try:
                     outcome = complete_training(running.call, prepared, running.began)
@@ -205,7 +198,7 @@ class Search:
             self._messages.put(lambda: answer.set_result(self._wants_stop(running, event)))
             while True:
                 # The calling thread may have raised an error, and answers no more.
-                check_stop()
+                launchers.check_stop()
                 with suppress(TimeoutError):
                     return answer.result(_LOOK_SECONDS)
 

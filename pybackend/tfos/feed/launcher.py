@@ -1,4 +1,4 @@
-"""Workers of a cluster, for the driver: their launch in a thread, and `FedLauncher`.
+"""Workers of a cluster, for the driver: their launch in a thread, and that of fed workers.
 
 A fed worker holds no Spark slot: the task that starts it returns immediately.
 """
@@ -15,8 +15,8 @@ from typing import Any
 from pybackend.core.api.display import printer
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.job import Job
-from pybackend.core.job.messages import Announced, Emit, Event, Note
-from pybackend.core.launchers.base import DataSets, Files, Outcome
+from pybackend.core.job.messages import Announced, Event, Note
+from pybackend.core.launchers.base import Files, Outcome
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
 from pybackend.core.launchers.spark.explain import run_explained
@@ -29,7 +29,6 @@ from pybackend.core.launchers.spark.sessions import (
 from pybackend.core.launchers.spark.slots import check_slots, cores_of_task, make_profile
 from pybackend.core.launchers.spark.stage import driver_addresses, open_meeting, sent_environment
 from pybackend.core.net.authentication import new_token
-from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.words import Code, call_of, either, term
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import Feeder
@@ -42,75 +41,58 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 60.0
 
 
-class FedLauncher:
-    """Launcher of workers that hold no Spark slot, on the executors of a classic session.
+def launch_fed(session: Any, cluster: LaunchedCluster, job: Job, files: Files) -> Outcome:
+    """Run all workers of a job to completion; they hold no Spark slot, and rows are fed to them.
 
     The tasks that feed a worker need its slot. So the task that starts it returns immediately, and
-    the worker outlives it. `launch` blocks; other threads call `close_feeds` in the meantime.
-    ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
+    the worker outlives it. `cluster.look` is called repeatedly; a `ClusterError` that it raises
+    stops the workers.
     """
-
-    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
-        self.session = session
-        self._look = look
-        self._closing = threading.Event()
-
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
-        """Run all workers of a job to completion, without data sets: rows are fed to them."""
-        session = self.session
-        assert not datasets
-        if is_connect(session):
-            raise ClusterError(
-                "rows cannot be fed to running workers from a Spark Connect session, which has "
-                "no RDDs: use a classic session, or "
-                f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
-            )
-        profile = make_profile(session, job.resources, job.workers)
-        check_slots(session, job.workers, job.resources)
-        ship_package(session)
-        token, run = new_token(), partial(run_explained, session, check=self._look)
-        addresses = driver_addresses(session)
-        with (
-            sent_environment(session, job, addresses, run, on_event, profile) as environment,
-            open_meeting(session, token, job) as meeting,
-        ):
-            member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(run, member, profile, environment, on_event)
-            look = partial(self._look_there, meeting)
-            outcome = run_group(meeting, job, hosts, on_event, look)
-            meeting.drain(_LEAVE_SECONDS)  # the members exit
-            return outcome
-
-    def close_feeds(self) -> None:
-        self._closing.set()
-
-    def _start(self, run: Any, member: Member, profile: Any, packed: Any, emit: Emit) -> list[str]:
-        """Start all workers as soon as slots are free; return their hosts, by rank."""
-        session, workers = self.session, member.job.workers
-        cores = cores_of_task(session, workers, member.job.resources.cpus)
-        start = StartMember(member, cores, packed)
-        numbers = session.sparkContext.parallelize(range(workers), workers)
+    if is_connect(session):
+        raise ClusterError(
+            "rows cannot be fed to running workers from a Spark Connect session, which has "
+            "no RDDs: use a classic session, or "
+            f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
+        )
+    profile = make_profile(session, job.resources, job.workers)
+    check_slots(session, job.workers, job.resources)
+    ship_package(session)
+    token, run = new_token(), partial(run_explained, session, check=cluster.look)
+    addresses = driver_addresses(session)
+    with (
+        sent_environment(session, job, addresses, run, cluster.hear, profile) as environment,
+        open_meeting(session, token, job) as meeting,
+    ):
+        member = Member(job, files, None, token, meeting.address, is_one_machine(session))
+        cores = cores_of_task(session, job.workers, job.resources.cpus)
+        start = StartMember(member, cores, environment)
+        numbers = session.sparkContext.parallelize(range(job.workers), job.workers)
         if profile:
             numbers = numbers.withResources(profile)
 
         def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())
 
+        # As soon as slots are free.
         with driver_python(session):
-            started = sorted(run(submit, on_wait=lambda text: emit(Note(text))))
+            started = sorted(run(submit, on_wait=lambda text: cluster.hear(Note(text))))
         for rank, host, failure in started:
             if failure is not None:
                 raise ClusterError(
                     f"worker {rank} on {host} exited before it reached the driver: {failure}"
                 )
-        return [host for _, host, _ in started]
 
-    def _look_there(self, meeting: MeetingServer) -> list[Failure]:
-        self._look()
-        if self._closing.is_set():
-            self._closing.clear()
-            meeting.send({})
-        return []  # a lost worker is detected by its connection
+        def look() -> list[Failure]:
+            cluster.look()
+            if cluster.closing.is_set():
+                cluster.closing.clear()
+                meeting.send({})
+            return []  # a lost worker is detected by its connection
+
+        hosts = [host for _, host, _ in started]
+        outcome = run_group(meeting, job, hosts, cluster.hear, look)
+        meeting.drain(_LEAVE_SECONDS)  # the members exit
+        return outcome
 
 
 class NobodyTakesRows(Exception):
@@ -121,12 +103,12 @@ class LaunchedCluster:
     """Workers of a cluster, launched by a separate thread.
 
     The thread calls ``launch``. ``nodes`` are the descriptions of the nodes, by executor id.
-    ``fed`` is the launcher to notify when there are no more rows.
+    ``closing`` is set when there are no more rows.
     """
 
     def __init__(self, workers: int) -> None:
         self.token = new_token()
-        self.fed: FedLauncher | None = None
+        self.closing = threading.Event()
         self.launch: Callable[[], object] = lambda: None
         self.nodes: list[dict[str, Any]] = []
         self._satisfied: set[int] = set()
@@ -184,14 +166,12 @@ class LaunchedCluster:
 
     def raise_failure(self, seconds: float) -> None:
         """Raise the workers' failure if it occurs within some seconds."""
-        if self._thread.is_alive():
-            self._thread.join(seconds)
+        self._thread.join(seconds)
         if self._error is not None:
             raise self._error
 
     def finish(self, deadline: float, timeout: float) -> None:
-        if self.fed is not None:
-            self.fed.close_feeds()
+        self.closing.set()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
