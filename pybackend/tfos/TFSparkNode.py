@@ -23,7 +23,7 @@ from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
 from pybackend.tfos.feed.server import open_feed
 
 TRAINING = ("chief", "master", "worker")
-# Programs that end when this process does, or nothing refers to them.
+# TensorBoards of this process: each ends when nothing refers to it.
 _boards: list[Any] = []
 
 
@@ -165,7 +165,7 @@ def _set_gpus(tf_args: Any, spec: Any = None, job_name: str = "", task_index: in
     gpus, is_pod = _gpus_of_task(), "SPARK_EXECUTOR_POD_IP" in os.environ
     if gpus:
         gpus = gpus if wanted is None else gpus[:wanted]
-    # A pod has only the GPUs that were assigned to it.
+    # In a pod, only assigned GPUs may be used.
     elif wanted != 0 and not is_pod and gpu_info.is_gpu_available():
         nodes = [node for some in (spec or {}).values() for node in some]
         index = util.index_on_host(nodes, spec[job_name][task_index]) if spec else 0

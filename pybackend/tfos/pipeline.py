@@ -32,7 +32,7 @@ class TFTypeConverters:
 
 
 _DICT = TFTypeConverters.toDict
-# Of all Params, by name.
+# Defaults of the Params, by name; those of the mixins are added below.
 _DEFAULTS: dict[str, Any] = {
     "driver_ps_nodes": False,
     "input_mode": TFCluster.InputMode.SPARK,

@@ -88,7 +88,7 @@ class TrackedRun(Tracked):
                 else:  # without the model, whose description imports TensorFlow in this process
                     write_report(json.loads(result.record), None, folder / "report.html")
             if self._tracker.log_model and result.model_uri is None:
-                self._add_model(result)
+                self.add_model(result)
         finally:
             self._end(None)
 
@@ -123,7 +123,7 @@ class TrackedRun(Tracked):
     @abstractmethod
     def _add_files(self, folder: str, kind: str) -> None: ...
 
-    def _add_model(self, result: TrainResult) -> None:
+    def add_model(self, result: TrainResult) -> None:
         """Write the model in the format in which the workers returned it."""
         with self._files("model") as folder:
             result.save(folder / f"model.{result.model_format}")

@@ -192,10 +192,10 @@ class _MlflowRun(tracking.TrackedRun):
         self._sender.shutdown()
         self._sending.result()
 
-    def _add_model(self, result: TrainResult) -> None:
+    def add_model(self, result: TrainResult) -> None:
         """Record the model, or only its weights if Keras cannot write it to a file."""
         if result.model_format == "weights.h5":
-            super()._add_model(result)
+            super().add_model(result)
             return
         versions = result.settings["versions"]
         # Else MLflow loads the model in another process to find out what it needs.

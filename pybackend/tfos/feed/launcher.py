@@ -73,7 +73,7 @@ def launch_fed(session: Any, cluster: LaunchedCluster, job: Job, files: Files) -
         def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())
 
-        # As soon as slots are free.
+        # The tasks start as soon as slots are free.
         with driver_python(session):
             started = sorted(run(submit, on_wait=lambda text: cluster.hear(Note(text))))
         for rank, host, failure in started:

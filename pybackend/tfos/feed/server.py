@@ -304,7 +304,7 @@ class FeedServer:
 
     def __init__(self, host: str, token: str) -> None:
         self.queue = RowQueue()
-        # All of these are used under the queue's lock.
+        # The first three are used under the queue's lock.
         # By feed and partition: what was taken from earlier attempts, and the current attempt.
         self._known: dict[tuple[str, int], dialog.Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
