@@ -85,18 +85,17 @@ bench_scale <- function(
   rbind(complete(measured), complete(projected))
 }
 
-check_train <- function(train, call = rlang::caller_env()) {
+check_train <- function(train) {
   if (rlang::is_string(train)) {
     return(invisible())
   }
   fits <- is.function(train) && !is_python(train)
   expected <- "a function that calls `barrier_train()`, or the path of a script"
-  check_fits(train, fits, expected, FALSE, "train", call)
+  check_fits(train, fits, expected, FALSE, "train")
   takes <- names(formals(args(train)))
   if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
     abort_input(
-      "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`.",
-      call = call
+      "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`."
     )
   }
 }

@@ -1,70 +1,63 @@
 # Every check returns its value invisibly, so that it can be used where the value is needed.
 
-check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x)) {
   # A factor is made of integers, and is.numeric() is FALSE for it.
   fits <- is.numeric(x) && rlang::is_scalar_integerish(x, finite = TRUE)
   fits <- fits && x >= min && x <= .Machine$integer.max
   is_large <- is_number(x) && x > .Machine$integer.max
   range <- if (is_large) sprintf("from %d to %d", min, .Machine$integer.max)
   expected <- paste("a whole number", range %||% sprintf("of at least %d", min))
-  check_fits(x, fits, expected, allow_null, arg, call)
+  check_fits(x, fits, expected, allow_null, arg)
   invisible(if (!is.null(x)) as.integer(x))
 }
 
-check_positive <- function(x, finite = TRUE, arg = caller_arg(x), call = caller_env()) {
+check_positive <- function(x, finite = TRUE, arg = caller_arg(x)) {
   fits <- is_number(x) && x > 0 && !(finite && is.infinite(x))
   expected <- sprintf("a %snumber greater than 0", if (finite) "finite " else "")
-  check_fits(x, fits, expected, FALSE, arg, call)
+  check_fits(x, fits, expected, FALSE, arg)
 }
 
 is_number <- function(x) is.numeric(x) && length(x) == 1L && !is.na(x)
 
-check_flag <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_fits(x, rlang::is_bool(x), "`TRUE` or `FALSE`", FALSE, arg, call)
+check_flag <- function(x, arg = caller_arg(x)) {
+  check_fits(x, rlang::is_bool(x), "`TRUE` or `FALSE`", FALSE, arg)
 }
 
-check_string <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
-  check_fits(x, rlang::is_string(x) && nzchar(x), "one string", allow_null, arg, call)
+check_string <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
+  check_fits(x, rlang::is_string(x) && nzchar(x), "one string", allow_null, arg)
 }
 
-check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
   fits <- is.character(x) && length(x) > 0L && !anyNA(x) && all(nzchar(x))
-  check_fits(x, fits, "a vector of strings", allow_null, arg, call)
+  check_fits(x, fits, "a vector of strings", allow_null, arg)
 }
 
-check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x)) {
   fits <- length(x) == 1L && x %in% choices
   expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
-  check_fits(x, fits, expected, allow_null, arg, call)
+  check_fits(x, fits, expected, allow_null, arg)
 }
 
-check_fits <- function(
-  x,
-  fits,
-  expected,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
+check_fits <- function(x, fits, expected, allow_null = FALSE, arg = caller_arg(x)) {
   if (!fits && !(allow_null && is.null(x))) {
-    abort_expected(x, expected, allow_null, arg, call)
+    abort_expected(x, expected, allow_null, arg)
   }
   invisible(x)
 }
 
-check_installed <- function(packages, why, call = caller_env()) {
+check_installed <- function(packages, why) {
   for (package in packages) {
     if (!requireNamespace(package, quietly = TRUE)) {
       problem <- sprintf("%s needs the R package %s, which is not installed.", why, package)
-      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package), call = call)
+      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package))
     }
   }
 }
 
-abort_expected <- function(x, expected, allow_null, arg, call, hint = NULL) {
+abort_expected <- function(x, expected, allow_null, arg, hint = NULL) {
   null_or <- if (allow_null) "`NULL` or " else ""
   problem <- sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x))
-  abort_input(problem, i = hint, call = call)
+  abort_input(problem, i = hint)
 }
 
 quote_for <- function(choices) if (is.character(choices)) "\"" else ""
@@ -136,33 +129,33 @@ shorten <- function(x, width = 60L) {
 # Errors about unknown arguments, with what to pass instead.
 
 # Arguments after `...` must be named. What `...` receives is misspelt, unnamed or unknown.
-check_dots_empty <- function(..., call = caller_env()) {
+check_dots_empty <- function(..., frame = caller_env()) {
   given <- rlang::enquos(..., .ignore_empty = "all")
   if (!length(given)) {
-    return(check_given(call))
+    return(check_given(frame))
   }
   name <- rlang::names2(given)[[1L]]
-  called <- name_called(call)
+  called <- name_called(frame)
   if (!nzchar(name)) {
     value <- rlang::as_label(given[[1L]])
     problem <- sprintf("%s got the unnamed argument %s.", called, value)
-    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(call)), call = call)
+    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(frame)))
   }
-  known <- names(formals(rlang::frame_fn(call)))
+  known <- names(formals(rlang::frame_fn(frame)))
   instead <- find_instead(name, setdiff(known, "..."))
-  abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead, call = call)
+  abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead)
 }
 
 # Arguments without a default.
-check_given <- function(call = caller_env()) {
-  required <- required_arguments(rlang::frame_fn(call))
-  is_absent <- function(name) eval(as.call(list(quote(missing), as.name(name))), call)
+check_given <- function(frame = caller_env()) {
+  required <- required_arguments(rlang::frame_fn(frame))
+  is_absent <- function(name) eval(call("missing", as.name(name)), frame)
   absent <- Filter(is_absent, required)
   if (length(absent)) {
     named <- sub("(.*), ", "\\1 and ", toString(sprintf("`%s`", absent)))
-    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(call)))
+    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(frame)))
     advice <- if (absent[[1L]] != "sc" || starts_workers) required_advice[[absent[[1L]]]]
-    abort_input(sprintf("%s needs %s.", name_called(call), named), i = advice, call = call)
+    abort_input(sprintf("%s needs %s.", name_called(frame), named), i = advice)
   }
 }
 

@@ -2,34 +2,34 @@
 python_range <- ">=3.11,<3.14"
 
 # Path of the Python that creates the environment.
-find_python <- function(python, call = caller_env()) {
+find_python <- function(python) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
     wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
     problem <- sprintf("No %s was found on this machine.", wanted)
     advice <- "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
-  version <- version_of_python(found, call)
+  version <- version_of_python(found)
   if (version < "3.11" || version >= "3.14") {
     problem <- sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version)
     advice <- "Leave out `python` to use the newest of these on this machine."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   found
 }
 
-version_of_python <- function(python, call) {
+version_of_python <- function(python) {
   program <- "import sys; print('%d.%d.%d' % sys.version_info[:3])"
   answer <- suppressWarnings(system2(python, c("-c", shQuote(program)), stdout = TRUE))
   version <- numeric_version(utils::tail(c("", answer), 1L), strict = FALSE)
   if (is.na(version)) {
-    abort_input(sprintf("%s cannot be run as Python.", python), call = call)
+    abort_input(sprintf("%s cannot be run as Python.", python))
   }
   version
 }
 
-create_environment <- function(envname, python, call = caller_env()) {
+create_environment <- function(envname, python) {
   path <- if (grepl("/", envname, fixed = TRUE)) {
     path.expand(envname)
   } else {
@@ -42,26 +42,24 @@ create_environment <- function(envname, python, call = caller_env()) {
     python,
     c("-m", "venv", path),
     title = sprintf("Creating the environment %s", path),
-    problem = sprintf("Python cannot create the environment %s.", path),
-    call = call
+    problem = sprintf("Python cannot create the environment %s.", path)
   )
   is_made <- TRUE
 }
 
-run_pip <- function(path, requirements, options = NULL, call = caller_env()) {
+run_pip <- function(path, requirements, options = NULL) {
   run_logged(
     file.path(path, "bin", "python"),
     c("-m", "pip", "install", "--upgrade", "--no-input", "--disable-pip-version-check"),
     c(options, requirements),
     title = "Installing the Python package of tfdist",
-    problem = sprintf("pip cannot install the Python package into %s.", path),
-    call = call
+    problem = sprintf("pip cannot install the Python package into %s.", path)
   )
 }
 
 # Run a program with one line of progress. Its output goes to a log, whose last lines are in the
 # error if the program fails.
-run_logged <- function(program, ..., title, problem, call = caller_env()) {
+run_logged <- function(program, ..., title, problem) {
   current <- ""
   cli::cli_progress_step("{title}{current}", msg_done = "{title}", msg_failed = "{title}")
   folder <- tempfile("install-tfdist-")
@@ -84,7 +82,7 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   has_ended <- TRUE
   close_program(run)
   if (scan(run$status, quiet = TRUE) != 0) {
-    abort_logged(problem, run$log, call)
+    abort_logged(problem, run$log)
   }
   unlink(folder, recursive = TRUE)
 }
@@ -137,7 +135,7 @@ name_package <- function(line) {
   sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
 }
 
-abort_logged <- function(problem, log, call, lines = 8L) {
+abort_logged <- function(problem, log, lines = 8L) {
   printed <- if (file.exists(log)) readLines(log, warn = FALSE)
   abort_tfdist(
     c(
@@ -145,8 +143,7 @@ abort_logged <- function(problem, log, call, lines = 8L) {
       x = paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n"),
       i = sprintf("Its complete output is in %s until R exits.", log)
     ),
-    "tfdist_error_python",
-    call = call
+    "tfdist_error_python"
   )
 }
 

@@ -58,16 +58,16 @@ evaluate.tfdist_fit <- function(
   given <- list(label = label, features = features, weight = weight)
   arg <- if (is.null(y)) "x" else "list(x, y)"
   rows <- check_scored_rows(given, data_options, data, object, check_sc("local"), arg)
-  evaluate_in_session(object, rows$data, batch_size, rlang::current_env())
+  evaluate_in_session(object, rows$data, batch_size)
 }
 
-evaluate_in_session <- function(fit, data, batch_size, call) {
-  model <- fit_model(fit, call)
+evaluate_in_session <- function(fit, data, batch_size) {
+  model <- fit_model(fit)
   if (!isTRUE(model$compiled)) {
     problem <- "The model of this fit is not compiled."
-    abort_input(problem, i = "Compile `fit$model`, and evaluate that.", call = call)
+    abort_input(problem, i = "Compile `fit$model`, and evaluate that.")
   }
-  figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size, call = call)
+  figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size)
   figures <- plain_metrics(figures[order(names(figures) != "loss")])
   record_evaluation(figures)
   figures
@@ -180,7 +180,7 @@ augment.tfdist_fit <- function(x, new_data, ...) {
   if (inherits(new_data, "tbl_spark")) {
     return(stats::predict(x, new_data, ...))
   }
-  check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
+  check_no_database(new_data, "new_data", predicts = TRUE)
   check_fits(new_data, is.data.frame(new_data), "a data frame or a Spark table")
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {

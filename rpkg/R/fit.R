@@ -228,21 +228,21 @@ worker_frame <- function(reports) {
 
 #' @export
 `$.tfdist_fit` <- function(x, name) {
-  fit_element(x, name, caller_env())
+  fit_element(x, name)
 }
 
 #' @export
 `[[.tfdist_fit` <- function(x, i, ...) {
   # Positions are those of names().
-  fit_element(x, if (is.character(i)) i else names(x)[[i]], caller_env())
+  fit_element(x, if (is.character(i)) i else names(x)[[i]])
 }
 
-fit_element <- function(fit, name, call) {
+fit_element <- function(fit, name) {
   if (name == "model") {
-    return(fit_model(fit, call))
+    return(fit_model(fit))
   }
   if (!name %in% names(unclass(fit))) {
-    abort_no_element(name, names(fit), call)
+    abort_no_element(name, names(fit))
   }
   .subset2(fit, name)
 }
@@ -267,17 +267,17 @@ str.tfdist_fit <- function(object, ...) {
   utils::str(as.list(object), ...)
 }
 
-abort_no_element <- function(name, known, call, class = "tfdist_fit") {
+abort_no_element <- function(name, known, class = "tfdist_fit") {
   advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))
-  abort_input(sprintf("A %s has no element \"%s\".", class, name), i = advice, call = call)
+  abort_input(sprintf("A %s has no element \"%s\".", class, name), i = advice)
 }
 
-fit_model <- function(fit, call = caller_env()) {
+fit_model <- function(fit) {
   decoded <- .subset2(fit, "decoded")
   # A fit read by readRDS() has a pointer from the session that wrote it.
   if (is.null(decoded$model) || reticulate::py_is_null_xptr(decoded$model)) {
-    decoded$model <- decode_fit(fit, call)
+    decoded$model <- decode_fit(fit)
   }
   decoded$model
 }

@@ -82,8 +82,8 @@ inform_installed <- function(envname, path, extras) {
   rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
 }
 
-check_source <- function(source, arg = caller_arg(source), call = caller_env()) {
-  check_string(source, allow_null = TRUE, arg = arg, call = call)
+check_source <- function(source, arg = caller_arg(source)) {
+  check_string(source, allow_null = TRUE, arg = arg)
   if (is.null(source)) {
     return(invisible())
   }
@@ -96,7 +96,7 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
       "does not exist"
     }
     problem <- sprintf("`%s` %s: %s.", arg, problem, source)
-    abort_input(problem, i = "Leave it out to install the copy inside the R package.", call = call)
+    abort_input(problem, i = "Leave it out to install the copy inside the R package.")
   }
 }
 
@@ -104,8 +104,8 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
 spark_bound <- "pyspark<4.3"
 
 # Requirements for pip.
-python_requirements <- function(source, extras, r = getRversion(), call = caller_env()) {
-  source <- source %||% bundled_python() %||% abort_no_source(call)
+python_requirements <- function(source, extras, r = getRversion()) {
+  source <- source %||% bundled_python() %||% abort_no_source()
   # The newest rpy2 calls a function that R has since 4.5; the extra r44 installs an older rpy2.
   extras[extras == "r" & r < "4.5"] <- "r44"
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
@@ -125,7 +125,7 @@ bundled_python <- function(directory = system.file("python", package = "tfdist")
   }
 }
 
-abort_no_source <- function(call) {
+abort_no_source <- function() {
   abort_input(
     "This installation of the R package does not contain the Python package.",
     i = "There are three ways to get it:",
@@ -134,7 +134,6 @@ abort_no_source <- function(call) {
       "Install `rpkg` from a git clone of the repository, which has its symbolic links:",
       "`R CMD INSTALL path/to/tfdist/rpkg`."
     ),
-    "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`.",
-    call = call
+    "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."
   )
 }

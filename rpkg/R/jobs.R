@@ -49,11 +49,10 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
   check_string(id)
   check_string(folder, allow_null = TRUE)
   callbacks <- check_callbacks(callbacks)
-  call <- rlang::current_env()
-  callbacks <- as_python_callbacks(callbacks, call)
+  callbacks <- as_python_callbacks(callbacks)
   folder <- jobs_folder(folder)
-  attach <- pybackend(call)$attach_job
-  as_job(call_python(attach, id, callbacks = callbacks, folder = folder, call = call))
+  attach <- pybackend()$attach_job
+  as_job(call_python(attach, id, callbacks = callbacks, folder = folder))
 }
 
 #' @rdname attach_job
@@ -73,7 +72,7 @@ jobs <- function(folder = NULL) {
   known <- c("id", "folder", names(methods))
   found <- methods[[name]] %||% .subset2(x, name)
   if (is.null(found) && !name %in% c("python", "own")) {
-    abort_no_element(name, known, caller_env(), "tfdist_job")
+    abort_no_element(name, known, "tfdist_job")
   }
   found
 }
@@ -85,10 +84,7 @@ jobs <- function(folder = NULL) {
 }
 
 job_methods <- function(job) {
-  call_job <- function(fn, ...) {
-    frame <- caller_env()
-    call_python(fn, ..., call = frame, stops_workers = FALSE)
-  }
+  call_job <- function(fn, ...) call_python(fn, ..., stops_workers = FALSE)
   list(
     status = function() call_job(pybackend()$bridge$job_status, find_job(job)),
     result = function(seconds = NULL, verbose = getOption("tfdist.verbose")) {

@@ -95,13 +95,12 @@ ml_keras <- take_options(
     known <- options$model_options
     options["model_options"] <- list(if (!is.null(known$uri)) model_options(known$uri))
 
-    call <- rlang::current_env()
     # Stages are made of the classes of the attached PySpark.
-    open_session(check_pipeline_connection(sc), call)
+    open_session(check_pipeline_connection(sc))
     names(settings)[names(settings) == "batch_size"] <- "batchSize"
-    params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
-    keras_model <- as_python_model(model, call, settings$seed)
-    given <- list(pybackend_ml(call)$KerasEstimator, keras_model, call = call)
+    params <- c(columns, settings, list(trainOptions = as_train_options(options)))
+    keras_model <- as_python_model(model, settings$seed)
+    given <- list(pybackend_ml()$KerasEstimator, keras_model)
     loading <- list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE)
     stage <- do.call(call_python, c(given, loading, drop_null(params)))
     if (inherits(x, "tbl_spark")) {
@@ -113,12 +112,12 @@ ml_keras <- take_options(
 )
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
-as_train_options <- function(options, call) {
+as_train_options <- function(options) {
   is_equal <- function(value, default) isTRUE(all.equal(value, default))
   is_default <- mapply(is_equal, options, option_defaults[names(options)])
   options <- options[!is_default]
-  options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
-  found <- drop_null(as_python_settings(options, call))
+  options$class_weight <- class_weight_codes(options$class_weight, NULL)
+  found <- drop_null(as_python_settings(options))
   # Without names, reticulate would make an empty list of Python, not a dict.
   names(found) <- as.character(names(found))
   found
@@ -160,13 +159,12 @@ new_ml_model <- function(sc, stages) {
 
 #' @exportS3Method sparklyr::ml_fit
 ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
-  call <- rlang::current_env()
   session <- open_session(check_pipeline_connection(x$sc))
   fitted <- list()
   for (stage in x$stages) {
     # A stage is trained on the rows that the stages before it return.
-    dataset <- transform_by(fitted[length(fitted)], dataset, session, call)
-    fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session, call)
+    dataset <- transform_by(fitted[length(fitted)], dataset, session)
+    fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session)
   }
   new_ml_model(x$sc, fitted)
 }
@@ -174,7 +172,7 @@ ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
 #' @exportS3Method sparklyr::ml_transform
 ml_transform.tfdist_ml_model <- function(x, dataset, ...) {
   session <- open_session(check_pipeline_connection(x$sc))
-  transform_by(x$stages, dataset, session, rlang::current_env())
+  transform_by(x$stages, dataset, session)
 }
 
 #' @exportS3Method sparklyr::ml_predict
@@ -220,20 +218,20 @@ print_stages <- function(title, x) {
   invisible(x)
 }
 
-fit_stage <- function(stage, dataset, session, call) {
+fit_stage <- function(stage, dataset, session) {
   if (!is_python(stage)) {
     return(if (inherits(stage, "ml_transformer")) stage else sparklyr::ml_fit(stage, dataset))
   }
-  with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame, call = call))
+  with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame))
 }
 
 # Lazily, one stage after another: a stage of Python returns a view that Spark computes if needed.
-transform_by <- function(stages, dataset, session, call) {
+transform_by <- function(stages, dataset, session) {
   for (stage in stages) {
     if (is_python(stage)) {
       name <- paste0("tfdist_predictions_", random_hex())
       with_spark_frame(dataset, session, function(frame) {
-        call_python(stage$transform, frame, call = call)$createOrReplaceTempView(name)
+        call_python(stage$transform, frame)$createOrReplaceTempView(name)
       })
       dataset <- dplyr::tbl(sparklyr::spark_connection(dataset), name)
     } else {
@@ -249,31 +247,31 @@ delete_from_spark <- function(sc, path) {
   sparklyr::invoke(sparklyr::invoke(place, "getFileSystem", settings), "delete", place, TRUE)
 }
 
-pipeline_connection <- function(x, call = caller_env()) {
+pipeline_connection <- function(x) {
   if (inherits(x, "tfdist_ml_pipeline")) {
     return(x$sc)
   }
   fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
   expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-  check_fits(x, fits, expected, call = call)
+  check_fits(x, fits, expected)
   sc <- sparklyr::spark_connection(x)
-  check_pipeline_connection(sc, call)
+  check_pipeline_connection(sc)
   sc
 }
 
-check_pipeline_connection <- function(sc, call = caller_env()) {
-  route <- check_sc(sc, "sc", call)
+check_pipeline_connection <- function(sc) {
+  route <- check_sc(sc, "sc")
   if (route$kind != "sparklyr") {
     problem <- "Pipelines with Keras need a connection of sparklyr itself."
     advice <- "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
-  check_installed("dplyr", "A Spark table", call)
+  check_installed("dplyr", "A Spark table")
   route
 }
 
-pybackend_ml <- function(call = caller_env()) {
-  pybackend(call)
+pybackend_ml <- function() {
+  pybackend()
   reticulate::import("pybackend.ml")
 }
 

@@ -67,14 +67,13 @@ train_mnist <- take_options(
     seed = 1
   ) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_string(path, allow_null = TRUE)
     limit <- check_count(limit, allow_null = TRUE)
     settings <- check_arguments(mnist_options)
     arguments <- list(pybackend()$train_mnist, open_session(route), path = path, limit = limit)
-    plain <- as_python_settings(settings, call)
-    result <- do.call(call_python, c(arguments, plain, list(call = call)))
+    plain <- as_python_settings(settings)
+    result <- do.call(call_python, c(arguments, plain))
     fit <- new_fit(result, list(levels = as.character(0:9)), settings)
     record_training(fit)
     fit
@@ -82,6 +81,13 @@ train_mnist <- take_options(
   c("callbacks", "resources", "recovery", "verbose")
 )
 
-mnist_options <- c(
-  c("workers", "epochs", "batch_size", "callbacks", "seed", "resources", "recovery", "verbose")
-)
+mnist_options <- c(c(
+  "workers",
+  "epochs",
+  "batch_size",
+  "callbacks",
+  "seed",
+  "resources",
+  "recovery",
+  "verbose"
+))

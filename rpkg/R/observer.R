@@ -49,17 +49,18 @@ observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
   new_options(fields, "tfdist_observer")
 }
 
-check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_observing <- function(x, arg = caller_arg(x)) {
   if (is.null(x)) {
     return(invisible(NULL))
   }
-  check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg, call)
+  check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg)
   taken <- names(formals(x))
   if (length(taken) < 2L && !"..." %in% taken) {
-    abort_input(
-      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, observed(arg)),
-      call = call
-    )
+    abort_input(sprintf(
+      "`%s` must take two arguments: write `function(%s, logs)`.",
+      arg,
+      observed(arg)
+    ))
   }
   invisible(x)
 }
@@ -69,16 +70,16 @@ observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
 # Convert observers and trackers to Python's, and leave Keras's callbacks unchanged.
-as_python_callbacks <- function(callbacks, call) {
+as_python_callbacks <- function(callbacks) {
   if (is.null(callbacks)) {
     return(NULL)
   }
   lapply(callbacks, function(callback) {
     if (!is_observer(callback)) {
-      return(as_python_setting(callback, call))
+      return(as_python_setting(callback))
     }
     functions <- Map(as_python_observing, unclass(callback), names(callback))
-    do.call(call_python, c(list(pybackend(call)$Observer, call = call), functions))
+    do.call(call_python, c(list(pybackend()$Observer), functions))
   })
 }
 

@@ -55,14 +55,13 @@ new_plan <- function(plan) {
 }
 
 # Both packages may be attached, and then `plan(multisession)` was meant for the other.
-check_no_strategy <- function(sc, call = caller_env()) {
+check_no_strategy <- function(sc) {
   names <- c("sequential", "multisession", "multicore", "cluster", "mirai_multisession", "callr")
   first <- if (is.list(sc) && !is.object(sc) && length(sc)) sc[[1L]] else sc
   if (is.function(first) || (is.character(first) && all(first %in% names))) {
     abort_input(
       "`tfdist::plan()` shows what a training would start, and takes no strategy of futures.",
-      i = "Call `future::plan()`.",
-      call = call
+      i = "Call `future::plan()`."
     )
   }
 }

@@ -49,7 +49,6 @@ write_tfrecords <- function(
   partitions = NULL
 ) {
   check_dots_empty(...)
-  call <- rlang::current_env()
   is_table <- inherits(tbl, "tbl_spark") || is_spark_frame(tbl)
   check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame")
   path <- absolute_path(check_string(path))
@@ -64,8 +63,7 @@ write_tfrecords <- function(
       path,
       compression = compression,
       overwrite = overwrite,
-      partitions = partitions,
-      call = call
+      partitions = partitions
     )
   }
   if (is_python(tbl)) {
@@ -96,15 +94,15 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   dplyr::tbl(sc, name)
 }
 
-check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
-  route <- check_sc(sc, arg, call)
+check_spark <- function(sc, arg = caller_arg(sc)) {
+  route <- check_sc(sc, arg)
   if (!has_spark(route)) {
     problem <- sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route))
     advice <- "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   if (route$kind != "python") {
-    check_installed("dplyr", "A Spark table", call)
+    check_installed("dplyr", "A Spark table")
   }
   route
 }

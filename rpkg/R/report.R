@@ -36,13 +36,13 @@ report <- function(x, path, ..., title = NULL) {
   invisible(path)
 }
 
-report_fit <- function(fit, path, title, call = caller_env()) {
+report_fit <- function(fit, path, title) {
   # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  call_bridge("report_record", fit$record, model, path.expand(path), title, call = call)
+  call_bridge("report_record", fit$record, model, path.expand(path), title)
 }
 
-report_failure <- function(error, path, title, call = caller_env()) {
+report_failure <- function(error, path, title) {
   call_bridge(
     "report_failure",
     rank = error$rank,
@@ -56,7 +56,6 @@ report_failure <- function(error, path, title, call = caller_env()) {
       utils::modifyList(moment, list(time = as.double(moment$time)))
     }),
     path = path.expand(path),
-    title = title,
-    call = call
+    title = title
   )
 }

@@ -49,7 +49,6 @@
 barrier_evaluate <- take_options(
   function(sc, model, data, ...) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_scored_model(model, "a compiled Keras model")
     settings <- scoring_settings(model)
@@ -68,8 +67,8 @@ barrier_evaluate <- take_options(
     launcher <- if (runs_r) open_r_workers(route) else session
     figures <- with_python_data(rows$data, session, function(sent) {
       columns <- add_label_levels(rows$columns, rows$data, sent)
-      columns <- as_python_columns(columns, rows$data, NULL, call)
-      run_scoring("barrier_evaluate", launcher, model, sent, settings, columns, call)
+      columns <- as_python_columns(columns, rows$data, NULL)
+      run_scoring("barrier_evaluate", launcher, model, sent, settings, columns)
     })
     figures <- plain_metrics(figures)
     record_evaluation(figures)
@@ -83,7 +82,6 @@ barrier_evaluate <- take_options(
 barrier_predict <- take_options(
   function(sc, model, x, ..., type = NULL) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_scored_model(model, "a Keras model")
     check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
@@ -95,39 +93,38 @@ barrier_predict <- take_options(
     rows <- as_input(checked$rows, as_feature_array)
     # Before anything is computed: the model's outputs name the columns.
     here <- if (is.function(model) && shows_columns(type, x)) model() else model
-    scores <- run_scoring("barrier_predict", session, model, rows, settings, NULL, call)
-    shape_scores(scores, here, checked$complete, type, x, call)
+    scores <- run_scoring("barrier_predict", session, model, rows, settings, NULL)
+    shape_scores(scores, here, checked$complete, type, x)
   },
   barrier_predict_options
 )
 
-run_scoring <- function(name, launcher, model, rows, settings, columns, call) {
-  arguments <- list(pybackend(call)[[name]], launcher, as_sent_model(model, call), rows)
-  do.call(call_python, c(arguments, as_python_settings(settings, call), columns, call = call))
+run_scoring <- function(name, launcher, model, rows, settings, columns) {
+  arguments <- list(pybackend()[[name]], launcher, as_sent_model(model), rows)
+  do.call(call_python, c(arguments, as_python_settings(settings), columns))
 }
 
 # The rows to evaluate, checked: `data`, the `columns` to read, and the `levels` of a label whose
 # codes the training did not define. `given` are quosures as in choose_columns().
 check_scored_rows <- function(given, data_options, data, model, route, arg = "data") {
-  call <- caller_env()
-  given <- choose_columns(given, NULL, data_options, data, call = call)
-  columns <- complete_columns(given, model, call = call)
+  given <- choose_columns(given, NULL, data_options, data)
+  columns <- complete_columns(given, model)
   # Levels are not determined from these rows, whose values may differ.
   columns$finds_levels <- FALSE
-  check_can_prepare(columns$preparation, data, "data", call)
-  data <- check_data(data, columns, route, arg = arg, call = call)
-  check_has_columns(given, data, call = call)
+  check_can_prepare(columns$preparation, data, "data")
+  data <- check_data(data, columns, route, arg = arg)
+  check_has_columns(given, data)
   levels <- if (is.null(columns$levels)) levels(data$y)
   if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels, call = call)
+    data <- match_levels(data, columns$levels)
   }
   columns$features <- data$features %||% columns$features
   list(data = data, columns = columns, levels = levels)
 }
 
-check_scored_model <- function(model, kind, call = caller_env()) {
+check_scored_model <- function(model, kind) {
   expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
-  check_model(model, expected, call = call)
+  check_model(model, expected)
 }
 
 # The arguments that both calls share, from the call's frame.
@@ -149,10 +146,10 @@ complete_settings <- function(settings, model) {
 }
 
 # Options that were not passed are those of the training, where the label may have another name.
-complete_columns <- function(columns, model, call = caller_env()) {
+complete_columns <- function(columns, model) {
   if (!inherits(model, "tfdist_fit")) {
     if (is_python(model)) {
-      columns$text_inputs <- find_text_inputs(model, call)
+      columns$text_inputs <- find_text_inputs(model)
     }
     return(columns)
   }
@@ -207,12 +204,11 @@ scored_label <- function(model, data) {
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]
 
-check_no_table <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_no_table <- function(x, arg = caller_arg(x)) {
   if (inherits(x, "tbl_spark")) {
     abort_input(
       sprintf("`%s` is a Spark table, whose rows have no order to return predictions in.", arg),
-      i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit.",
-      call = call
+      i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit."
     )
   }
 }

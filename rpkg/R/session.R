@@ -78,8 +78,8 @@ name_argument <- function(name, frame) {
 }
 
 # A larger function is a mistake: rows are passed as `data`, or the workers read them.
-max_closure_bytes <- function(call = caller_env()) {
+max_closure_bytes <- function() {
   megabytes <- getOption("tfdist.max_function_mb", 256)
-  check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )", call = call)
+  check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )")
   megabytes * 2^20
 }

@@ -129,14 +129,14 @@ print_python <- function(report) {
   if (is.null(report$python)) {
     cli::cli_bullets(c(x = "No Python was found"))
   } else {
-    cli::cli_bullets(
-      c(" " = "{.path {report$python}} ({report$python_version}), {report$python_reason}")
-    )
+    cli::cli_bullets(c(
+      " " = "{.path {report$python}} ({report$python_version}), {report$python_reason}"
+    ))
   }
   if (isFALSE(report$versions_match)) {
-    cli::cli_bullets(
-      c(x = "pybackend {report$pybackend}, which is not the version of the R package")
-    )
+    cli::cli_bullets(c(
+      x = "pybackend {report$pybackend}, which is not the version of the R package"
+    ))
   } else if (is.null(report$problem)) {
     print_found("pybackend", report$pybackend)
   } else {
@@ -176,15 +176,15 @@ print_verdict <- function(report) {
 # Software of the hosts of a cluster, and the connections between its workers.
 
 # Check every slot with a short barrier job. Problems are returned, not raised.
-gather_cluster <- function(route, sc, call = caller_env()) {
+gather_cluster <- function(route, sc) {
   if (route$kind == "launcher") {
     problem <- "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark."
     advice <- "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   # "local[4]" has the number of workers; its session is NULL.
-  session <- if (route$kind == "local") sc else open_session(route, call)
-  found <- call_bridge("probe", session, call = call)
+  session <- if (route$kind == "local") sc else open_session(route)
+  found <- call_bridge("probe", session)
   list(
     workers = cluster_frame(found$workers),
     problems = as.character(unlist(found$problems)),

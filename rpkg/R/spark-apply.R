@@ -2,14 +2,14 @@
 
 # Replaces the session in calls that run an R function. Unless `sc` is a connection of sparklyr
 # itself, Python starts the workers and rpy2 runs R in them.
-open_r_workers <- function(route, call = caller_env()) {
-  session <- open_session(route, call)
+open_r_workers <- function(route) {
+  session <- open_session(route)
   if (route$kind != "sparklyr") {
     return(session)
   }
   sc <- route$sc
   python <- executor_python(the$applications[[application_id(sc)]])
-  pybackend(call)$bridge$SparklyrWorkers(
+  pybackend()$bridge$SparklyrWorkers(
     session,
     function(view, archive, group, cores) run_workers(sc, view, archive, group, cores, python),
     function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))

@@ -1,19 +1,19 @@
 # The database object for Python: a Spark session, or R functions that use the connection.
-open_database <- function(con, arg, call) {
+open_database <- function(con, arg) {
   if (inherits(con, "spark_connection")) {
-    return(open_session(check_sc(con, arg, call), call))
+    return(open_session(check_sc(con, arg)))
   }
-  dialect <- find_dialect(con, arg, call)
-  check_installed("DBI", "A database", call)
+  dialect <- find_dialect(con, arg)
+  check_installed("DBI", "A database")
   # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
     problem <- sprintf("The connection of `%s` is not open.", arg)
-    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.", call = call)
+    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.")
   }
   if (dialect == "sqlite") {
     load_functions(con)
   }
-  pybackend(call)$bridge$connect_dbi(
+  pybackend()$bridge$connect_dbi(
     dialect,
     function(sql, values, has_rows) run_statement(con, sql, values, has_rows),
     function(name, columns, values) write_temporary(con, name, columns, values),
@@ -44,7 +44,7 @@ load_functions <- function(con) {
   }
 }
 
-find_dialect <- function(con, arg, call) {
+find_dialect <- function(con, arg) {
   classes <- c(
     duckdb_connection = "duckdb",
     PqConnection = "postgresql",
@@ -59,7 +59,7 @@ find_dialect <- function(con, arg, call) {
       c(i = "Connect with `DBI::dbConnect()`.")
     }
     problem <- "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s."
-    abort_input(sprintf(problem, arg, describe(con)), hint, call = call)
+    abort_input(sprintf(problem, arg, describe(con)), hint)
   }
   known[[1L]]
 }
@@ -88,7 +88,7 @@ write_temporary <- function(con, name, columns, values) {
 }
 
 # Parts of a table's name, from any form in which DBI and dbplyr have it.
-check_table_name <- function(table, con, call) {
+check_table_name <- function(table, con) {
   if (inherits(table, "Id")) {
     return(as.list(unname(table@name)))
   }
@@ -101,18 +101,18 @@ check_table_name <- function(table, con, call) {
     if (is.null(parts)) {
       problem <- "`table` is a query, not a table of the database."
       advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
-      abort_input(problem, i = advice, call = call)
+      abort_input(problem, i = advice)
     }
     return(parts)
   }
   if (inherits(table, c("AsIs", "ident_q", "sql"))) {
     parts <- unquote_table(table, con)
     if (is.null(parts)) {
-      abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.", call = call)
+      abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.")
     }
     return(parts)
   }
-  as.list(as.character(check_strings(table, arg = "table", call = call)))
+  as.list(as.character(check_strings(table, arg = "table")))
 }
 
 # Parts of a quoted name. NULL if it is not a name, or if there is no connection.

@@ -106,9 +106,9 @@ join_workers <- function(addresses, index, secret_file = NULL) {
 place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE", "TFDIST_FORK_SERVER")
 
 # Python read the environment at its start: pass on what R has changed since then.
-open_place <- function(sc, call = caller_env()) {
+open_place <- function(sc) {
   set <- Sys.getenv(place_variables, unset = NA)
-  pybackend(call)
+  pybackend()
   environ <- reticulate::import("os")$environ
   environ$update(as.list(set[!is.na(set)]))
   for (name in names(set)[is.na(set)]) {
@@ -116,7 +116,7 @@ open_place <- function(sc, call = caller_env()) {
   }
   fork_server <- getOption("tfdist.fork_server")
   if (!is.null(fork_server)) {
-    check_flag(fork_server, arg = "options(tfdist.fork_server = )", call = call)
+    check_flag(fork_server, arg = "options(tfdist.fork_server = )")
     environ$update(list(TFDIST_FORK_SERVER = if (fork_server) "1" else "0"))
   }
   sc

@@ -91,16 +91,16 @@ view_tensorboard <- function(x = NULL, ..., open = interactive()) {
   invisible(view)
 }
 
-board_folder <- function(x, call = caller_env()) {
+board_folder <- function(x) {
   if (inherits(x, "tfdist_fit")) {
     if (is.null(x$tensorboard)) {
       problem <- "This training wrote nothing for TensorBoard."
-      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.", call = call)
+      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.")
     }
     return(x$tensorboard)
   }
   fits <- is.null(x) || rlang::is_string(x)
-  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", call = call)
+  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder")
   if (!is.null(x)) expand_path(x)
 }
 

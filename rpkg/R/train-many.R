@@ -98,11 +98,10 @@ train_many <- take_options(
     on_trial = NULL
   ) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     build <- check_trial_model(model, model_fn)
     is_sent <- !is.null(model_fn)
     search <- list(
-      grid = check_grid(grid, call),
+      grid = check_grid(grid),
       metric = check_string(metric, allow_null = TRUE),
       mode = mode,
       on_trial = as_python_noting(on_trial)
@@ -112,43 +111,43 @@ train_many <- take_options(
     model <- if (!is_sent) function() NULL
     model_fn <- if (is_sent) function() NULL
     training <- prepare_training(train_many_options)
-    training$trial_models <- function(data) trial_models(build, is_sent, data, call)
-    check_values(list(prune = prune), call)
-    search["prune"] <- list(as_python_pruning(prune, call))
-    result <- do.call(run_training, c(list(training, pybackend(call)$train_many), search))
+    training$trial_models <- function(data) trial_models(build, is_sent, data)
+    check_values(list(prune = prune))
+    search["prune"] <- list(as_python_pruning(prune))
+    result <- do.call(run_training, c(list(training, pybackend()$train_many), search))
     own <- describe_training(training, match.call(), if (is_sent) build)
-    new_trials(result, c(list(result = result), own), call)
+    new_trials(result, c(list(result = result), own))
   },
   train_many_options
 )
 
-as_python_pruning <- function(prune, call) {
+as_python_pruning <- function(prune) {
   classes <- c(median = "MedianPruning", halving = "SuccessiveHalving")
   rule <- if (rlang::is_bare_list(prune)) prune else list(prune)
   if (!length(rule) || !rlang::is_string(rule[[1L]], names(classes))) {
     return(prune)
   }
-  as_python_rule(rule[-1L], classes[[rule[[1L]]]], call)
+  as_python_rule(rule[-1L], classes[[rule[[1L]]]])
 }
 
-check_trial_model <- function(model, model_fn, call = caller_env()) {
+check_trial_model <- function(model, model_fn) {
   if (is.null(model) == is.null(model_fn)) {
-    abort_input("Pass either `model` or `model_fn`, a function that builds the model.", call = call)
+    abort_input("Pass either `model` or `model_fn`, a function that builds the model.")
   }
   arg <- if (is.null(model)) "model_fn" else "model"
   f <- model %||% model_fn
   fits <- is.function(f) && !is.primitive(f) && !is_python(f)
   expected <- "an R function whose arguments are the names in `grid`"
-  check_fits(f, fits, expected, FALSE, arg, call)
+  check_fits(f, fits, expected, FALSE, arg)
 }
 
 # A list of rows, or a list of lists of values, for Python.
-check_grid <- function(grid, call) {
+check_grid <- function(grid) {
   expected <- "a data frame, a named list of vectors, or a list of named lists"
-  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid", call)
+  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid")
   as_values <- function(values) {
     values <- if (is.factor(values)) as.character(values) else values
-    lapply(unname(as.list(values)), as_python_setting, call = call)
+    lapply(unname(as.list(values)), as_python_setting)
   }
   if (is.data.frame(grid)) {
     columns <- lapply(grid, as_values)
@@ -158,33 +157,33 @@ check_grid <- function(grid, call) {
     return(lapply(grid, as_values))
   }
   is_row <- vapply(grid, function(row) is.list(row) && (rlang::is_named(row) || !length(row)), NA)
-  check_fits(grid, all(is_row), expected, FALSE, "grid", call)
-  lapply(grid, function(row) lapply(row, as_python_setting, call = call))
+  check_fits(grid, all(is_row), expected, FALSE, "grid")
+  lapply(grid, function(row) lapply(row, as_python_setting))
 }
 
 # The object for Python that builds the model of a trial: in this session, or as a function that is
 # sent to the workers.
-trial_models <- function(f, is_sent, data, call) {
+trial_models <- function(f, is_sent, data) {
   force(f)
   build <- function(arguments, seed) {
     if (is_sent) {
-      return(as_r_function(f, NULL, identity, extra = arguments, arg = "model_fn", call = call))
+      return(as_r_function(f, NULL, identity, extra = arguments, arg = "model_fn"))
     }
-    built <- as_python_model(function() do.call(f, arguments), call, seed)
-    check_inputs(built, data$feature_names, call)
-    check_label_levels(built, data$y, call)
+    built <- as_python_model(function() do.call(f, arguments), seed)
+    check_inputs(built, data$feature_names)
+    check_label_levels(built, data$y)
     built
   }
   building <- function(arguments, seed) within_python(build(as.list(arguments), seed))
   names <- names(formals(args(f)))
   known <- setdiff(names, "...")
   needed <- required_arguments(f)
-  pybackend(call)$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
+  pybackend()$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
 }
 
-as_python_noting <- function(f, call = caller_env()) {
+as_python_noting <- function(f) {
   fits <- is.function(f) && !is_python(f)
-  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial", call)
+  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial")
   if (!is.null(f)) {
     function(trial) {
       within_python(f(pybackend()$bridge$describe_trial(trial)))
@@ -193,8 +192,8 @@ as_python_noting <- function(f, call = caller_env()) {
   }
 }
 
-new_trials <- function(result, run, call) {
-  found <- call_bridge("describe_trials", result, call = call)
+new_trials <- function(result, run) {
+  found <- call_bridge("describe_trials", result)
   names <- names(found$records[[1L]])
   columns <- lapply(names, function(name) {
     values <- lapply(found$records, function(record) record[[name]] %||% NA)

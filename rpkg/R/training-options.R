@@ -197,7 +197,7 @@ load_checkpoint <- function(uri, ..., model = NULL, custom_objects = NULL, safe_
   call_python(
     pybackend()$load_checkpoint,
     expand_path(uri),
-    model = if (!is.null(model)) as_python_model(model, rlang::current_env()),
+    model = if (!is.null(model)) as_python_model(model),
     custom_objects = custom_objects,
     safe_mode = safe_mode
   )

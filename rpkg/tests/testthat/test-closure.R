@@ -73,7 +73,7 @@ test_that("a function that captured too much is rejected before it is serialized
     function() hidden
   })
   expect_error(
-    as_r_function(hiding, NULL, identity, arg = "f", call = NULL),
+    as_r_function(hiding, NULL, identity, arg = "f"),
     "environments of functions or objects",
     class = "tfdist_error_input"
   )

@@ -8,8 +8,8 @@ test_that("what describes columns is rejected when the data have none", {
   expect_no_error(check_has_columns(columns_of(features = "a"), arrays))
   spec <- columns_of(tfrecord_spec = c(a = "int64"))
   expect_snapshot(error = TRUE, {
-    check_has_columns(weighted, arrays, call = NULL)
-    check_has_columns(spec, frame, call = NULL)
+    check_has_columns(weighted, arrays)
+    check_has_columns(spec, frame)
   })
 })
 

@@ -1,6 +1,6 @@
 here <- list(kind = "local")
 check <- function(data, label = "label", features = NULL, ...) {
-  check_data(data, columns_of(label, features), here, ..., arg = "data", call = NULL)
+  check_data(data, columns_of(label, features), here, ..., arg = "data")
 }
 
 test_that("pairs of arrays are accepted with and without names", {
@@ -105,7 +105,7 @@ test_that("labels get the codes of the training's levels, whatever their order",
   )
   expect_snapshot(error = TRUE, {
     match_levels(list(y = factor("c")), c("a", "b"), "validation_data", NULL)
-    match_levels(list(y = factor("a")), NULL, call = NULL)
+    match_levels(list(y = factor("a")), NULL)
   })
 })
 

@@ -8,7 +8,7 @@ test_that("shapes and values are sent in Python's form", {
     categories = list(color = factor(c("red", "blue")), size = c(1, 5), kind = "one"),
     tfrecord_spec = c(a = "float32", words = "int64[]")
   )
-  fields <- lapply(as_python_data_options(unclass(options)), as_python_setting, call = NULL)
+  fields <- lapply(as_python_data_options(unclass(options)), as_python_setting)
   expect_identical(
     fields$tensors,
     list(
