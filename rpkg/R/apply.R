@@ -101,8 +101,7 @@ check_worker_function <- function(f, arg = caller_arg(f)) {
   check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg)
   if (length(formals(f)) == 0L) {
     problem <- sprintf("`%s` must take an argument, the worker's context.", arg)
-    advice <- "Write `function(ctx)`; `ctx$rank` is the number of the worker."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Write `function(ctx)`; `ctx$rank` is the number of the worker.")
   }
 }
 
@@ -138,8 +137,7 @@ check_apply_data <- function(data, route, arg = caller_arg(data)) {
   }
   if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
     problem <- sprintf("`%s` must have columns with unique names.", arg)
-    advice <- "Write `list(image = x, label = y)`, or pass a data frame."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Write `list(image = x, label = y)`, or pass a data frame.")
   }
   at <- rlang::set_names(paste0(arg, "$", names(data)), names(data))
   for (name in names(data)) {

@@ -116,8 +116,7 @@ check_array_type <- function(x, arg, label, text) {
   # is.numeric() is FALSE for factors, dates and times.
   fits <- is.numeric(x) || is.logical(x) || is.raw(x)
   fits <- fits || (text && is.character(x)) || (label && is.factor(x))
-  expected <- if (label) "a numeric array or a factor" else "a numeric array"
-  check_fits(x, fits, expected, FALSE, arg)
+  check_fits(x, fits, if (label) "a numeric array or a factor" else "a numeric array", FALSE, arg)
 }
 
 check_no_missing <- function(x, arg) {

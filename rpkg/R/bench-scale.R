@@ -89,9 +89,8 @@ check_train <- function(train) {
   if (rlang::is_string(train)) {
     return(invisible())
   }
-  fits <- is.function(train) && !is_python(train)
   expected <- "a function that calls `barrier_train()`, or the path of a script"
-  check_fits(train, fits, expected, FALSE, "train")
+  check_fits(train, is.function(train) && !is_python(train), expected, FALSE, "train")
   takes <- names(formals(args(train)))
   if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
     abort_input(

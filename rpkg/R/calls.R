@@ -138,9 +138,8 @@ check_arguments <- function(names, frame = caller_env()) {
   shown <- vapply(names(plain), name_argument, "", frame = frame)
   check_values(plain, shown)
   if (has_pybackend()) {
-    plain <- lapply(plain, as_python_setting)
     takes_elastic <- exists("validation_data", frame, inherits = FALSE)
-    call_bridge("check_options", plain, as.list(shown), takes_elastic)
+    call_bridge("check_options", lapply(plain, as_python_setting), as.list(shown), takes_elastic)
   }
   values
 }

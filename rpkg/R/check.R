@@ -12,9 +12,8 @@ check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x)) {
 }
 
 check_positive <- function(x, finite = TRUE, arg = caller_arg(x)) {
-  fits <- is_number(x) && x > 0 && !(finite && is.infinite(x))
   expected <- sprintf("a %snumber greater than 0", if (finite) "finite " else "")
-  check_fits(x, fits, expected, FALSE, arg)
+  check_fits(x, is_number(x) && x > 0 && !(finite && is.infinite(x)), expected, FALSE, arg)
 }
 
 is_number <- function(x) is.numeric(x) && length(x) == 1L && !is.na(x)
@@ -33,9 +32,8 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
 }
 
 check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x)) {
-  fits <- length(x) == 1L && x %in% choices
   expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
-  check_fits(x, fits, expected, allow_null, arg)
+  check_fits(x, length(x) == 1L && x %in% choices, expected, allow_null, arg)
 }
 
 check_fits <- function(x, fits, expected, allow_null = FALSE, arg = caller_arg(x)) {
@@ -56,8 +54,7 @@ check_installed <- function(packages, why) {
 
 abort_expected <- function(x, expected, allow_null, arg, hint = NULL) {
   null_or <- if (allow_null) "`NULL` or " else ""
-  problem <- sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x))
-  abort_input(problem, i = hint)
+  abort_input(sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)), i = hint)
 }
 
 quote_for <- function(choices) if (is.character(choices)) "\"" else ""
@@ -141,8 +138,7 @@ check_dots_empty <- function(..., frame = caller_env()) {
     problem <- sprintf("%s got the unnamed argument %s.", called, value)
     abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(frame)))
   }
-  known <- names(formals(rlang::frame_fn(frame)))
-  instead <- find_instead(name, setdiff(known, "..."))
+  instead <- find_instead(name, setdiff(names(formals(rlang::frame_fn(frame))), "..."))
   abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead)
 }
 

@@ -13,8 +13,7 @@ find_python <- function(python) {
   version <- version_of_python(found)
   if (version < "3.11" || version >= "3.14") {
     problem <- sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version)
-    advice <- "Leave out `python` to use the newest of these on this machine."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Leave out `python` to use the newest of these on this machine.")
   }
   found
 }

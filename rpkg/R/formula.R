@@ -201,8 +201,7 @@ check_predictors <- function(predictors) {
 
 formula_frame <- function(terms, data, arg) {
   tryCatch(stats::model.frame(terms, data, na.action = stats::na.pass), error = function(error) {
-    problem <- sprintf("The formula cannot be applied to `%s`.", arg)
-    abort_input(problem, x = conditionMessage(error))
+    abort_input(sprintf("The formula cannot be applied to `%s`.", arg), x = conditionMessage(error))
   })
 }
 

@@ -57,8 +57,7 @@ check_matrix_order <- function(names, known, arg) {
     first <- which(names != known)[[1L]]
     text <- "`%s` has \"%s\" where the training has \"%s\"."
     problem <- sprintf(text, arg, names[[first]], known[[first]])
-    advice <- "Put the columns of its matrix in the order of the training."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Put the columns of its matrix in the order of the training.")
   }
 }
 

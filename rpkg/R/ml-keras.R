@@ -252,8 +252,7 @@ pipeline_connection <- function(x) {
     return(x$sc)
   }
   fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
-  expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-  check_fits(x, fits, expected)
+  check_fits(x, fits, "a connection, an `ml_pipeline()` or a table of sparklyr")
   sc <- sparklyr::spark_connection(x)
   check_pipeline_connection(sc)
   sc
@@ -262,9 +261,8 @@ pipeline_connection <- function(x) {
 check_pipeline_connection <- function(sc) {
   route <- check_sc(sc, "sc")
   if (route$kind != "sparklyr") {
-    problem <- "Pipelines with Keras need a connection of sparklyr itself."
     advice <- "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
-    abort_input(problem, i = advice)
+    abort_input("Pipelines with Keras need a connection of sparklyr itself.", i = advice)
   }
   check_installed("dplyr", "A Spark table")
   route

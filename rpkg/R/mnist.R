@@ -72,8 +72,7 @@ train_mnist <- take_options(
     limit <- check_count(limit, allow_null = TRUE)
     settings <- check_arguments(mnist_options)
     arguments <- list(pybackend()$train_mnist, open_session(route), path = path, limit = limit)
-    plain <- as_python_settings(settings)
-    result <- do.call(call_python, c(arguments, plain))
+    result <- do.call(call_python, c(arguments, as_python_settings(settings)))
     fit <- new_fit(result, list(levels = as.character(0:9)), settings)
     record_training(fit)
     fit

@@ -137,8 +137,7 @@ write_fit <- function(fit, path) {
   is_weights <- identical(format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     problem <- "Keras cannot write this model as a whole: the fit has only its weights."
-    advice <- "Name the file *.weights.h5, and load it with `model$load_weights()`."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Name the file *.weights.h5, and load it with `model$load_weights()`.")
   }
   save <- pybackend()$save_model
   if (!endsWith(path, paste0(".", format))) {
@@ -174,8 +173,7 @@ decode_fit <- function(fit) {
   }
   custom_objects <- living_objects(fit$custom_objects)
   if (is.null(fit$model_uri)) {
-    text <- fit$model_base64
-    return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256))
+    return(decode_model(fit$model_base64, custom_objects, fit$safe_mode, fit$model_sha256))
   }
   call_bridge(
     "read_model",
@@ -216,8 +214,7 @@ abort_no_model <- function(model, expected, arg) {
     reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
     sprintf("Load the file: `%s(\"%s\")`.", reader, model)
   }
-  problem <- sprintf("`%s` must be %s, not %s.", arg, expected, describe(model))
-  abort_input(problem, i = advice)
+  abort_input(sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)), i = advice)
 }
 
 is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)

@@ -79,8 +79,7 @@ check_engine_arguments <- function(given) {
   if (length(unknown)) {
     others <- sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
     advice <- find_instead(unknown[[1L]], known, others)
-    problem <- sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]])
-    abort_input(problem, i = advice)
+    abort_input(sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]), i = advice)
   }
 }
 

@@ -36,8 +36,7 @@ line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 # The values to draw, and with `smooth` their smooth line.
 plotted_history <- function(fit, metrics, smooth) {
   fits <- rlang::is_bool(smooth) || (is_number(smooth) && smooth >= 0 && smooth < 1)
-  expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
-  check_fits(smooth, fits, expected)
+  check_fits(smooth, fits, "`TRUE`, `FALSE` or a number from 0 to below 1")
   check_strings(metrics, allow_null = TRUE)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {

@@ -9,8 +9,7 @@ choose_columns <- function(given, formula, data_options, data) {
   check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options")
   check_no_database(data, "data")
   if (inherits(data, "recipe")) {
-    problem <- "`data` is a recipe."
-    abort_input(problem, i = "Write `barrier_train(sc, model, data_frame, recipe)`.")
+    abort_input("`data` is a recipe.", i = "Write `barrier_train(sc, model, data_frame, recipe)`.")
   }
   if (is.null(formula)) {
     given$label <- given$label %||% "label"

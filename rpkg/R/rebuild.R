@@ -75,8 +75,7 @@ weights_of <- function(fit) {
   if (!is.null(fit$model_uri)) {
     text <- call_bridge("read_model_text", fit$model_uri)
   }
-  known <- fit$rebuilding[c("inputs", "digest")]
-  c(list(text = text, sha256 = fit$model_sha256), known)
+  c(list(text = text, sha256 = fit$model_sha256), fit$rebuilding[c("inputs", "digest")])
 }
 
 # The model for Python. If it cannot be a file, it is sent as a function, and the workers run R.

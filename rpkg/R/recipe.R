@@ -54,9 +54,8 @@ bake_rows <- function(preparation, data, arg, with_label) {
   }
   if (!is.null(preparation$skipped)) {
     text <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
-    problem <- sprintf(text, preparation$skipped, preparation$label, arg)
     advice <- "Metrics of unchanged labels are not comparable: change the labels before the recipe."
-    abort_input(problem, i = advice)
+    abort_input(sprintf(text, preparation$skipped, preparation$label, arg), i = advice)
   }
   rows <- run_recipe(recipes::bake(recipe, data), arg)
   plain_weights(rows, preparation$weight)

@@ -102,8 +102,7 @@ select_features <- function(quo, columns, read, others, arg = "features") {
   found <- select_by_tidyselect(quo, names, arg)
   if (!length(found)) {
     problem <- sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo))
-    advice <- sprintf("Its columns are %s.", list_names(column_names(names)))
-    abort_input(problem, i = advice)
+    abort_input(problem, i = sprintf("Its columns are %s.", list_names(column_names(names))))
   }
   setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
 }

@@ -40,9 +40,8 @@ check_sql_names <- function(names) {
   apostrophes <- lengths(regmatches(names, gregexpr("'", names, fixed = TRUE)))
   odd <- names[apostrophes %% 2L == 1L | grepl("${", names, fixed = TRUE)]
   if (length(odd)) {
-    problem <- sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]])
     advice <- "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
-    abort_input(problem, i = advice)
+    abort_input(sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]), i = advice)
   }
 }
 

@@ -99,9 +99,8 @@ check_table_name <- function(table, con) {
   if (inherits(table, "tbl_lazy")) {
     parts <- unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table))
     if (is.null(parts)) {
-      problem <- "`table` is a query, not a table of the database."
       advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
-      abort_input(problem, i = advice)
+      abort_input("`table` is a query, not a table of the database.", i = advice)
     }
     return(parts)
   }

@@ -39,8 +39,7 @@ as_sql_expressions <- function(fit) {
   expressions <- formula_expressions(preparation)
   if (!identical(names(expressions), as.character(fit$features))) {
     problem <- "The formula's columns cannot be computed in SQL."
-    advice <- "Compute them in the database, and pass their names as `features`."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Compute them in the database, and pass their names as `features`.")
   }
   expressions
 }
@@ -252,9 +251,8 @@ as_sql_call <- function(expr) {
 abort_not_sql <- function(expr) {
   # Without the numbers that the training has fixed.
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
-  problem <- sprintf("`%s` of the formula cannot be translated to SQL.", shown)
   advice <- "Compute its column in the database, and pass the columns' names as `features`."
-  abort_input(problem, i = advice)
+  abort_input(sprintf("`%s` of the formula cannot be translated to SQL.", shown), i = advice)
 }
 
 # Check on some rows of the database that it computes the same as R.

@@ -150,8 +150,7 @@ to_sql <- function(
   table <- check_table_name(table, dialect)
   con <- if (!rlang::is_string(dialect)) dialect
   if (is.null(con)) {
-    known <- c("duckdb", "postgresql", "sqlite", "spark", "oracle")
-    check_one_of(dialect, known)
+    check_one_of(dialect, c("duckdb", "postgresql", "sqlite", "spark", "oracle"))
   } else {
     dialect <- find_dialect(dialect, "dialect")
   }

@@ -99,8 +99,7 @@ board_folder <- function(x) {
     }
     return(x$tensorboard)
   }
-  fits <- is.null(x) || rlang::is_string(x)
-  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder")
+  check_fits(x, is.null(x) || rlang::is_string(x), "`NULL`, a `tfdist_fit` or a folder")
   if (!is.null(x)) expand_path(x)
 }
 

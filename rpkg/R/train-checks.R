@@ -42,8 +42,7 @@ class_weight_codes <- function(weights, data) {
   }
   if (identical(data$kind, "function")) {
     problem <- "`class_weight` needs labels that are known in advance, but `data` is a function."
-    advice <- "Return batches of `(x, y, sample_weight)` from it instead."
-    abort_input(problem, i = advice)
+    abort_input(problem, i = "Return batches of `(x, y, sample_weight)` from it instead.")
   }
   if (!is.null(data$sample_weight) || !is.null(data$weight)) {
     problem <- "`class_weight` cannot be used together with row weights in `data`."
@@ -65,9 +64,8 @@ class_codes <- function(classes, levels) {
   if (!is.null(levels) && all(classes %in% levels)) {
     codes <- match(classes, levels) - 1L
   } else {
-    known <- if (is.null(levels)) Inf else length(levels)
     codes <- suppressWarnings(as.integer(classes))
-    unknown <- which(!is_code | codes >= known)
+    unknown <- which(!is_code | codes >= if (is.null(levels)) Inf else length(levels))
     # If some names are levels, report one that is not.
     strange <- setdiff(unknown, which(classes %in% levels))
     if (length(unknown)) {

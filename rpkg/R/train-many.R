@@ -137,8 +137,7 @@ check_trial_model <- function(model, model_fn) {
   arg <- if (is.null(model)) "model_fn" else "model"
   f <- model %||% model_fn
   fits <- is.function(f) && !is.primitive(f) && !is_python(f)
-  expected <- "an R function whose arguments are the names in `grid`"
-  check_fits(f, fits, expected, FALSE, arg)
+  check_fits(f, fits, "an R function whose arguments are the names in `grid`", FALSE, arg)
 }
 
 # A list of rows, or a list of lists of values, for Python.

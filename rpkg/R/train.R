@@ -359,12 +359,10 @@ check_one_model <- function(model, model_fn) {
     return(check_model(model, arg = "model"))
   }
   if (!is.null(model)) {
-    problem <- "`model` and `model_fn` cannot be used together."
     advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
-    abort_input(problem, i = advice)
+    abort_input("`model` and `model_fn` cannot be used together.", i = advice)
   }
-  fits <- !is.primitive(model_fn) && !is_python(model_fn)
   expected <- "an R function without arguments"
-  check_fits(model_fn, fits, expected, FALSE, "model_fn")
+  check_fits(model_fn, !is.primitive(model_fn) && !is_python(model_fn), expected, FALSE, "model_fn")
   check_model(model_fn, expected, "model_fn")
 }
