@@ -36,15 +36,12 @@
 #'   column, or `NULL` at the end. If you also pass `roles`, it may contain only chiefs and workers.
 #' @param verbose 2 shows the workers' output; 0 and 1 do not.
 #' @param timeout As in [barrier_train()]. The function `f` itself has no time limit.
-#'
 #' @return A list with one value per worker, in rank order. Vectors, factors, lists and data frames
 #'   retain their attributes. Return a Keras model as
 #'   `reticulate::import("pybackend")$model_to_base64(model)`.
-#'
 #' @section Errors:
 #' An error in `f` stops all workers and is raised in this session as a `tfdist_error_worker_failed`
 #' with the message, the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
-#'
 #' @export
 #' @examples
 #' \dontrun{
@@ -87,9 +84,8 @@ barrier_apply <- function(
 
   fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f")
   run <- function(rows) {
-    arguments <- list(pybackend()$barrier_run, open_r_workers(route), fn)
-    plain <- as_python_settings(settings)
-    do.call(call_python, c(arguments, plain, list(roles = roles, data = rows)))
+    plain <- c(as_python_settings(settings), list(roles = roles, data = rows))
+    call_python(pybackend()$barrier_run, open_r_workers(route), fn, !!!plain)
   }
   session <- if (identical(data$kind, "table")) open_session(route)
   values <- with_python_data(data, session, run)
@@ -107,20 +103,15 @@ check_worker_function <- function(f, arg = caller_arg(f)) {
 
 # Counts of workers by role, as a list for Python, which checks the names and combinations.
 check_roles <- function(x, arg = caller_arg(x)) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
   counts <- unlist(x)
-  is_count <- length(counts) == length(x) && is.numeric(counts)
-  is_count <- is_count && rlang::is_integerish(counts, finite = TRUE)
-  if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
-    abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg)
-  }
-  invisible(as.list(counts))
+  fits <- has_unique_names(x) && length(counts) == length(x) && is.numeric(counts)
+  fits <- fits && rlang::is_integerish(counts, finite = TRUE) && all(counts >= 0)
+  expected <- "counts of workers by role, e.g. `c(chief = 1, worker = 2)`"
+  check_fits(x, fits, expected, TRUE, arg)
+  invisible(as_list_or_null(counts))
 }
 
 # The argument `data` of barrier_apply(): named columns whose rows the function iterates over.
-
 check_apply_data <- function(data, route, arg = caller_arg(data)) {
   if (is.null(data)) {
     return(NULL)
@@ -133,9 +124,14 @@ check_apply_data <- function(data, route, arg = caller_arg(data)) {
     return(list(kind = "table", value = data))
   }
   if (!is.list(data)) {
-    abort_apply_data(data, arg)
+    abort_input(
+      sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
+      i = "It can be:",
+      "*" = "a data frame, or a list of arrays with names;",
+      "*" = "a sparklyr table, or a PySpark or pandas DataFrame."
+    )
   }
-  if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
+  if (!has_unique_names(data)) {
     problem <- sprintf("`%s` must have columns with unique names.", arg)
     abort_input(problem, i = "Write `list(image = x, label = y)`, or pass a data frame.")
   }
@@ -145,13 +141,4 @@ check_apply_data <- function(data, route, arg = caller_arg(data)) {
   }
   check_same_rows(data, at)
   list(kind = "columns", value = as.list(data))
-}
-
-abort_apply_data <- function(data, arg) {
-  abort_input(
-    sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
-    i = "It can be:",
-    "*" = "a data frame, or a list of arrays with names;",
-    "*" = "a sparklyr table, or a PySpark or pandas DataFrame."
-  )
 }

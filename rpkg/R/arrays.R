@@ -37,7 +37,7 @@ check_characters <- function(x, arg) {
 
 # Column names of a matrix, or of each matrix in a named list.
 matrix_columns <- function(x) {
-  if (is.list(x) && !is_python(x)) {
+  if (is_r_list(x)) {
     found <- lapply(x, matrix_columns)
     is_known <- has_unique_names(x) && all(vapply(found, is.character, NA))
     return(if (is_known) found)
@@ -49,7 +49,7 @@ matrix_columns <- function(x) {
 # Select the columns of the training by their names, in their order, as from a data frame. Arrays
 # without column names are used by position.
 order_columns <- function(x, known, arg) {
-  if (is.list(x) && !is_python(x)) {
+  if (is_r_list(x)) {
     both <- if (is.list(known)) intersect(names(x), names(known))
     x[both] <- lapply(both, function(name) {
       order_columns(x[[name]], known[[name]], sprintf("%s$%s", arg, name))
@@ -128,30 +128,32 @@ check_no_missing <- function(x, arg) {
   }
 }
 
+# Python's lists and dicts are lists of R, too.
+is_r_list <- function(x) is.list(x) && !is_python(x)
+
 count_rows <- function(x) {
   if (is_python(x)) {
     # A Spark DataFrame has no length here.
-    return(tryCatch(reticulate::py_len(x), error = function(error) NA_integer_))
+    tryCatch(reticulate::py_len(x), error = function(error) NA_integer_)
+  } else {
+    NROW(x)
   }
-  if (is.null(dim(x))) length(x) else dim(x)[[1L]]
 }
 
-as_numpy <- function(x, dtype) {
+as_numpy <- function(x, dtypes) {
   if (is_python(x)) {
     return(x)
   }
   numpy <- reticulate::import("numpy", convert = FALSE)
+  dtype <- c(integer = "int32", raw = "uint8", dtypes)[typeof(x)]
+  dtype <- if (is.na(dtype)) dtypes[["double"]] else unname(dtype)
   numpy$ascontiguousarray(as_plain_array(x), dtype = dtype)
 }
 
-as_feature_array <- function(x) {
-  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32"))
-}
+as_feature_array <- function(x) as_numpy(x, c(character = "str", double = "float32"))
 
 # Columns of barrier_apply() retain their type: doubles are not converted to float32.
-as_column_array <- function(x) {
-  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", logical = "bool", "float64"))
-}
+as_column_array <- function(x) as_numpy(x, c(logical = "bool", double = "float64"))
 
 as_label_array <- function(y) {
   if (is.factor(y)) {
@@ -178,9 +180,6 @@ as_plain_array <- function(x) {
 
 # Arguments for Keras: one array, or a list of several; a named list becomes a dict.
 as_input <- function(x, as_array) {
-  if (!is.list(x) || is_python(x)) {
-    return(as_array(x))
-  }
   # Not reticulate::dict(), which replaces a name by the variable of that name if there is one.
-  reticulate::r_to_py(lapply(x, as_array))
+  if (is_r_list(x)) reticulate::r_to_py(lapply(x, as_array)) else as_array(x)
 }

@@ -21,15 +21,14 @@
 #' @param project Largest number of workers to predict step times for, with a model that is fitted
 #'   to the measured steps. `NULL`: no prediction.
 #' @param verbose 1 prints one line per training run; 0 prints nothing.
-#'
 #' @return A data frame with one row for each combination of mode and number of workers: `mode`,
 #'   `workers`, `batch_size` (rows per worker), `seconds` (per step) and its parts `data`,
 #'   `compute`, `communication` and `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is
 #'   linear), `is_crowded` (more workers than cores), `steps` (number of measured steps), `jitter`
 #'   (how much the duration of a worker's own part of a step varies, as the standard deviation of
-#'   its logarithm) and `is_projected`. What was not measured of a projected row is
-#'   `NA`. Speedups are relative to the smallest number of workers, which is assumed to scale
-#'   linearly. `print()` shows the most important columns.
+#'   its logarithm) and `is_projected`. What was not measured of a projected row is `NA`. Speedups
+#'   are relative to the smallest number of workers, which is assumed to scale linearly. `print()`
+#'   shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{

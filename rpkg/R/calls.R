@@ -114,7 +114,7 @@ as_python_options <- function(options) {
   if (inherits(options, "tfdist_launcher")) {
     fields <- drop_null(fields)
   }
-  do.call(call_python, c(list(pybackend()[[python_makers[[maker]]]]), fields))
+  call_python(pybackend()[[python_makers[[maker]]]], !!!fields)
 }
 
 # `list("linear", warmup_epochs = 5)` as an object of Python's class.
@@ -123,8 +123,7 @@ as_python_rule <- function(rule, class) {
     return(rule)
   }
   check_values(rule[nzchar(rlang::names2(rule))])
-  fields <- lapply(rule, as_python_setting)
-  do.call(call_python, c(list(pybackend()[[class]]), fields))
+  call_python(pybackend()[[class]], !!!lapply(rule, as_python_setting))
 }
 
 # Values of the options with these names, taken from the calling function and checked by Python.
@@ -149,28 +148,23 @@ check_callbacks <- function(x, arg = caller_arg(x)) {
   if (is_callback(x)) {
     x <- list(x)
   }
-  if (!is.null(x) && !is.list(x)) {
-    expected <- "a list of Keras callbacks (Python objects), observers and trackers"
-    abort_expected(x, expected, TRUE, arg, hint = hint_observer(x))
-  }
-  for (i in seq_along(x)) {
-    if (!is_callback(x[[i]])) {
-      expected <- "a Keras callback (a Python object), an observer or a tracker"
-      element <- sprintf("%s[[%d]]", arg, i)
-      abort_expected(x[[i]], expected, FALSE, element, hint = hint_observer(x[[i]]))
+  hint_observer <- function(x) {
+    if (is.function(x)) {
+      "Pass `observer(on_epoch_end = )`, which calls your function in this session."
     }
+  }
+  expected <- "a list of Keras callbacks (Python objects), observers and trackers"
+  check_fits(x, is.list(x), expected, TRUE, arg, hint_observer(x))
+  one <- "a Keras callback (a Python object), an observer or a tracker"
+  for (i in seq_along(x)) {
+    element <- sprintf("%s[[%d]]", arg, i)
+    check_fits(x[[i]], is_callback(x[[i]]), one, FALSE, element, hint_observer(x[[i]]))
   }
   invisible(if (length(x)) unname(x))
 }
 
-hint_observer <- function(x) {
-  if (is.function(x)) {
-    "Pass `observer(on_epoch_end = )`, which calls your function in this session."
-  }
-}
-
 check_custom_objects <- function(x, arg = caller_arg(x)) {
   is_dict <- inherits(x, "python.builtin.dict")
-  fits <- is_dict || (is.list(x) && !is_python(x) && rlang::is_named(x))
+  fits <- is_dict || (is_r_list(x) && rlang::is_named(x))
   check_fits(x, fits, "a named list of Python classes or functions", TRUE, arg)
 }

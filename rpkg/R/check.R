@@ -32,13 +32,21 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
 }
 
 check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x)) {
-  expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
+  expected <- paste("one of", toString(encodeString(choices, quote = "\"")))
   check_fits(x, length(x) == 1L && x %in% choices, expected, allow_null, arg)
 }
 
-check_fits <- function(x, fits, expected, allow_null = FALSE, arg = caller_arg(x)) {
+check_fits <- function(
+  x,
+  fits,
+  expected,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  hint = NULL
+) {
   if (!fits && !(allow_null && is.null(x))) {
-    abort_expected(x, expected, allow_null, arg)
+    expected <- paste0(if (allow_null) "`NULL` or ", expected)
+    abort_input(sprintf("`%s` must be %s, not %s.", arg, expected, describe(x)), i = hint)
   }
   invisible(x)
 }
@@ -52,13 +60,6 @@ check_installed <- function(packages, why) {
   }
 }
 
-abort_expected <- function(x, expected, allow_null, arg, hint = NULL) {
-  null_or <- if (allow_null) "`NULL` or " else ""
-  abort_input(sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)), i = hint)
-}
-
-quote_for <- function(choices) if (is.character(choices)) "\"" else ""
-
 # Description of an unexpected value for an error: "the string \"two\"", "a list of 3".
 describe <- function(x) {
   if (missing(x)) {
@@ -69,17 +70,7 @@ describe <- function(x) {
     sprintf("a Python object of class %s", class(x)[[1L]])
   } else if (is.function(x)) {
     "a function"
-  } else if (is.object(x) || !is.atomic(x) || !is.null(dim(x))) {
-    describe_object(x)
-  } else if (length(x) == 1L) {
-    describe_scalar(x)
-  } else {
-    describe_vector(x)
-  }
-}
-
-describe_object <- function(x) {
-  if (is.data.frame(x)) {
+  } else if (is.data.frame(x)) {
     sprintf("a data frame of %s", format_count(nrow(x), "row"))
   } else if (is.object(x)) {
     sprintf("an object of class %s", class(x)[[1L]])
@@ -88,35 +79,29 @@ describe_object <- function(x) {
   } else if (!is.null(dim(x))) {
     kind <- if (is.numeric(x)) "an array" else sprintf("an array of type %s", typeof(x))
     sprintf("%s, %s", kind, paste(dim(x), collapse = " x "))
-  } else {
+  } else if (!is.atomic(x)) {
     sprintf("an object of type %s", typeof(x))
-  }
-}
-
-describe_scalar <- function(x) {
-  if (is.na(x) && !is.nan(x)) {
-    "`NA`"
-  } else if (is.character(x)) {
-    sprintf("the string %s", encodeString(shorten(x), quote = "\""))
-  } else if (is.logical(x)) {
-    sprintf("`%s`", x)
-  } else if (is.numeric(x)) {
-    sprintf("the number %s", format(x, digits = 15, decimal.mark = "."))
   } else {
-    sprintf("a value of type %s", typeof(x))
+    describe_vector(x, type = if (is.numeric(x)) "numeric" else typeof(x))
   }
 }
 
-describe_vector <- function(x) {
-  kind <- switch(
-    typeof(x),
-    character = "strings",
-    double = ,
-    integer = "numbers",
-    logical = "logical values",
-    sprintf("values of type %s", typeof(x))
+describe_vector <- function(x, type) {
+  if (length(x) != 1L) {
+    kinds <- c(character = "strings", numeric = "numbers", logical = "logical values")
+    kind <- if (type %in% names(kinds)) kinds[[type]] else sprintf("values of type %s", type)
+    return(sprintf("a vector of %d %s", length(x), kind))
+  }
+  if (is.na(x) && !is.nan(x)) {
+    return("`NA`")
+  }
+  switch(
+    type,
+    character = sprintf("the string %s", encodeString(shorten(x), quote = "\"")),
+    logical = sprintf("`%s`", x),
+    numeric = sprintf("the number %s", format(x, digits = 15, decimal.mark = ".")),
+    sprintf("a value of type %s", type)
   )
-  sprintf("a vector of %d %s", length(x), kind)
 }
 
 shorten <- function(x, width = 60L) {
@@ -136,7 +121,9 @@ check_dots_empty <- function(..., frame = caller_env()) {
   if (!nzchar(name)) {
     value <- rlang::as_label(given[[1L]])
     problem <- sprintf("%s got the unnamed argument %s.", called, value)
-    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(frame)))
+    known <- names(formals(rlang::frame_fn(frame)))
+    positions <- paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
+    abort_input(problem, i = sprintf("Only %s may be unnamed.", positions))
   }
   instead <- find_instead(name, setdiff(names(formals(rlang::frame_fn(frame))), "..."))
   abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead)
@@ -163,16 +150,11 @@ required_advice <- list(
 )
 
 # "`barrier_train()`"; "The function" if do.call() received a function without a name.
-name_called <- function(frame) {
+name_called <- function(frame = user_frame()) {
   called <- rlang::frame_call(frame)
   # Users call a method by the name of its generic.
   name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
   if (is.null(name)) "The function" else sprintf("`%s()`", name)
-}
-
-list_positions <- function(frame) {
-  known <- names(formals(rlang::frame_fn(frame)))
-  paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
 }
 
 # Python knows what to pass instead of arguments that have another form here.

@@ -97,7 +97,7 @@ mark_unpacked <- function(expr) {
 
 # Functions in lists, in which globalsOf() does not search.
 list_functions <- function(values) {
-  lists <- Filter(function(value) is.list(value) && !is_python(value), values)
+  lists <- Filter(function(value) is_r_list(value), values)
   members <- do.call(c, c(list(list()), lapply(unname(lists), unclass)))
   Filter(function(member) is.function(member) && !is.primitive(member), members)
 }

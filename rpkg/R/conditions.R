@@ -16,8 +16,8 @@
 #'
 #' The condition contains the fields of the worker's report: `rank` (from 0), `host`,
 #' `exception_type` (the class of the Python exception), `traceback`, `log` (the last lines that the
-#' worker printed) and `timeline` (what all workers did and when, a data frame as in
-#' [tfdist_fit]). Unknown fields are `NULL`.
+#' worker printed) and `timeline` (what all workers did and when, a data frame as in [tfdist_fit]).
+#' Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples
@@ -69,17 +69,15 @@ abort_input <- function(...) {
 }
 
 abort_python <- function(error) {
-  known <- condition_classes[error$class]
-  class <- if (is.na(known)) "tfdist_error_python" else unname(known)
-  if (is.na(known)) {
-    message <- sprintf("%s: %s", error$class, error$message)
-    message <- c(message, i = traceback_tail(error$traceback))
-  } else {
-    message <- as_sentences(error$message)
-  }
+  class <- unname(condition_classes[error$class])
+  is_known <- !is.na(class)
   abort_tfdist(
-    message,
-    class,
+    if (is_known) {
+      as_sentences(error$message)
+    } else {
+      c(sprintf("%s: %s", error$class, error$message), i = traceback_tail(error$traceback))
+    },
+    if (is_known) class else "tfdist_error_python",
     rank = error$rank,
     host = error$host,
     exception_type = error$exception_type,

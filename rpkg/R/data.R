@@ -96,7 +96,7 @@ split_data <- function(data, arg) {
 
 # One array, or a list of them for a model of several inputs or outputs.
 check_arrays <- function(x, arg, label = FALSE, text = FALSE, may_be_empty = FALSE) {
-  if (!is.list(x) || is_python(x)) {
+  if (!is_r_list(x)) {
     return(check_array(x, arg, label, text, may_be_empty))
   }
   if (length(x) == 0L) {
@@ -111,10 +111,8 @@ check_same_rows <- function(parts, at) {
   rows <- unlist(lapply(names(parts), function(part) count_all_rows(parts[[part]], at[[part]])))
   rows <- rows[!is.na(rows)]
   if (length(unique(rows)) > 1L) {
-    counts <- sprintf("`%s` has %d", names(rows), rows)
-    if (length(counts) > 5L) {
-      counts <- c(utils::head(counts, 5L), sprintf("and so on: %d arrays in all", length(rows)))
-    }
+    more <- if (length(rows) > 5L) sprintf("and so on: %d arrays in all", length(rows))
+    counts <- c(utils::head(sprintf("`%s` has %d", names(rows), rows), 5L), more)
     numbers <- Filter(function(part) is_list_of_values(parts[[part]]), names(parts))
     abort_input(
       "The arrays must have the same number of rows.",
@@ -132,7 +130,7 @@ is_list_of_values <- function(x) {
 }
 
 count_all_rows <- function(x, arg) {
-  if (!is.list(x) || is_python(x)) {
+  if (!is_r_list(x)) {
     return(rlang::set_names(count_rows(x), arg))
   }
   rlang::set_names(vapply(x, count_rows, 1L), sprintf("%s[[%d]]", arg, seq_along(x)))
@@ -236,9 +234,7 @@ describe_labels <- function(y) {
   describe_one <- function(y) {
     list(levels = levels(y), ordered = is.ordered(y), columns = matrix_columns(y))
   }
-  if (!is_python(y)) {
-    if (is.list(y)) lapply(y, describe_one) else list(describe_one(y))
-  }
+  if (!is_python(y)) lapply(if (is.list(y)) y else list(y), describe_one)
 }
 
 # TRUE if the label is numeric and the training had a factor of numbers: they are its levels.
@@ -280,9 +276,7 @@ inform_levels <- function(levels) {
     return(invisible())
   }
   codes <- sprintf("%s = %d", levels, seq_along(levels) - 1L)
-  if (length(codes) > 10L) {
-    codes <- c(codes[1:8], "...", codes[[length(codes)]])
-  }
+  codes <- if (length(codes) > 10L) c(codes[1:8], "...", codes[[length(codes)]]) else codes
   text <- sprintf("The levels of the label become codes: %s.", toString(codes))
   rlang::inform(text, class = "tfdist_message_levels")
 }

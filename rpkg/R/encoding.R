@@ -91,22 +91,12 @@ abort_unknown_codes <- function(name, column, arg, known_from) {
 
 # The levels of a factor, or the sorted values, in Python's order regardless of the locale.
 column_values <- function(column) {
-  if (is.factor(column)) {
-    levels(column)
-  } else {
-    as_comparable_values(sort(unique(column), method = "radix"))
-  }
+  levels(column) %||% as_comparable_values(sort(unique(column), method = "radix"))
 }
 
 is_one_hot <- function(name, encode) identical(as.list(encode)[[name]], "one_hot")
 
 remains_text <- function(name, encode) identical(as.list(encode)[[name]], "text")
-
-# A one-hot matrix with a column for each value, or a matrix of the codes, which start at 0.
-encode_values <- function(column, values, one_hot) {
-  codes <- match_values(column, values)
-  if (one_hot) outer(codes, seq_along(values), `==`) else as.matrix(codes - 1L)
-}
 
 # Names of the numbers of each input, in their order: `column_value` if one-hot.
 name_numbers <- function(data, features, categories, encode) {
@@ -153,8 +143,5 @@ narrow_columns <- function(columns, data) {
 
 # Check before any worker starts that the model takes as many numbers per row as the features have.
 check_inputs <- function(model, names) {
-  if (!is.null(names)) {
-    names <- if (is.list(names)) lapply(names, as.list) else as.list(names)
-    call_bridge("check_inputs", model, names)
-  }
+  if (!is.null(names)) call_bridge("check_inputs", model, as_python_features(names))
 }

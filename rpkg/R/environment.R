@@ -162,7 +162,6 @@ abort_logged <- function(problem, log, lines = 8L) {
 #' @param environment `"this"` (default): the environment of this session, such as the one that
 #'   [install_tfdist()] made. Or the folder of a virtual environment on this machine. For conda
 #'   environments use conda-pack, whose files [resources()] accepts.
-#'
 #' @return `path`, invisibly. A message shows the size of the file and what it contains.
 #' @export
 #' @examplesIf FALSE

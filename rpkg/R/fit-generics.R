@@ -12,7 +12,6 @@
 #'   that [barrier_evaluate()] accepts.
 #' @param label The label column, as in [barrier_train()]. `NULL`: the label that the fit was
 #'   trained with.
-#'
 #' @return The same value that [barrier_evaluate()] returns: a named vector with the `loss` and each
 #'   metric; a list if a metric has several values.
 #' @exportS3Method generics::evaluate
@@ -40,7 +39,7 @@ evaluate.tfdist_fit <- function(
   features <- rlang::enquo(features)
   weight <- rlang::enquo(weight)
   data <- if (is.null(y)) x else list(x, y)
-  if (!is.list(data) || is_python(data) || inherits(data, "tbl_spark")) {
+  if (!is_r_list(data) || inherits(data, "tbl_spark")) {
     sc <- if (inherits(data, "tbl_spark")) sparklyr::spark_connection(data) else "local"
     return(barrier_evaluate(
       sc,
@@ -68,9 +67,7 @@ evaluate_in_session <- function(fit, data, batch_size) {
     abort_input(problem, i = "Compile `fit$model`, and evaluate that.")
   }
   figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size)
-  figures <- plain_metrics(figures[order(names(figures) != "loss")])
-  record_evaluation(figures)
-  figures
+  record_evaluation(plain_metrics(figures[order(names(figures) != "loss")]))
 }
 
 plain_metrics <- function(figures) {
@@ -89,7 +86,6 @@ plain_metrics <- function(figures) {
 #' @param export_dir_base Folder to write to.
 #' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
 #'   `bundle()`.
-#'
 #' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` returns a bundle.
 #' @name export_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
@@ -138,7 +134,6 @@ bundle.tfdist_fit <- function(x, ...) {
 #' @param x A [tfdist_fit].
 #' @param new_data As `newdata` in [predict.tfdist_fit()]: a data frame or a sparklyr table.
 #' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
-#'
 #' @return Tibbles, or data frames if the tibble package is not installed.
 #' * `tidy()`: the history, as in `as.data.frame()`;
 #' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last value of

@@ -47,16 +47,11 @@ read_formula <- function(formula, data, weight, options) {
   }
   names <- setdiff(names, weight)
   rows <- rlang::set_names(rep(list(logical()), length(names)), names)
-  terms <- tryCatch(
-    # R warns about a column that a minus removes and that is not part of `.`
-    suppressWarnings(stats::terms(
-      formula,
-      data = structure(rows, class = "data.frame", row.names = integer())
-    )),
-    error = function(error) {
-      abort_input("`formula` cannot be read.", x = conditionMessage(error))
-    }
-  )
+  # R warns about a column that a minus removes and that is not part of `.`
+  read <- function() suppressWarnings(stats::terms(formula, data = rows))
+  terms <- tryCatch(read(), error = function(error) {
+    abort_input("`formula` cannot be read.", x = conditionMessage(error))
+  })
   check_terms(terms, weight)
   terms
 }

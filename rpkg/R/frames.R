@@ -145,12 +145,8 @@ check_frame_features <- function(
       category_codes(data, name, coded$categories[[name]], arg)
       next
     }
-    if (remains_text(name, coded$encode)) {
-      check_column_missing(column, name, arg)
-      next
-    }
-    is_number <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
-    if (!is_number) {
+    fits <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
+    if (!fits && !remains_text(name, coded$encode)) {
       abort_input(
         sprintf("The feature column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
         i = if (is.factor(column) || is.character(column)) {
@@ -191,24 +187,24 @@ check_not_labelled <- function(column, name, arg) {
 check_finite <- function(data, features, arg) {
   for (name in unlist(features)) {
     column <- data[[name]]
-    if (is.double(column) && !is.finite(sum(column))) {
-      row <- (which(is.infinite(column))[1L] - 1L) %% NROW(column) + 1L
-      if (!is.na(row)) {
-        problem <- sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row)
-        abort_input(problem, i = "Remove these rows, or replace the values.")
-      }
+    if (is.double(column) && any(is.infinite(column))) {
+      problem <- "Column \"%s\" of `%s` is infinite in row %d."
+      problem <- sprintf(problem, name, arg, first_row(is.infinite(column)))
+      abort_input(problem, i = "Remove these rows, or replace the values.")
     }
   }
 }
 
 check_column_missing <- function(column, name, arg) {
   if (anyNA(column)) {
-    # In a matrix column, the index of an element runs down the rows.
-    row <- (which(is.na(column))[[1L]] - 1L) %% NROW(column) + 1L
-    problem <- sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row)
+    problem <- "Column \"%s\" of `%s` has missing values, first in row %d."
+    problem <- sprintf(problem, name, arg, first_row(is.na(column)))
     abort_input(problem, i = "Remove these rows, or fill in the values.")
   }
 }
+
+# In a matrix column, the index of an element runs down the rows.
+first_row <- function(bad) (which(bad)[[1L]] - 1L) %% NROW(bad) + 1L
 
 column_kind <- function(column) {
   if (is.factor(column)) {
@@ -247,7 +243,9 @@ frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
     if (is.null(values)) {
       return(as.matrix(data[[name]]))
     }
-    encode_values(data[[name]], values, is_one_hot(name, encode))
+    # Codes start at 0.
+    codes <- match_values(data[[name]], values)
+    if (is_one_hot(name, encode)) outer(codes, seq_along(values), `==`) else as.matrix(codes - 1L)
   })
   matrix <- do.call(cbind, columns)
   storage.mode(matrix) <- "double"
@@ -302,17 +300,13 @@ category_codes <- function(data, name, values, arg) {
 }
 
 match_values <- function(column, values) {
-  if (is.numeric(column) && is.numeric(values)) {
-    return(match(column, values))
-  }
-  match(as.character(column), as.character(values))
+  are_numbers <- is.numeric(column) && is.numeric(values)
+  if (are_numbers) match(column, values) else match(as.character(column), as.character(values))
 }
 
 list_names <- function(names, most = 10L) {
   # One more name is as short as "and 1 more".
-  if (length(names) == most + 1L) {
-    most <- most + 1L
-  }
-  more <- if (length(names) > most) sprintf(" and %d more", length(names) - most) else ""
+  most <- if (length(names) == most + 1L) most + 1L else most
+  more <- if (length(names) > most) sprintf(" and %d more", length(names) - most)
   paste0(toString(sprintf("\"%s\"", utils::head(names, most))), more)
 }

@@ -9,14 +9,12 @@
 #' for other versions. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's
 #' workers need an additional jar with later versions. If your cluster runs a different version of
 #' Spark, specify it in `pip_options`, for example `"pyspark==3.5.8"`.
-#'
 #' @section Spark for sparklyr:
 #' PySpark contains a complete Spark installation. For `sparklyr::spark_connect(master = "local")`
 #' to use it, you must set `SPARK_HOME` to the folder of that installation. The installer prints
 #' this path at the end, and [tfdist_sitrep()] returns it:
 #' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. If you install Spark with
 #' `sparklyr::spark_install()`, sparklyr finds it without `SPARK_HOME`.
-#'
 #' @param source Source of the Python package. `NULL` (default): the copy inside this R package.
 #'   Otherwise, the path to a wheel (`.whl`) or to a checkout (a directory with `pyproject.toml`).
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
@@ -27,7 +25,6 @@
 #' @param python Python interpreter to create the environment with, as a path or a version from 3.11
 #'   to 3.13. `NULL` (default): the newest of these versions that is found.
 #' @param pip_options Additional command-line arguments for `pip install`: options or requirements.
-#'
 #' @return The path to the environment, invisibly.
 #' @export
 #' @examples

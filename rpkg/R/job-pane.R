@@ -85,7 +85,7 @@ close_job <- function(pane, outcome) {
   if (outcome == "left" || identical(pane$status, "running")) {
     rstudioapi::jobRemove(pane$job)
   } else {
-    is_cancelled <- identical(pane$status, "cancelled")
-    rstudioapi::jobSetState(pane$job, if (is_cancelled) "cancelled" else outcome)
+    state <- if (identical(pane$status, "cancelled")) "cancelled" else outcome
+    rstudioapi::jobSetState(pane$job, state)
   }
 }

@@ -19,14 +19,12 @@
 #' * `job$remove()`: removes the folder of a job that has ended, with its result.
 #'
 #' `job$id` and `job$folder` are its id and its folder.
-#'
 #' @param id Id of a job, or enough of its end to be unique.
 #' @param callbacks [observer()] objects. While this session waits for the job, their functions are
 #'   called for the epochs and steps that end from now on. The workers do not wait for them:
 #'   training stops soon after one returns `TRUE`.
 #' @param folder Folder with the jobs, or URI with their copies. `NULL` (default): the environment
 #'   variable `TFDIST_JOBS`, or `~/.local/state/tfdist/jobs`.
-#'
 #' @return
 #' * `attach_job()`: an object of class `tfdist_job`.
 #' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,

@@ -37,13 +37,11 @@ ml_options <- setdiff(
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param sc A `spark_connection`.
 #' @param path Path for `ml_save()`: a path that all machines share, or a URI that Spark supports.
-#'
 #' @return
 #' * For a connection or a pipeline, a `tfdist_ml_pipeline`.
 #' * For a table, the result of `ml_fit()`: a `tfdist_ml_model`. Its element `keras` is the trained
 #'   stage, a Python object with `keras$model`, `keras$history` and `keras$levels`.
 #' * `ml_load_keras()`: the saved `tfdist_ml_pipeline` or `tfdist_ml_model`.
-#'
 #' @inheritSection barrier_train Errors
 #' @export
 #' @examples
@@ -100,9 +98,13 @@ ml_keras <- take_options(
     names(settings)[names(settings) == "batch_size"] <- "batchSize"
     params <- c(columns, settings, list(trainOptions = as_train_options(options)))
     keras_model <- as_python_model(model, settings$seed)
-    given <- list(pybackend_ml()$KerasEstimator, keras_model)
-    loading <- list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE)
-    stage <- do.call(call_python, c(given, loading, drop_null(params)))
+    stage <- call_python(
+      pybackend_ml()$KerasEstimator,
+      keras_model,
+      customObjects = known$custom_objects,
+      safeMode = known$safe_mode %||% TRUE,
+      !!!drop_null(params)
+    )
     if (inherits(x, "tbl_spark")) {
       return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
     }
@@ -229,11 +231,10 @@ fit_stage <- function(stage, dataset, session) {
 transform_by <- function(stages, dataset, session) {
   for (stage in stages) {
     if (is_python(stage)) {
-      name <- paste0("tfdist_predictions_", random_hex())
-      with_spark_frame(dataset, session, function(frame) {
-        call_python(stage$transform, frame)$createOrReplaceTempView(name)
+      sc <- sparklyr::spark_connection(dataset)
+      dataset <- with_spark_frame(dataset, session, function(frame) {
+        show_spark_frame(call_python(stage$transform, frame), sc, "predictions")
       })
-      dataset <- dplyr::tbl(sparklyr::spark_connection(dataset), name)
     } else {
       dataset <- sparklyr::ml_transform(stage, dataset)
     }

@@ -25,7 +25,6 @@
 #'   only if it computes the same as Keras, up to rounding (1e-4 of the largest value), for random
 #'   rows. It needs `install_tfdist(extras = c("cpu", "onnx"))`. Functional and Sequential models
 #'   can be written, except with text inputs and layers that look up or hash values.
-#'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` returns a Keras model;
 #'   `write_model()` returns its `path`, invisibly; `read_fit()` returns a [tfdist_fit].
 #' @export
@@ -61,7 +60,14 @@ model_from_base64 <- function(
   is_digest <- rlang::is_string(sha256) && grepl("^[0-9a-fA-F]{64}$", sha256)
   check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", allow_null = TRUE)
   check_flag(compile)
-  decode_model(text, custom_objects, safe_mode, sha256, compile)
+  call_python(
+    pybackend()$model_from_base64,
+    text,
+    custom_objects = custom_objects,
+    safe_mode = safe_mode,
+    sha256 = sha256,
+    compile = compile
+  )
 }
 
 #' @rdname model_to_base64
@@ -78,8 +84,7 @@ write_model <- function(x, path) {
   if (endsWith(path, ".json")) {
     save_fit(x, file)
   } else if (endsWith(path, ".onnx")) {
-    model <- if (is_fit) fit_model(x) else x
-    call_bridge("write_onnx", model, file)
+    call_bridge("write_onnx", as_python_model(x), file)
   } else if (is_fit) {
     write_fit(x, file)
   } else {
@@ -117,48 +122,33 @@ save_fit <- function(fit, path) {
     abort_input(problem, i = "Use `saveRDS()`, which saves all of it for R.")
   }
   as_json_list <- function(x) if (is.character(x)) as.list(x) else x
-  named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
   changes <- list(
     label = fit$label,
     labels = null_if_empty(lapply(fit$labels, lapply, as_json_list)),
     levels = as_list_or_null(fit$levels),
-    features = named(fit$features),
-    feature_names = named(fit$feature_names),
+    features = null_if_empty(as_python_features(fit$features)),
+    feature_names = null_if_empty(as_python_features(fit$feature_names)),
     categories = null_if_empty(lapply(fit$categories, as.list)),
     encode = null_if_empty(as.list(fit$encode))
   )
-  changes <- Filter(Negate(is.null), changes)
-  call_bridge("save_result", fit$record, fit$model_base64, path, changes)
+  call_bridge("save_result", fit$record, fit$model_base64, path, drop_null(changes))
 }
 
 # Write the trained file unchanged, or through Keras if the path has the other format.
 write_fit <- function(fit, path) {
-  format <- fit$model_format
-  is_weights <- identical(format, "weights.h5")
+  is_weights <- identical(fit$model_format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     problem <- "Keras cannot write this model as a whole: the fit has only its weights."
     abort_input(problem, i = "Name the file *.weights.h5, and load it with `model$load_weights()`.")
   }
   save <- pybackend()$save_model
-  if (!endsWith(path, paste0(".", format))) {
-    model <- fit_model(fit)
-    call_python(save, model, path, include_optimizer = TRUE)
+  if (!endsWith(path, paste0(".", fit$model_format))) {
+    call_python(save, fit_model(fit), path, include_optimizer = TRUE)
   } else if (is.null(fit$model_uri)) {
     call_python(save, fit$model_base64, path)
   } else {
     call_bridge("copy_model", fit$model_uri, path)
   }
-}
-
-decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE) {
-  call_python(
-    pybackend()$model_from_base64,
-    text,
-    custom_objects = custom_objects,
-    safe_mode = safe_mode,
-    sha256 = sha256,
-    compile = compile
-  )
 }
 
 # The model of a fit: that of this session's training, or, for a fit that was read from a file,
@@ -171,14 +161,11 @@ decode_fit <- function(fit) {
   if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
     return(call_bridge("model_of", result))
   }
-  custom_objects <- living_objects(fit$custom_objects)
-  if (is.null(fit$model_uri)) {
-    return(decode_model(fit$model_base64, custom_objects, fit$safe_mode, fit$model_sha256))
-  }
-  call_bridge(
-    "read_model",
-    fit$model_uri,
-    custom_objects = custom_objects,
+  is_here <- is.null(fit$model_uri)
+  call_python(
+    if (is_here) pybackend()$model_from_base64 else pybackend()$bridge$read_model,
+    if (is_here) fit$model_base64 else fit$model_uri,
+    custom_objects = living_objects(fit$custom_objects),
     safe_mode = fit$safe_mode,
     sha256 = fit$model_sha256
   )
@@ -191,30 +178,25 @@ check_model <- function(model, expected = any_model, arg = caller_arg(model)) {
   if (is_python(model) || inherits(model, "tfdist_fit")) {
     return(check_model_object(model, arg))
   }
-  if (!is.function(model)) {
-    abort_no_model(model, expected, arg)
-  }
+  check_fits(model, is.function(model), expected, FALSE, arg, hint_saved_model(model))
   required <- required_arguments(model)
   if (length(required)) {
-    text <- "`%s` must be a function without arguments, but `%s` is required."
-    problem <- sprintf(text, arg, required[[1L]])
-    abort_input(problem, i = "Wrap it: `function() build(...)`.")
+    problem <- "`%s` must be a function without arguments, but `%s` is required."
+    abort_input(sprintf(problem, arg, required[[1L]]), i = "Wrap it: `function() build(...)`.")
   }
 }
 
 check_model_object <- function(model, arg = caller_arg(model)) {
-  if (!is_keras_model(model) && !inherits(model, "tfdist_fit")) {
-    abort_no_model(model, "a Keras model (a Python object) or a tfdist_fit", arg)
-  }
-  invisible(model)
+  fits <- is_keras_model(model) || inherits(model, "tfdist_fit")
+  expected <- "a Keras model (a Python object) or a tfdist_fit"
+  check_fits(model, fits, expected, FALSE, arg, hint_saved_model(model))
 }
 
-abort_no_model <- function(model, expected, arg) {
-  advice <- if (is_saved_model(model)) {
-    reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
-    sprintf("Load the file: `%s(\"%s\")`.", reader, model)
+hint_saved_model <- function(x) {
+  if (is_saved_model(x)) {
+    reader <- if (endsWith(x, ".json")) "read_fit" else "keras3::load_model"
+    sprintf("Load the file: `%s(\"%s\")`.", reader, x)
   }
-  abort_input(sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)), i = advice)
 }
 
 is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)
@@ -263,10 +245,7 @@ check_model_path <- function(path, endings, arg = caller_arg(path)) {
     abort_input(problem, i = "Create it with `dir.create()`.")
   }
   if (file.access(folder, 2L) != 0L) {
-    abort_input(sprintf(
-      "You do not have permission to write to the directory of `%s`: %s.",
-      arg,
-      folder
-    ))
+    problem <- "You do not have permission to write to the directory of `%s`: %s."
+    abort_input(sprintf(problem, arg, folder))
   }
 }

@@ -22,15 +22,13 @@ check_newdata <- function(newdata, model, on_missing = "error", arg = caller_arg
     newdata <- if (all(complete)) newdata else take_rows(newdata, complete)
   }
   check_arrays(newdata, arg, text = TRUE, may_be_empty = !is.null(complete))
-  arrays <- if (is.list(newdata) && !is_python(newdata)) newdata else list(newdata)
+  arrays <- if (is_r_list(newdata)) newdata else list(newdata)
   has_inputs <- is_python(model) || inherits(model, "tfdist_fit")
   if (has_inputs && any(vapply(arrays, is.character, NA))) {
     inputs <- find_text_inputs(as_python_model(model))
     if (!is.null(inputs) && length(inputs) == 0L) {
-      abort_input(
-        sprintf("`%s` contains strings, but no input of the model takes strings.", arg),
-        i = if (is_paths(newdata)) "Read files first, and pass a data frame."
-      )
+      problem <- sprintf("`%s` contains strings, but no input of the model takes strings.", arg)
+      abort_input(problem, i = if (is_paths(newdata)) "Read files first, and pass a data frame.")
     }
   }
   list(rows = newdata, complete = complete)
@@ -38,7 +36,7 @@ check_newdata <- function(newdata, model, on_missing = "error", arg = caller_arg
 
 # TRUE if missing values can be found: arrays of numbers with the same number of rows.
 has_rows_of_r <- function(x) {
-  arrays <- if (is.list(x) && !is_python(x)) x else list(x)
+  arrays <- if (is_r_list(x)) x else list(x)
   is_number <- function(array) !is_python(array) && (is.numeric(array) || is.logical(array))
   length(arrays) > 0L &&
     all(vapply(arrays, is_number, NA)) &&
@@ -54,9 +52,7 @@ spread_rows <- function(scores, complete) {
 }
 
 # The names of a model's inputs that take strings; NULL if its inputs are not known.
-find_text_inputs <- function(model) {
-  call_bridge("find_text_inputs", model)
-}
+find_text_inputs <- function(model) call_bridge("find_text_inputs", model)
 
 encode_newdata <- function(newdata, model, on_missing, arg) {
   keeps_missing <- on_missing == "null"
@@ -77,13 +73,8 @@ encode_newdata <- function(newdata, model, on_missing, arg) {
   if (any(vapply(unlist(features), function(name) NCOL(newdata[[name]]) > 1L, NA))) {
     # The columns of a matrix within a data frame have names of their own.
     names <- name_numbers(newdata, features, categories, coded$encode)
-    rows <- if (is.list(rows)) Map(name_matrix, rows, names) else name_matrix(rows, names)
+    rows <- if (is.list(rows)) Map(`colnames<-`, rows, names) else `colnames<-`(rows, names)
     rows <- order_columns(rows, fit_field(model, "feature_names"), arg)
   }
   list(rows = rows, complete = complete)
-}
-
-name_matrix <- function(matrix, names) {
-  colnames(matrix) <- names
-  matrix
 }

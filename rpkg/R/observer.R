@@ -22,7 +22,6 @@
 #'   after every step. `step` is the number of the step in its epoch, from 1. `logs` contains the
 #'   metrics over the rows that the first worker has trained on so far in the epoch. The workers do
 #'   not wait for this function. `NULL`: no function is called.
-#'
 #' @return An object for `callbacks`.
 #' @export
 #' @examples
@@ -79,7 +78,7 @@ as_python_callbacks <- function(callbacks) {
       return(as_python_setting(callback))
     }
     functions <- Map(as_python_observing, unclass(callback), names(callback))
-    do.call(call_python, c(list(pybackend()$Observer), functions))
+    call_python(pybackend()$Observer, !!!functions)
   })
 }
 

@@ -18,7 +18,6 @@
 #'   `hidden_units` has several values, each one adds a layer.
 #' @param sc,verbose As in [barrier_train()].
 #' @param ... Other arguments of [barrier_train()].
-#'
 #' @return A [tfdist_fit].
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

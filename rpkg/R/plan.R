@@ -6,7 +6,6 @@
 #' @inheritParams barrier_train
 #' @param submit `TRUE`, or the `folder` of [submit_training()]: plan a training that is handed
 #'   over.
-#'
 #' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be

@@ -33,7 +33,6 @@
 #'   there: it starts sooner, needs less memory, and computes on the CPU. The model is converted in
 #'   this session, which needs `install_tfdist(extras = c("cpu", "onnx"))`, and compared with Keras
 #'   on random rows; see [write_model()]. `NULL` (default): `"keras"`.
-#'
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
 #'   installed) with one row for each row of `newdata`, in the same order. `.pred_class` is a

@@ -92,7 +92,6 @@ check_can_prepare <- function(preparation, data, arg) {
 #'
 #' @inheritParams barrier_train
 #' @param data A data frame.
-#'
 #' @return A whole number for the `input_shape` argument of `keras_model_sequential()`. If
 #'   `features` describes several inputs, a list of numbers, named after the inputs. The
 #'   `feature_names` attribute contains the names of the columns.

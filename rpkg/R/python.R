@@ -174,7 +174,7 @@ is_older <- function(version, than) {
 
 # Call a function of pybackend. Its failures come back in an envelope, because reticulate drops the
 # attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
-# R interrupt. Python's progress and messages are shown by R.
+# R interrupt. Python's progress and messages are shown by R. `!!!` splices a list of arguments.
 call_python <- function(fn, ..., stops_workers = TRUE) {
   bridge <- pybackend()$bridge
   progress <- new_progress()
@@ -190,14 +190,13 @@ call_python <- function(fn, ..., stops_workers = TRUE) {
   )
   the$observer_error <- NULL
   answer <- withCallingHandlers(
-    bridge$capture_shown(progress, fn, ...),
+    do.call(bridge$capture_shown, c(list(progress, fn), rlang::list2(...)), quote = TRUE),
     python.builtin.Exception = function(error) {
       if (!is.null(the$observer_error)) {
         rlang::cnd_signal(the$observer_error)
       }
       # Keras adds colours to its messages.
-      message <- cli::ansi_strip(conditionMessage(error))
-      abort_tfdist(message, "tfdist_error_python")
+      abort_tfdist(cli::ansi_strip(conditionMessage(error)), "tfdist_error_python")
     },
     interrupt = function(interrupt) {
       outcome <<- if (stops_workers) "cancelled" else "left"
@@ -215,9 +214,7 @@ call_python <- function(fn, ..., stops_workers = TRUE) {
 }
 
 # The same for a function of bridge.py.
-call_bridge <- function(name, ...) {
-  call_python(pybackend()$bridge[[name]], ...)
-}
+call_bridge <- function(name, ...) call_python(pybackend()$bridge[[name]], ...)
 
 # The same in a separate process, for calls that must not start Python in this session.
 call_python_apart <- function(name, arguments, named) {

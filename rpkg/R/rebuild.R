@@ -6,13 +6,12 @@ keep_builder <- function(model, model_fn) {
   if (is_rebuilt(model)) {
     return(c(unclass(model)["model_fn"], model$rebuilding["packages"]))
   }
-  if (!is.null(model_fn)) keep_model_fn(model_fn)
-}
-
-keep_model_fn <- function(f) {
-  variables <- find_variables(f, "model_fn")
-  check_closure_size(f, variables$globals, list(), "model_fn")
-  parts <- list(f = utils::removeSource(f), globals = variables$globals)
+  if (is.null(model_fn)) {
+    return(NULL)
+  }
+  variables <- find_variables(model_fn, "model_fn")
+  check_closure_size(model_fn, variables$globals, list(), "model_fn")
+  parts <- list(f = utils::removeSource(model_fn), globals = variables$globals)
   copy <- unserialize(serialize(parts, NULL))
   scope <- list2env(copy$globals, parent = globalenv())
   for (name in names(copy$globals)) {

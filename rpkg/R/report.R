@@ -11,7 +11,6 @@
 #' @param path The file to write, `*.html`.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param title Title of the page. `NULL` (default): the model's name.
-#'
 #' @return `path`, invisibly. The page lists the parts that are missing from the fit.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

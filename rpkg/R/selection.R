@@ -36,7 +36,7 @@ known_columns <- function(data) {
     data
   } else if (is_python_frame(data)) {
     as.character(unlist(reticulate::py_to_r(reticulate::import_builtins()$list(data$columns))))
-  } else if (is.list(data) && !is_python(data) && length(data) && is.data.frame(data[[1L]])) {
+  } else if (is_r_list(data) && length(data) && is.data.frame(data[[1L]])) {
     data[[1L]]
   }
 }
@@ -122,7 +122,7 @@ evaluate_strings <- function(quo, known) {
     return(list(found = is_column, value = if (is_column) as.character(expr)))
   }
   value <- tryCatch(rlang::eval_tidy(quo), error = function(error) quo)
-  is_plain <- is.null(value) || is.character(value) || (is.list(value) && !is_python(value))
+  is_plain <- is.null(value) || is.character(value) || (is_r_list(value))
   if (is.symbol(expr) && !is_plain) {
     return(list(found = TRUE, value = as.character(expr)))
   }

@@ -52,8 +52,8 @@ declare_python <- function() {
 #'   after a call on this machine, so that later calls start at once. It takes about 0.5 GB of
 #'   memory, and exits with the session or after ten minutes without a call. `NULL` (default):
 #'   `TRUE` on Linux without GPUs.
-#' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if
-#'   the rstudioapi package is installed. The default is `TRUE`.
+#' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if the
+#'   rstudioapi package is installed. The default is `TRUE`.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #'

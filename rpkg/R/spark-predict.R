@@ -12,16 +12,12 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, run
   session <- open_session(route)
   model <- fit_model(fit)
   levels <- model_levels(model, fit$levels)
-  name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
       pybackend()$predict_spark,
       model,
       frame,
-      features = columns$features,
-      tensors = columns$tensors,
-      categories = columns$categories,
-      encode = columns$encode,
+      !!!columns,
       type = type,
       levels = levels,
       on_missing = on_missing,
@@ -30,9 +26,8 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, run
       model_options = as_python_options(complete_settings(list(), fit)$model_options)
     )
     check_sql_names(setdiff(unlist(predicted$columns), colnames(table)))
-    predicted$createOrReplaceTempView(name)
+    show_spark_frame(predicted, sc, "predictions")
   })
-  dplyr::tbl(sc, name)
 }
 
 # sparklyr counts apostrophes in its SQL, and Spark replaces `${...}` there.
@@ -53,12 +48,11 @@ table_columns <- function(fit, present, given) {
   known <- with_named_fields(present, features)
   check_columns(unlist(features), known, "newdata", "a feature of the training")
   read <- unlist(features) %||% present
+  as_values <- function(values) as.list(as_comparable_values(values))
   columns <- list(
     features = as_python_features(features),
     tensors = lapply(tensors[names(tensors) %in% read], as_python_tensor),
-    categories = lapply(categories[names(categories) %in% read], function(values) {
-      as.list(as_comparable_values(values))
-    }),
+    categories = lapply(categories[names(categories) %in% read], as_values),
     encode = as.list(fit$encode)[names(fit$encode) %in% intersect(read, names(categories))]
   )
   lapply(columns, null_if_empty)

@@ -138,6 +138,14 @@ with_spark_frame <- function(table, session, code) {
   code(session$table(name))
 }
 
+# A PySpark DataFrame as a lazy table: a view that exists as long as the connection, because a lazy
+# table reads it repeatedly.
+show_spark_frame <- function(frame, sc, kind) {
+  name <- paste0("tfdist_", kind, "_", random_hex())
+  frame$createOrReplaceTempView(name)
+  dplyr::tbl(sc, name)
+}
+
 # Not from R's random numbers: that would advance R's seed, and equal seeds would give equal names.
 random_hex <- function() {
   basename(tempfile(sprintf("%d_", Sys.getpid())))

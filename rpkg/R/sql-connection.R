@@ -54,12 +54,12 @@ find_dialect <- function(con, arg) {
   known <- classes[names(classes) %in% class(con)]
   if (!length(known)) {
     hint <- if (inherits(con, "Pool")) {
-      c(i = "Take a connection from the pool, such as with `pool::localCheckout()`.")
+      "Take a connection from the pool, such as with `pool::localCheckout()`."
     } else if (is.character(con)) {
-      c(i = "Connect with `DBI::dbConnect()`.")
+      "Connect with `DBI::dbConnect()`."
     }
-    problem <- "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s."
-    abort_input(sprintf(problem, arg, describe(con)), hint)
+    expected <- "a connection to DuckDB, PostgreSQL, SQLite or Spark"
+    check_fits(con, FALSE, expected, FALSE, arg, hint)
   }
   known[[1L]]
 }

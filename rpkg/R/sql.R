@@ -61,7 +61,6 @@
 #' @param weights Name of the table from which the query reads the weights.
 #' @param version Version to remove. `NULL` (default): all versions.
 #' @param x A dbplyr table or query. The result has the same groups.
-#'
 #' @return `deploy_model()`: a list with the `name`, the `version`, the names of this version's view
 #'   (`view`) and weights table (`weights`), and the largest `difference` between the database's
 #'   predictions and those of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a
@@ -93,8 +92,8 @@ deploy_model <- function(
   database <- open_database(con, "con")
   table <- check_table_name(table, con)
   asked <- check_asked(model, table, key, features, type, levels, con)
-  given <- list(database, asked$model, name, table = asked$table)
-  made <- do.call(call_python, c(list(pybackend()$deploy_model), given, asked$columns))
+  deploy <- pybackend()$deploy_model
+  made <- call_python(deploy, database, asked$model, name, table = asked$table, !!!asked$columns)
   fields <- c("name", "version", "view", "weights", "difference")
   lapply(rlang::set_names(fields), function(field) made[[field]])
 }
@@ -122,13 +121,14 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   database <- open_database(con, "x")
   columns <- colnames(x)
   asked <- check_asked(model, list("rows"), columns, features, type, levels, rows = x)
-  given <- list(
+  query <- call_bridge(
+    "augment",
     database,
     asked$model,
     asked$sql %||% as.character(dbplyr::remote_query(x)),
-    columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features)))
+    columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features))),
+    !!!asked$columns
   )
-  query <- do.call(call_bridge, c(list("augment"), given, asked$columns))
   scored <- dplyr::tbl(con, dplyr::sql(query))
   dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
 }
@@ -155,8 +155,8 @@ to_sql <- function(
     dialect <- find_dialect(dialect, "dialect")
   }
   asked <- check_asked(model, table, key, features, type, levels, con)
-  given <- list(asked$model, dialect, table = asked$table, weights = weights)
-  made <- do.call(call_python, c(list(pybackend()$to_sql), given, asked$columns))
+  given <- c(list(table = asked$table, weights = weights), asked$columns)
+  made <- call_python(pybackend()$to_sql, asked$model, dialect, !!!given)
   described <- pybackend()$bridge$describe_sql(made)
   rows <- data.frame(part = as.character(described$part), place = as.integer(described$place))
   rows$numbers <- lapply(described$numbers, as.numeric)
@@ -166,11 +166,9 @@ to_sql <- function(
 # The arguments that define the computation, as Python takes them. The computations of a formula or
 # a recipe become a query of `rows`, or of the connection's table.
 check_asked <- function(model, table, key, features, type, levels, con = NULL, rows = NULL) {
+  check_model_object(model)
   is_fit <- inherits(model, "tfdist_fit")
-  prepared <- NULL
-  if (!is_fit) {
-    check_model_object(model)
-  }
+  prepared <- categories <- encode <- NULL
   key <- check_strings(key)
   features <- check_features(features)
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
@@ -193,16 +191,11 @@ check_asked <- function(model, table, key, features, type, levels, con = NULL, r
       categories <- if (length(categories)) renamed(categories)
       encode <- if (length(encode)) renamed(encode)
     }
-  } else {
-    categories <- encode <- NULL
   }
   if (is.null(features)) {
     abort_input("`features` is needed: the columns that make up the model's input.")
   }
-  known <- if (is_fit) model$levels
   keras_model <- if (is_fit) fit_model(model) else model
-  pick <- pybackend()$bridge$pick_columns
-  named <- is.list(features)
   list(
     model = keras_model,
     table = if (is.null(prepared)) table else pybackend()$bridge$SourceQuery(prepared$sql),
@@ -210,13 +203,13 @@ check_asked <- function(model, table, key, features, type, levels, con = NULL, r
     # The arguments that have the same names in all calls.
     columns = list(
       key = as.list(key),
-      features = if (named) {
-        lapply(features, column_or_list)
+      features = if (is.list(features)) {
+        lapply(features, function(names) if (length(names) == 1L) names[[1L]] else as.list(names))
       } else {
-        pick(keras_model, as.list(features))
+        pybackend()$bridge$pick_columns(keras_model, as.list(features))
       },
       type = type,
-      levels = as_list_or_null(levels) %||% model_levels(keras_model, known),
+      levels = as_list_or_null(levels) %||% model_levels(keras_model, fit_field(model, "levels")),
       categories = null_if_empty(lapply(categories, as.list)),
       encode = null_if_empty(as.list(encode))
     )
@@ -236,7 +229,5 @@ open_rows <- function(con, table) {
   rows <- dplyr::sql(paste("SELECT * FROM", quoted))
   or_abort(dplyr::tbl(con, rows), sprintf("`table` cannot be read: %s.", quoted))
 }
-
-column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)
 
 as_list_or_null <- function(x) if (!is.null(x)) as.list(x)

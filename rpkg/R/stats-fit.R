@@ -9,7 +9,6 @@
 #' @param data The training data: a data frame or `list(x, y)`. `NULL` (default): the variable that
 #'   the training call named.
 #' @param ... Must be empty.
-#'
 #' @return
 #' * `fitted()`: the predictions of all rows of `data`, as [predict.tfdist_fit()] returns them; a
 #'   vector if there is one number per row;
@@ -74,7 +73,7 @@ numeric_labels <- function(fit, data) {
   } else if (is.list(data) && !is.data.frame(data) && length(data) > 1L) {
     labels <- data[[2L]]
   } else {
-    abort_expected(data, "a data frame with one label, or `list(x, y)`", FALSE, "data")
+    check_fits(data, FALSE, "a data frame with one label, or `list(x, y)`")
   }
   if (!is.numeric(labels)) {
     problem <- sprintf("Residuals need numeric labels, but the label is %s.", describe(labels))
@@ -85,7 +84,7 @@ numeric_labels <- function(fit, data) {
 
 # The defaults of stats read elements that a fit does not have.
 abort_no_method <- function(instead) {
-  generic <- name_called(user_frame())
+  generic <- name_called()
   problem <- sprintf("There is no applicable method of %s for a tfdist_fit.", generic)
   abort_input(problem, i = instead)
 }

@@ -43,7 +43,6 @@
 #' @param model_options As in [barrier_train()], but without a `uri`.
 #' @param verbose 0 shows nothing, 1 a line for each trial, and 2 also a line for each epoch of a
 #'   trial.
-#'
 #' @return A data frame of class `tfdist_trials` with a row for each trial: `trial` (its number),
 #'   the arguments, `status` (`"completed"`, `"pruned"` or `"failed"`), the metrics of the last
 #'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
@@ -114,7 +113,7 @@ train_many <- take_options(
     training$trial_models <- function(data) trial_models(build, is_sent, data)
     check_values(list(prune = prune))
     search["prune"] <- list(as_python_pruning(prune))
-    result <- do.call(run_training, c(list(training, pybackend()$train_many), search))
+    result <- run_training(training, pybackend()$train_many, !!!search)
     own <- describe_training(training, match.call(), if (is_sent) build)
     new_trials(result, c(list(result = result), own))
   },
@@ -216,7 +215,6 @@ new_trials <- function(result, run) {
 #' @param metric Name of the metric. `NULL` (default): that of the search.
 #' @param mode `"min"` or `"max"`: which values are better. `NULL` (default): that of the search, or
 #'   for another metric, as in [train_many()].
-#'
 #' @return A [tfdist_fit]. The models of the trials are on this machine's disk, and end with this
 #'   session: call `best()` before you save the result.
 #' @seealso [train_many()]

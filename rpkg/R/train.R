@@ -48,10 +48,9 @@
 #' @param callbacks List of Keras callbacks, observers and trackers. Keras callbacks (Python
 #'   objects) run on the workers. Observers, created by [observer()], consist of R functions that
 #'   run in this session and may stop training. [track_mlflow()], [track_wandb()] and
-#'   [track_tensorboard()] record the run.
-#'   Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0 runs. On
-#'   this machine, that is the working directory. On a cluster, use a full path that all machines
-#'   share.
+#'   [track_tensorboard()] record the run. Files, such as those of `keras3::callback_csv_logger()`,
+#'   are written where worker 0 runs. On this machine, that is the working directory. On a cluster,
+#'   use a full path that all machines share.
 #' @param class_weight Weight of each class in the loss, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`. Classes that are left out have a weight of 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not in combination with row
@@ -63,9 +62,7 @@
 #'   interactive console, progress is a bar with the loss, rows per second and the remaining time;
 #'   elsewhere it is a line for each epoch. `suppressMessages()` also hides it. See
 #'   [tfdist_options].
-#'
 #' @return A [tfdist_fit] object.
-#'
 #' @section Data:
 #' `data` is one of
 #' * `list(x, y)` of arrays with rows along the first dimension. An optional third element is a
@@ -90,7 +87,6 @@
 #'   run;
 #' * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or any other data
 #'   that `barrier_train()` accepts in Python.
-#'
 #' @section Elastic training:
 #' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on Spark, on
 #' [slurm()] and on [kubernetes()]. On Spark, each worker is a Spark job with one task, so the
@@ -109,7 +105,6 @@
 #' two epochs or when a worker is lost, as soon as they are ready. They use any free slot of the
 #' hosts or of the Spark session, or any free task of the nodes. If a worker fails to start in a
 #' slot, the slot is retried after 30 seconds, and then at intervals that double, up to 16 minutes.
-#'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and
 #' factors become one-hot columns, one for each level, regardless of their contrasts. There is no
@@ -135,16 +130,13 @@
 #' the prediction for a row with a value that was not in the training data is missing; in training
 #' or evaluation, such a row raises an error. With a recipe, the result depends on its steps:
 #' `step_dummy()` produces a missing value, and `step_integer()` produces 0.
-#'
 #' @section Use with tfruns:
 #' In a script started by `tfruns::training_run()`, tfruns records the metrics of each epoch,
 #' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as with
 #' keras3's `fit()`. `tfruns::ls_runs()` lists them.
-#'
 #' @section Errors:
-#' Invalid arguments raise an error immediately, before a cluster is used. See
-#' [tfdist_error] for the classes of errors and their fields.
-#'
+#' Invalid arguments raise an error immediately, before a cluster is used. See [tfdist_error] for
+#' the classes of errors and their fields.
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
@@ -205,7 +197,6 @@ barrier_train <- take_options(
       inform_levels(fit$levels)
     }
     record_training(fit)
-    fit
   },
   barrier_train_options
 )
@@ -222,7 +213,6 @@ barrier_train <- take_options(
 #' @param folder Folder for the files of all jobs. If it is a URI, sessions on other machines find a
 #'   copy there. `NULL` (default): the environment variable `TFDIST_JOBS`, or
 #'   `~/.local/state/tfdist/jobs`.
-#'
 #' @return A job. Its methods are described in [attach_job()].
 #' @inheritSection barrier_train Errors
 #' @export
@@ -336,14 +326,8 @@ run_training <- function(training, fn, ...) {
   settings <- as_python_settings(settings)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(training$columns, validation, validation_rows)
-    arguments <- c(
-      list(fn, launcher, model, rows),
-      list(validation_data = validation_rows),
-      settings,
-      as_python_columns(columns, data, validation),
-      list(...)
-    )
-    do.call(call_python, arguments)
+    options <- c(settings, as_python_columns(columns, data, validation))
+    call_python(fn, launcher, model, rows, validation_data = validation_rows, !!!options, ...)
   }
   with_python_data(data, session, code = function(rows) {
     train_on <- function(validation_rows) train(rows, validation_rows)

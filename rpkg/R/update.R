@@ -16,7 +16,6 @@
 #'   the model.
 #' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
 #'   same number as before.
-#'
 #' @return A new [tfdist_fit]. Its history contains only the additional epochs; with the same data,
 #'   they match those of an uninterrupted run.
 #' @seealso [barrier_train()], which accepts a fit as its `model`, too.
@@ -40,7 +39,7 @@ train_on <- function(fit, given, epochs, frame) {
   if (any(vapply(given[!nzchar(rlang::names2(given))], rlang::is_call, NA, "~"))) {
     problem <- sprintf(
       "%s trains the model further, and keeps its columns.",
-      name_called(user_frame())
+      name_called()
     )
     advice <- "Train a new model, whose inputs fit another formula, with `barrier_train()`."
     abort_input(problem, i = advice)
@@ -77,14 +76,14 @@ check_update_names <- function(names) {
   takes <- setdiff(names(formals(barrier_train)), c("model", "model_fn", "..."))
   unknown <- setdiff(names, takes)
   if (length(unknown)) {
-    what <- if (nzchar(unknown[[1L]])) {
-      sprintf("`%s` is not an argument of `barrier_train()` that can change.", unknown[[1L]])
+    name <- unknown[[1L]]
+    what <- if (nzchar(name)) {
+      sprintf("`%s` is not an argument of `barrier_train()` that can change.", name)
     } else {
-      sprintf("The arguments of %s must be named.", name_called(user_frame()))
+      sprintf("The arguments of %s must be named.", name_called())
     }
-    is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
-    near <- if (!is_other) find_instead(unknown[[1L]], takes, NULL)
-    called <- sub("()`", "", name_called(user_frame()), fixed = TRUE)
+    near <- if (!name %in% c("", "model", "model_fn")) find_instead(name, takes, NULL)
+    called <- sub("()`", "", name_called(), fixed = TRUE)
     example <- sprintf("For example %1$s(fit, epochs = 10)` or %1$s(fit, data = rows)`.", called)
     abort_input(what, i = near %||% example)
   }
@@ -111,22 +110,17 @@ check_update_known <- function(known, given, frame) {
 
 # `df`, `data`, ... are functions of packages wherever no variable has the name.
 is_variable <- function(name, frame) {
-  if (!exists(name, envir = frame)) {
-    return(FALSE)
-  }
-  value <- get(name, envir = frame)
+  value <- get0(name, envir = frame, ifnotfound = c)
   !is.primitive(value) && !(is.function(value) && isNamespace(environment(value)))
 }
 
 # Arguments of barrier_train() that are values, not names of columns.
 evaluated_names <- c("sc", "data", "validation_data", "callbacks", "model_options", "data_options")
 
-# Settings that belong to one training only.
-passing_settings <- c("callbacks", "model_options", "recovery")
-
-# The settings of a training run as plain values of R, without those that were left out.
+# The settings of a training run as plain values of R, without those that were left out, or that
+# belong to one training only.
 plain_settings <- function(settings) {
-  settings <- settings[setdiff(names(settings), passing_settings)]
+  settings <- settings[setdiff(names(settings), c("callbacks", "model_options", "recovery"))]
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
 }
 
