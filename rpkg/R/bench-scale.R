@@ -62,12 +62,8 @@ bench_scale <- function(
     pybackend()$bench_scale,
     if (is.function(train)) python_train(train) else path.expand(train),
     as.list(workers),
-    mode = mode,
-    batch_size = batch_size,
-    steps = steps,
-    repeats = repeats,
-    arguments = as.list(as.character(arguments)),
-    verbose = verbose
+    !!!mget(c("mode", "batch_size", "steps", "repeats", "verbose")),
+    arguments = as.list(as.character(arguments))
   )
   measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
   class(measured) <- c("tfdist_scaling", class(measured))
@@ -85,16 +81,13 @@ bench_scale <- function(
 }
 
 check_train <- function(train) {
-  if (rlang::is_string(train)) {
-    return(invisible())
-  }
+  is_script <- rlang::is_string(train)
   expected <- "a function that calls `barrier_train()`, or the path of a script"
-  check_fits(train, is.function(train) && !is_python(train), expected, FALSE, "train")
-  takes <- names(formals(args(train)))
-  if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
-    abort_input(
-      "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`."
-    )
+  check_fits(train, is_script || (is.function(train) && !is_python(train)), expected)
+  takes <- if (!is_script) names(formals(args(train)))
+  if (!is_script && !"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
+    problem <- "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`."
+    abort_input(problem)
   }
 }
 
@@ -141,6 +134,4 @@ python_train <- function(train) {
   }
 }
 
-scaling_frame <- function(records) {
-  as.data.frame(do.call(rbind.data.frame, c(records, stringsAsFactors = FALSE)))
-}
+scaling_frame <- function(records) as.data.frame(do.call(rbind.data.frame, records))

@@ -32,7 +32,8 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
 }
 
 check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x)) {
-  expected <- paste("one of", toString(encodeString(choices, quote = "\"")))
+  quote <- if (is.character(choices)) "\"" else ""
+  expected <- paste("one of", toString(encodeString(choices, quote = quote)))
   check_fits(x, length(x) == 1L && x %in% choices, expected, allow_null, arg)
 }
 

@@ -44,7 +44,8 @@ find_variables <- function(f, arg) {
   check_no_python(found$values, arg)
   in_workspace <- vapply(found$where, is_workspace, NA)
   used <- found$values[in_workspace]
-  left_out <- c(default_packages, if (!"package:tfdist" %in% search()) "tfdist")
+  left_out <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
+  left_out <- c(left_out, if (!"package:tfdist" %in% search()) "tfdist")
   list(
     globals = c(used, workspace_functions(except = names(used))),
     packages = setdiff(found$packages, left_out)
@@ -119,19 +120,19 @@ workspace_functions <- function(except) {
   lapply(functions, utils::removeSource)
 }
 
-default_packages <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
-
 check_no_python <- function(found, arg) {
   is_pointer <- vapply(found, contains_python, NA)
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
     if (inherits(found[[name]], "python.builtin.type")) {
-      abort_python_class(found[[name]], arg)
+      # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
+      problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
+      advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
+      problem <- sprintf(problem, arg, found[[name]]$`__name__`)
+      abort_input(problem, i = sprintf(advice, arg))
     }
-    module <- if (is_python(found[[name]])) {
-      tryCatch(found[[name]]$`__name__`, error = function(error) NULL)
-    }
-    hint <- if (inherits(found[[name]], "python.builtin.module") && is.character(module)) {
+    hint <- if (inherits(found[[name]], "python.builtin.module")) {
+      module <- tryCatch(found[[name]]$`__name__`, error = function(error) name)
       sprintf("Import it inside the function: `%s <- reticulate::import(\"%s\")`.", name, module)
     } else {
       "Create it inside the function."
@@ -139,13 +140,6 @@ check_no_python <- function(found, arg) {
     problem <- "`%s` uses `%s`, a Python or Spark object that exists only in this session."
     abort_input(sprintf(problem, arg, name), i = hint)
   }
-}
-
-# For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
-abort_python_class <- function(class, arg) {
-  advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
-  problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
-  abort_input(sprintf(problem, arg, class$`__name__`), i = sprintf(advice, arg))
 }
 
 contains_python <- function(x) {
@@ -203,6 +197,4 @@ is_local_environment <- function(environment) {
     is.null(attr(environment, "name"))
 }
 
-format_mb <- function(bytes) {
-  format_number(round(bytes / 2^20))
-}
+format_mb <- function(bytes) format_number(round(bytes / 2^20))

@@ -7,9 +7,7 @@ column_spec <- function(label, features, weight, options) {
     features = check_features(features),
     weight = check_string(weight, allow_null = TRUE),
     tensors = options$tensors,
-    categories = if (!is.null(options$categories)) {
-      lapply(options$categories, as_comparable_values)
-    },
+    categories = null_if_empty(lapply(options$categories, as_comparable_values)),
     encode = unlist(options$encode),
     tfrecord_spec = options$tfrecord_spec,
     options = options
@@ -53,9 +51,9 @@ check_named_columns <- function(columns, present, arg) {
   check_columns(unlist(columns$label), present, arg, "the `label`")
   check_columns(columns$weight, present, arg, "the `weight`")
   check_columns(unlist(columns$features), present, arg, "one of the `features`")
-  check_columns(names(columns$tensors), present, arg, "named in `tensors`")
-  check_columns(names(columns$categories), present, arg, "named in `categories`")
-  check_columns(names(columns$encode), present, arg, "named in `encode`")
+  for (option in c("tensors", "categories", "encode")) {
+    check_columns(names(columns[[option]]), present, arg, sprintf("named in `%s`", option))
+  }
   features <- columns$features %||% setdiff(present, c(unlist(columns$label), columns$weight))
   check_feature_names(unlist(features), columns, arg)
   features
@@ -70,8 +68,8 @@ with_named_fields <- function(present, named) {
 
 check_feature_names <- function(features, columns, arg) {
   if (length(features) == 0L) {
-    text <- "`%s` has no column other than the label %s."
-    problem <- sprintf(text, arg, list_names(unlist(columns$label)))
+    problem <- "`%s` has no column other than the label %s."
+    problem <- sprintf(problem, arg, list_names(unlist(columns$label)))
     abort_input(problem, i = "Add at least one feature column.")
   }
   for (part in c("label", "weight")) {
@@ -93,12 +91,10 @@ check_has_columns <- function(columns, data, validation = NULL) {
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
-    also <- "`weight`, `categories` and `encode`"
     problem <- "`%s` describes columns, but `data` has no columns to which it applies."
-    abort_input(
-      sprintf(problem, unused[[1L]]),
-      i = sprintf("It works with tables and files; %s also with data frames.", also)
-    )
+    advice <- "`weight`, `categories` and `encode` also with data frames."
+    advice <- paste("It works with tables and files;", advice)
+    abort_input(sprintf(problem, unused[[1L]]), i = advice)
   }
 }
 

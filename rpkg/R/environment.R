@@ -29,11 +29,9 @@ version_of_python <- function(python) {
 }
 
 create_environment <- function(envname, python) {
-  path <- if (grepl("/", envname, fixed = TRUE)) {
-    path.expand(envname)
-  } else {
-    file.path(path.expand(reticulate::virtualenv_root()), envname)
-  }
+  is_path <- grepl("/", envname, fixed = TRUE)
+  path <- if (is_path) envname else file.path(reticulate::virtualenv_root(), envname)
+  path <- path.expand(path)
   is_made <- FALSE
   # The next call would take a partial environment for a complete one.
   on.exit(if (!is_made) unlink(path, recursive = TRUE))
@@ -116,34 +114,27 @@ end_program <- function(run) {
 }
 
 close_program <- function(run) {
-  close(run$lines)
-  close(run$shell)
+  for (connection in run[c("lines", "shell")]) {
+    close(connection)
+  }
 }
 
 # What pip is working on, from a line of its output; NULL if the line does not show it.
 name_package <- function(line) {
-  doing <- "Collecting|Downloading|Installing collected packages:?|Processing"
-  pattern <- sprintf("^ *(%s) +([^ ,<>=!~;]+).*", doing)
-  if (!grepl(pattern, line)) {
-    return(NULL)
+  pattern <- "^ *(Collecting|Downloading|Processing) +([^ ,<>=!~;]+).*"
+  if (startsWith(trimws(line), "Installing collected packages")) {
+    ": unpacking"
+  } else if (grepl(pattern, line)) {
+    file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
+    sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
   }
-  if (startsWith(trimws(line), "Installing")) {
-    return(": unpacking")
-  }
-  file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
-  sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
 }
 
 abort_logged <- function(problem, log, lines = 8L) {
   printed <- if (file.exists(log)) readLines(log, warn = FALSE)
-  abort_tfdist(
-    c(
-      problem,
-      x = paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n"),
-      i = sprintf("Its complete output is in %s until R exits.", log)
-    ),
-    "tfdist_error_python"
-  )
+  last <- paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n")
+  whole <- sprintf("Its complete output is in %s until R exits.", log)
+  abort_tfdist(c(problem, x = last, i = whole), "tfdist_error_python")
 }
 
 #' Pack a Python environment for workers on other hosts

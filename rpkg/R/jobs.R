@@ -46,11 +46,9 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
   check_given()
   check_string(id)
   check_string(folder, allow_null = TRUE)
-  callbacks <- check_callbacks(callbacks)
-  callbacks <- as_python_callbacks(callbacks)
-  folder <- jobs_folder(folder)
+  callbacks <- as_python_callbacks(check_callbacks(callbacks))
   attach <- pybackend()$attach_job
-  as_job(call_python(attach, id, callbacks = callbacks, folder = folder))
+  as_job(call_python(attach, id, callbacks = callbacks, folder = jobs_folder(folder)))
 }
 
 #' @rdname attach_job
@@ -67,10 +65,9 @@ jobs <- function(folder = NULL) {
 #' @export
 `$.tfdist_job` <- function(x, name) {
   methods <- job_methods(x)
-  known <- c("id", "folder", names(methods))
   found <- methods[[name]] %||% .subset2(x, name)
   if (is.null(found) && !name %in% c("python", "own")) {
-    abort_no_element(name, known, "tfdist_job")
+    abort_no_element(name, c("id", "folder", names(methods)), "tfdist_job")
   }
   found
 }

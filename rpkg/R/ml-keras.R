@@ -254,9 +254,7 @@ pipeline_connection <- function(x) {
   }
   fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
   check_fits(x, fits, "a connection, an `ml_pipeline()` or a table of sparklyr")
-  sc <- sparklyr::spark_connection(x)
-  check_pipeline_connection(sc)
-  sc
+  check_pipeline_connection(sparklyr::spark_connection(x))$sc
 }
 
 check_pipeline_connection <- function(sc) {

@@ -71,8 +71,7 @@ run_statement <- function(con, sql, values, has_rows) {
     control(con)
     return(NULL)
   }
-  values <- lapply(values, function(value) if (is.null(value)) NA else value)
-  params <- if (length(values)) unname(values)
+  params <- null_if_empty(unname(lapply(values, function(value) value %||% NA)))
   if (has_rows) {
     return(unname(lapply(DBI::dbGetQuery(con, sql, params = params), as.list)))
   }
@@ -97,21 +96,15 @@ check_table_name <- function(table, con) {
     return(lapply(unname(parts[lengths(parts) > 0L]), as.character))
   }
   if (inherits(table, "tbl_lazy")) {
-    parts <- unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table))
-    if (is.null(parts)) {
-      advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
+    advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
+    unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table)) %||%
       abort_input("`table` is a query, not a table of the database.", i = advice)
-    }
-    return(parts)
-  }
-  if (inherits(table, c("AsIs", "ident_q", "sql"))) {
-    parts <- unquote_table(table, con)
-    if (is.null(parts)) {
+  } else if (inherits(table, c("AsIs", "ident_q", "sql"))) {
+    unquote_table(table, con) %||%
       abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.")
-    }
-    return(parts)
+  } else {
+    as.list(as.character(check_strings(table, arg = "table")))
   }
-  as.list(as.character(check_strings(table, arg = "table")))
 }
 
 # Parts of a quoted name. NULL if it is not a name, or if there is no connection.

@@ -4,11 +4,13 @@
 # `.feature_1`, `.feature_2`, ...
 prepare_query <- function(rows, key, fit) {
   check_installed(c("dplyr", "dbplyr"), "A formula or a recipe in SQL")
+  preparation <- fit$preparation
+  is_recipe <- inherits(preparation, "tfdist_recipe")
   features <- fit$features
   expressions <- as_sql_expressions(fit)
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
   made <- features
-  if (!inherits(fit$preparation, "tfdist_recipe")) {
+  if (!is_recipe) {
     # Not all databases accept a name such as `I(a^2)`.
     names(expressions) <- made <- unname(names)
   }
@@ -22,7 +24,7 @@ prepare_query <- function(rows, key, fit) {
     )
     dplyr::select(rows, !!!shown)
   }
-  used <- used_variables(fit$preparation)
+  used <- if (is_recipe) list_predictors(preparation$recipe) else preparation$variables
   check_columns(key, colnames(rows), "table", "the `key`")
   check_columns(used, colnames(rows), "table", "a feature of the training")
   found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
@@ -42,13 +44,6 @@ as_sql_expressions <- function(fit) {
     abort_input(problem, i = "Compute them in the database, and pass their names as `features`.")
   }
   expressions
-}
-
-used_variables <- function(preparation) {
-  if (!inherits(preparation, "tfdist_recipe")) {
-    return(preparation$variables)
-  }
-  list_predictors(preparation$recipe)
 }
 
 # Columns of the data from which a recipe computes the features.
@@ -92,14 +87,12 @@ formula_expressions <- function(preparation) {
 
 # The first varies fastest.
 cross_columns <- function(left, right) {
-  columns <- list()
-  for (second in names(right)) {
-    for (first in names(left)) {
-      product <- rlang::expr((!!left[[first]]) * (!!right[[second]]))
-      columns[[paste(first, second, sep = ":")]] <- product
-    }
-  }
-  columns
+  pairs <- expand.grid(left = names(left), right = names(right), stringsAsFactors = FALSE)
+  multiply <- function(first, second) rlang::expr((!!left[[first]]) * (!!right[[second]]))
+  rlang::set_names(
+    Map(multiply, pairs$left, pairs$right),
+    paste(pairs$left, pairs$right, sep = ":")
+  )
 }
 
 variable_columns <- function(expr, label, levels) {
@@ -113,9 +106,9 @@ variable_columns <- function(expr, label, levels) {
   }
   if (is_condition(expr)) {
     condition <- as_sql_call(expr)
-    columns <- list(
-      rlang::expr(dplyr::if_else(!!condition, 0, 1)),
-      rlang::expr(dplyr::if_else(!!condition, 1, 0))
+    columns <- rlang::exprs(
+      dplyr::if_else(!!condition, 0, 1),
+      dplyr::if_else(!!condition, 1, 0)
     )
     return(rlang::set_names(columns, paste0(label, "_", levels)))
   }
@@ -127,12 +120,9 @@ variable_columns <- function(expr, label, levels) {
   numbers <- suppressWarnings(as.numeric(levels))
   values <- if (is_factor && !anyNA(numbers)) numbers else levels
   columns <- lapply(values, function(value) {
+    is_value <- rlang::expr(dplyr::if_else(!!column == !!value, 1, 0))
     # NULL for other values, too.
-    rlang::expr(dplyr::if_else(
-      !!column %in% !!values,
-      dplyr::if_else(!!column == !!value, 1, 0),
-      NA
-    ))
+    rlang::expr(dplyr::if_else(!!column %in% !!values, !!is_value, NA))
   })
   rlang::set_names(columns, paste0(label, "_", levels))
 }

@@ -174,9 +174,9 @@ trial_models <- function(f, is_sent, data) {
   }
   building <- function(arguments, seed) within_python(build(as.list(arguments), seed))
   names <- names(formals(args(f)))
-  known <- setdiff(names, "...")
-  needed <- required_arguments(f)
-  pybackend()$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
+  known <- as.list(setdiff(names, "..."))
+  needed <- as.list(required_arguments(f))
+  pybackend()$bridge$model_function(building, known, needed, "..." %in% names)
 }
 
 as_python_noting <- function(f) {
@@ -197,9 +197,8 @@ new_trials <- function(result, run) {
     values <- lapply(found$records, function(record) record[[name]] %||% NA)
     if (all(lengths(values) == 1L)) unlist(values) else I(values)
   })
-  frame <- as.data.frame(rlang::set_names(columns, names), optional = TRUE)
   structure(
-    frame,
+    as.data.frame(rlang::set_names(columns, names), optional = TRUE),
     class = c("tfdist_trials", "data.frame"),
     search = found[c("arguments", "metric", "mode", "parallelism", "seconds")],
     run = list2env(run, parent = emptyenv())
@@ -287,8 +286,7 @@ print.tfdist_trials <- function(x, ...) {
     is_whole <- all(is.na(values) | values == round(values))
     if (is_whole) format(values) else ifelse(is.na(values), "", show_loss(values))
   })
-  reasons <- ifelse(is.na(x$error), "", x$error)
-  shown$error <- if (any(nzchar(reasons))) shorten_each(reasons)
+  shown$error <- if (!all(is.na(x$error))) shorten_each(ifelse(is.na(x$error), "", x$error))
   print(shown, row.names = FALSE)
   invisible(x)
 }

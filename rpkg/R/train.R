@@ -240,7 +240,7 @@ submit_training <- take_options(
 prepare_training <- function(options, frame = caller_env()) {
   args <- mget(c("sc", "model", "model_fn", "data", "formula", "validation_data"), envir = frame)
   model <- args$model
-  route <- check_sc(args$sc, arg = "sc")
+  route <- check_sc(args$sc, "sc")
   check_one_model(model, args$model_fn)
   is_fit <- inherits(model, "tfdist_fit")
   check_no_formula(args$formula, is_fit)
@@ -340,13 +340,13 @@ is_r_function <- function(data) identical(data$kind, "function")
 
 check_one_model <- function(model, model_fn) {
   if (is.null(model_fn)) {
-    return(check_model(model, arg = "model"))
+    return(check_model(model))
   }
   if (!is.null(model)) {
     advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
     abort_input("`model` and `model_fn` cannot be used together.", i = advice)
   }
   expected <- "an R function without arguments"
-  check_fits(model_fn, !is.primitive(model_fn) && !is_python(model_fn), expected, FALSE, "model_fn")
-  check_model(model_fn, expected, "model_fn")
+  check_fits(model_fn, !is.primitive(model_fn) && !is_python(model_fn), expected)
+  check_model(model_fn, expected)
 }
