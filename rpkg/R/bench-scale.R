@@ -86,8 +86,8 @@ check_train <- function(train) {
   check_fits(train, is_script || (is.function(train) && !is_python(train)), expected)
   takes <- if (!is_script) names(formals(args(train)))
   if (!is_script && !"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
-    problem <- "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`."
-    abort_input(problem)
+    needed <- "`train` must take `workers` and `batch_size`"
+    abort_input(paste0(needed, ", and pass both on to `barrier_train()`."))
   }
 }
 

@@ -125,11 +125,7 @@ check_no_python <- function(found, arg) {
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
     if (inherits(found[[name]], "python.builtin.type")) {
-      # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
-      problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
-      advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
-      problem <- sprintf(problem, arg, found[[name]]$`__name__`)
-      abort_input(problem, i = sprintf(advice, arg))
+      abort_python_class(found[[name]]$`__name__`, arg)
     }
     hint <- if (inherits(found[[name]], "python.builtin.module")) {
       module <- tryCatch(found[[name]]$`__name__`, error = function(error) name)
@@ -140,6 +136,13 @@ check_no_python <- function(found, arg) {
     problem <- "`%s` uses `%s`, a Python or Spark object that exists only in this session."
     abort_input(sprintf(problem, arg, name), i = hint)
   }
+}
+
+# For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
+abort_python_class <- function(class, arg) {
+  advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
+  problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
+  abort_input(sprintf(problem, arg, class), i = sprintf(advice, arg))
 }
 
 contains_python <- function(x) {

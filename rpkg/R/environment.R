@@ -86,20 +86,14 @@ run_logged <- function(program, ..., title, problem) {
 
 # Start a program in a shell that waits for it: in a shell's background it would ignore Ctrl-C.
 start_program <- function(words, folder) {
-  files <- as.list(file.path(folder, c("log", "pid", "status")))
-  names(files) <- basename(unlist(files))
+  names <- rlang::set_names(c("log", "pid", "status"))
+  files <- lapply(names, function(name) file.path(folder, name))
   file.create(files$log)
   quoted <- lapply(files, shQuote)
   inner <- sprintf("echo $$ >%s; exec %s", quoted$pid, paste(shQuote(words), collapse = " "))
   # The status is written by renaming a file, so it is complete if it exists.
-  outer <- sprintf(
-    "sh -c %s >%s 2>&1 </dev/null; echo $? >%s; mv %s %s",
-    shQuote(inner),
-    quoted$log,
-    quoted$pid,
-    quoted$pid,
-    quoted$status
-  )
+  outer <- "sh -c %1$s >%2$s 2>&1 </dev/null; echo $? >%3$s; mv %3$s %4$s"
+  outer <- sprintf(outer, shQuote(inner), quoted$log, quoted$pid, quoted$status)
   c(files, shell = list(pipe(outer, "r")), lines = list(file(files$log, "r", blocking = FALSE)))
 }
 

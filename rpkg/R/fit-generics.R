@@ -33,9 +33,7 @@ evaluate.tfdist_fit <- function(
 ) {
   check_dots_empty(...)
   label <- rlang::enquo(label)
-  if (rlang::quo_is_null(label)) {
-    label <- object$label %||% "label"
-  }
+  label <- if (rlang::quo_is_null(label)) object$label %||% "label" else label
   features <- rlang::enquo(features)
   weight <- rlang::enquo(weight)
   data <- if (is.null(y)) x else list(x, y)
@@ -158,13 +156,8 @@ tidy.tfdist_fit <- function(x, ...) {
 #' @exportS3Method generics::glance
 glance.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
-  training <- list(
-    workers = nrow(x$workers),
-    epochs = x$epochs,
-    rows = sum(x$workers$rows),
-    seconds = x$seconds,
-    seed = x$seed %||% NA_integer_
-  )
+  counts <- list(workers = nrow(x$workers), epochs = x$epochs, rows = sum(x$workers$rows))
+  training <- c(counts, seconds = x$seconds, seed = x$seed %||% NA_integer_)
   as_rows(c(training, as.list(last_metrics(x))))
 }
 

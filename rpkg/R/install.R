@@ -58,35 +58,31 @@ install_tfdist <- function(
 }
 
 inform_installed <- function(envname, path, extras) {
-  next_steps <- c(
-    v = sprintf("Installed the Python package of tfdist %s in %s.", own_version(), path)
-  )
-  if (!identical(envname, "r-tfdist")) {
-    python <- reticulate::virtualenv_python(envname)
-    step <- "Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`."
-    next_steps <- c(next_steps, i = sprintf(step, python))
-  }
+  setting <- "Before `%s`: `Sys.setenv(%s = \"%s\")`."
   spark <- Sys.glob(file.path(path, "lib", "python*", "site-packages", "pyspark"))
-  if ("spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))) {
-    step <- "Before `sparklyr::spark_connect()`: `Sys.setenv(SPARK_HOME = \"%s\")`."
-    next_steps <- c(next_steps, i = sprintf(step, spark[[1L]]))
-  }
-  if (reticulate::py_available()) {
-    next_steps <- c(next_steps, i = "Restart R: this session is already running another Python.")
-  }
-  command <- sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist"))
-  next_steps <- c(next_steps, i = command)
-  rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
+  needs_home <- "spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))
+  rlang::inform(c(
+    v = sprintf("Installed the Python package of tfdist %s in %s.", own_version(), path),
+    i = if (!identical(envname, "r-tfdist")) {
+      python <- reticulate::virtualenv_python(envname)
+      sprintf(setting, "library(tfdist)", "RETICULATE_PYTHON", python)
+    },
+    i = if (needs_home) {
+      sprintf(setting, "sparklyr::spark_connect()", "SPARK_HOME", spark[[1L]])
+    },
+    i = if (reticulate::py_available()) {
+      "Restart R: this session is already running another Python."
+    },
+    i = sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist")),
+    i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."
+  ))
 }
 
 check_source <- function(source, arg = caller_arg(source)) {
   check_string(source, allow_null = TRUE, arg = arg)
-  if (is.null(source)) {
-    return(invisible())
-  }
-  is_wheel <- grepl("\\.whl$", source) && file.exists(source)
-  is_checkout <- file.exists(file.path(source, "pyproject.toml"))
-  if (!is_wheel && !is_checkout) {
+  is_wheel <- function() grepl("\\.whl$", source) && file.exists(source)
+  is_checkout <- function() file.exists(file.path(source, "pyproject.toml"))
+  if (!is.null(source) && !is_wheel() && !is_checkout()) {
     problem <- if (file.exists(source)) {
       "is neither a wheel (.whl) nor a directory with pyproject.toml"
     } else {

@@ -49,17 +49,11 @@ observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
 }
 
 check_observing <- function(x, arg = caller_arg(x)) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
   check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg)
   taken <- names(formals(x))
-  if (length(taken) < 2L && !"..." %in% taken) {
-    abort_input(sprintf(
-      "`%s` must take two arguments: write `function(%s, logs)`.",
-      arg,
-      observed(arg)
-    ))
+  if (!is.null(x) && length(taken) < 2L && !"..." %in% taken) {
+    problem <- "`%s` must take two arguments: write `function(%s, logs)`."
+    abort_input(sprintf(problem, arg, observed(arg)))
   }
   invisible(x)
 }
@@ -70,16 +64,14 @@ observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 is_observer <- function(x) inherits(x, "tfdist_observer")
 # Convert observers and trackers to Python's, and leave Keras's callbacks unchanged.
 as_python_callbacks <- function(callbacks) {
-  if (is.null(callbacks)) {
-    return(NULL)
-  }
-  lapply(callbacks, function(callback) {
+  convert <- function(callback) {
     if (!is_observer(callback)) {
       return(as_python_setting(callback))
     }
     functions <- Map(as_python_observing, unclass(callback), names(callback))
     call_python(pybackend()$Observer, !!!functions)
-  })
+  }
+  if (!is.null(callbacks)) lapply(callbacks, convert)
 }
 
 as_python_observing <- function(f, name) {

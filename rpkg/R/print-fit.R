@@ -9,12 +9,8 @@ print.tfdist_fit <- function(x, ...) {
   cat(sprintf("<tfdist_fit> %s, %.1f s\n", counts, x$seconds))
   last <- last_metrics(x)
   figures <- as.list(rlang::set_names(show_loss(last), names(last)))
-  details <- list(
-    settings = format_settings(x),
-    "per worker" = format_balance(x$workers),
-    audit = format_audit(x)
-  )
-  print_aligned(c(figures, details))
+  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  print_aligned(c(figures, details, list(audit = format_audit(x))))
   invisible(x)
 }
 

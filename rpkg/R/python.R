@@ -141,10 +141,8 @@ abort_no_pybackend <- function(config, reason) {
 how_to_install <- function() {
   chosen <- Sys.getenv("RETICULATE_PYTHON")
   if (nzchar(chosen)) {
-    return(sprintf(
-      "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, run `tfdist::install_tfdist()`",
-      chosen
-    ))
+    unset <- "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, run"
+    return(paste(sprintf(unset, chosen), "`tfdist::install_tfdist()`"))
   }
   again <- if (reticulate::py_available()) ", then restart R" else ""
   sprintf("Run `tfdist::install_tfdist()`%s", again)

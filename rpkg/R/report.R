@@ -31,30 +31,29 @@ report <- function(x, path, ..., title = NULL) {
   check_model_path(path, c("html", "htm"))
   check_string(title, allow_null = TRUE)
   write <- if (is_failure) report_failure else report_fit
-  write(x, path, title)
+  write(x, path.expand(path), title)
   invisible(path)
 }
 
 report_fit <- function(fit, path, title) {
   # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  call_bridge("report_record", fit$record, model, path.expand(path), title)
+  call_bridge("report_record", fit$record, model, path, title)
 }
 
 report_failure <- function(error, path, title) {
+  timeline <- error$timeline
+  as_moment <- function(row) {
+    utils::modifyList(as.list(timeline[row, ]), list(time = as.double(timeline$time[[row]])))
+  }
+  fields <- c("rank", "host", "exception_type", "traceback")
   call_bridge(
     "report_failure",
-    rank = error$rank,
-    host = error$host,
-    exception_type = error$exception_type,
+    !!!rlang::set_names(lapply(fields, function(field) error[[field]]), fields),
     message = conditionMessage(error),
-    traceback = error$traceback,
     log = as.list(error$log),
-    timeline = lapply(seq_len(NROW(error$timeline)), function(row) {
-      moment <- as.list(error$timeline[row, ])
-      utils::modifyList(moment, list(time = as.double(moment$time)))
-    }),
-    path = path.expand(path),
+    timeline = lapply(seq_len(NROW(timeline)), as_moment),
+    path = path,
     title = title
   )
 }

@@ -106,7 +106,6 @@ check_scored_rows <- function(given, data_options, data, model, route, arg = "da
   columns <- complete_columns(given, model)
   # Levels are not determined from these rows, whose values may differ.
   columns$finds_levels <- FALSE
-  check_can_prepare(columns$preparation, data, "data")
   data <- check_data(data, columns, route, arg = arg)
   check_has_columns(given, data)
   columns$features <- data$features %||% columns$features

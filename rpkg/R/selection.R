@@ -21,11 +21,8 @@ select_columns <- function(given, data, options) {
     if (is.list(label) || rlang::is_string(label)) unlist(label),
     if (rlang::is_string(weight)) weight
   )
-  list(
-    label = label,
-    features = select_features(given$features, columns, read, others),
-    weight = weight
-  )
+  features <- select_features(given$features, columns, read, others)
+  list(label = label, features = features, weight = weight)
 }
 
 # The columns of data that R knows, as a data frame or as names; NULL for those of files and arrays.
@@ -76,12 +73,8 @@ select_one <- function(quo, columns, read, arg) {
   found <- select_by_tidyselect(quo, read(), arg)
   if (length(found) != 1L) {
     count <- if (length(found)) sprintf("%d: %s", length(found), list_names(found)) else "none"
-    abort_input(sprintf(
-      "`%s = %s` must select one column, not %s.",
-      arg,
-      rlang::as_label(quo),
-      count
-    ))
+    problem <- "`%s = %s` must select one column, not %s."
+    abort_input(sprintf(problem, arg, rlang::as_label(quo), count))
   }
   found
 }

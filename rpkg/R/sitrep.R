@@ -151,7 +151,7 @@ print_python <- function(report) {
   }
 }
 
-# Check every slot of a cluster, and the connections between them, with a short barrier job. Problems
+# Check every slot of a cluster and the connections between them, with a short barrier job. Problems
 # are returned, not raised.
 gather_cluster <- function(route, sc) {
   if (route$kind == "launcher") {

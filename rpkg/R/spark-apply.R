@@ -89,12 +89,9 @@ spark_examine_worker <- function(df, context) {
   if (!is.null(unreached)) {
     unreached <- sprintf("it cannot reach the driver at %s (%s)", context$driver, unreached)
   }
-  problems <- c(problems, missing_packages, unreached)
-  if (length(problems) == 0L) {
-    return(data.frame(problem = character()))
-  }
-  where <- paste0("on ", Sys.info()[["nodename"]], ": ")
-  data.frame(problem = paste0(where, paste(problems, collapse = ", and ")))
+  problems <- paste(c(problems, missing_packages, unreached), collapse = ", and ")
+  problems <- problems[nzchar(problems)]
+  data.frame(problem = sprintf("on %s: %s", Sys.info()[["nodename"]], problems))
 }
 
 # Runs in sparklyr's R on an executor, which may have no packages beyond those that come with R.

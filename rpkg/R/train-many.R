@@ -269,13 +269,10 @@ print.tfdist_trials <- function(x, ...) {
     return(NextMethod())
   }
   counts <- table(factor(x$status, levels = unique(x$status)))
-  cat(sprintf(
-    "<tfdist_trials> %s (%s), %d at once, %.1f s\n",
-    format_count(nrow(x), "trial"),
-    paste(counts, names(counts), collapse = ", "),
-    search$parallelism,
-    search$seconds
-  ))
+  counts <- paste(counts, names(counts), collapse = ", ")
+  title <- "<tfdist_trials> %s (%s), %d at once, %.1f s\n"
+  trials <- format_count(nrow(x), "trial")
+  cat(sprintf(title, trials, counts, search$parallelism, search$seconds))
   shown <- as.data.frame(x)
   is_setting <- names(shown) %in% search$arguments & vapply(shown, is.atomic, NA)
   shown[is_setting] <- lapply(shown[is_setting], function(values) {

@@ -257,7 +257,6 @@ prepare_training <- function(options, frame = caller_env()) {
   columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(settings, model)
   settings["seed"] <- list(settings$seed %||% draw_seed(route))
-  check_can_prepare(columns$preparation, args$data, "data")
   data <- check_data(args$data, columns, route, arg = "data")
   check_shuffled(data, settings$shuffle)
   if (!is.null(columns$levels)) {
