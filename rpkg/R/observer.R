@@ -50,8 +50,8 @@ observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
 
 check_observing <- function(x, arg = caller_arg(x)) {
   check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg)
-  taken <- names(formals(x))
-  if (!is.null(x) && length(taken) < 2L && !"..." %in% taken) {
+  taken <- if (!is.null(x)) names(formals(x)) else "..."
+  if (length(taken) < 2L && !"..." %in% taken) {
     problem <- "`%s` must take two arguments: write `function(%s, logs)`."
     abort_input(sprintf(problem, arg, observed(arg)))
   }

@@ -96,7 +96,7 @@ print_sitrep <- function(report) {
   cli::cli_h1("tfdist {report$packages$tfdist}")
   cli::cli_h2("R {report$r}")
   purposes <- c(reticulate = "", sparklyr = "for Spark", keras3 = "to build models")
-  for (package in names(purposes)) {
+  for (package in intersect(names(purposes), names(report$packages))) {
     how <- sprintf("%s: install.packages(\"%s\")", purposes[[package]], package)
     print_found(package, report$packages[[package]], how)
   }
