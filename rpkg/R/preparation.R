@@ -113,7 +113,7 @@ tfdist_shape <- function(
 ) {
   check_dots_empty(...)
   check_fits(data, is.data.frame(data), "a data frame")
-  columns <- choose_columns(named_columns(), formula, data_options, data)
+  columns <- choose_columns(named_columns(rlang::current_env()), formula, data_options, data)
   names <- check_frame(data, columns, "data")$feature_names
   counts <- if (is.list(names)) lapply(names, length) else length(names)
   structure(counts, feature_names = names)
