@@ -45,7 +45,7 @@ abort_tfdist <- function(message, class, ..., call = user_frame()) {
 }
 
 # The frame of the call that an error names: the outermost function of this package that led here,
-# but inside of any function of the user's. Python and handlers call from the workspace, frame 0.
+# but inside of any function of the user's. C code calls from the workspace (0), or from itself.
 user_frame <- function() {
   parents <- sys.parents()
   number <- length(parents)
@@ -57,8 +57,9 @@ user_frame <- function() {
     } else if (!is.null(found) && !isNamespace(topenv(home))) {
       break
     }
-    is_called_back <- parents[[number]] == 0L && !identical(home, topenv())
-    number <- if (is_called_back) number - 1L else parents[[number]]
+    parent <- parents[[number]]
+    is_known <- parent < number && (parent > 0L || identical(home, topenv()))
+    number <- if (is_known) parent else number - 1L
   }
   found
 }
