@@ -7,8 +7,9 @@ again; tfdist starts a new process per worker each time.
 
 With a fork server on each executor, which the round that warms up starts, it does not either.
 
-On this machine also the seconds to the end of the first step, beside one process that imports
-TensorFlow and takes this step.
+On this machine also the seconds to the end of the first step: of calls in a row, the last ones with
+another number of workers and of cores, beside one process that imports TensorFlow and takes this
+step. And the memory of the process that waits between the calls.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +32,7 @@ from standalone_session import standalone_session
 from step import network
 
 import pybackend
+from pybackend.core.machine.processes import list_children
 
 WORKERS, BATCH, STEPS, EPOCHS = 2, 64, 20, 10
 _ONE_STEP = f"""
@@ -39,6 +43,7 @@ from step import network
 x = np.zeros(({BATCH}, 28, 28, 1), "float32")
 network(keras).train_on_batch(x, np.zeros({BATCH}, "int32"))
 """
+_WAITING = "fork server between calls, proportional set size"
 Figures = dict[str, dict[str, float]]
 
 
@@ -74,18 +79,34 @@ def measure(rounds: int) -> dict[str, Figures]:
 
 
 def _first_steps(rounds: int) -> dict[str, dict[str, float]]:
-    cases = {
-        "one process: import, build, one step": seconds(_one_process),
-        "first call": lambda: _first_step("0"),
+    # In this order, in every round.
+    found = interleaved(
+        {
+            "one process: import, build, one step": seconds(_one_process),
+            "first call, without a fork server": partial(_first_step, fork_server="0"),
+            "first call": _first_step,
+            "second call": _first_step,
+            "third call": _first_step,
+            "a call with 1 worker": partial(_first_step, workers=1),
+            "a call with 1 worker, 1 core": partial(_first_step, workers=1, cores=1),
+            _WAITING: _weigh_server,
+        },
+        rounds,
+    )
+    return {
+        name: {"GB" if name == _WAITING else "seconds": float(np.median(values))}
+        for name, values in found.items()
     }
-    found = interleaved(cases, rounds)
-    # A call without the fork server stops it. The first starts it, and the second waits for it.
-    later = [_first_step("1") for _ in range(rounds + 2)]
-    found["later call"] = later[2:]
-    return {name: {"seconds": float(np.median(times))} for name, times in found.items()}
 
 
-def _first_step(fork_server: str) -> float:
+def _weigh_server() -> float:
+    """Return the proportional set size of the process that waits between calls, in GB."""
+    (server,) = list_children()
+    entries = Path(f"/proc/{server}/smaps_rollup").read_text().splitlines()
+    return next(float(entry.split()[1]) for entry in entries if entry.startswith("Pss:")) / 1e6
+
+
+def _first_step(workers: int = WORKERS, cores: int | None = None, fork_server: str = "1") -> float:
     began = time.perf_counter()
     ends: list[float] = []
 
@@ -93,15 +114,17 @@ def _first_step(fork_server: str) -> float:
         ends.append(time.perf_counter() - began)
         return True
 
+    # A call without the fork server stops it.
     with patch.dict(os.environ, TFDIST_FORK_SERVER=fork_server):
         pybackend.barrier_train(
             "local",
             _network,
             _images(),
-            workers=WORKERS,
+            workers=workers,
             batch_size=BATCH,
             verbose=0,
             callbacks=pybackend.Observer(on_step_end=on_step_end),
+            resources=pybackend.Resources(cpus=cores),
         )
     return ends[0]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pybackend.core.api import hooks as _hooks
@@ -158,3 +160,26 @@ def _find_scale_hook() -> Any:
 
 
 _hooks["bench-scale"] = _find_scale_hook
+
+
+class _StartWithKeras:
+    """Starts the fork server of an interactive session as soon as it imports Keras.
+
+    The import takes seconds in both, at the same time, and the model is built after it.
+    """
+
+    _has_started = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "keras" and not self._has_started:
+            self._has_started = True
+            threading.Thread(target=self._start, daemon=True).start()
+
+    def _start(self) -> None:
+        from pybackend.core.launchers import start_fork_server
+
+        start_fork_server()
+
+
+if hasattr(sys, "ps1"):
+    sys.meta_path.insert(0, _StartWithKeras())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import pybackend
 from pybackend.core import errors
-from pybackend.core.api.calls import EvaluationCall, PredictionCall, suggest
+from pybackend.core.api.calls import EvaluationCall, PredictionCall
+from pybackend.core.api.calls import suggest as suggest
 from pybackend.core.api.detached_job import DetachedJob, jobs
 from pybackend.core.api.display import Tell, relayed_to
 from pybackend.core.api.in_process import evaluate_here, predict_here
@@ -25,61 +27,19 @@ from pybackend.core.data.files import check_writable
 from pybackend.core.data.predictions import Predictions
 from pybackend.core.job.call_options import checks
 from pybackend.core.job.worker_options import Elastic
-from pybackend.core.launchers import SparklyrWorkers, attach_spark
+from pybackend.core.launchers import SparklyrWorkers as SparklyrWorkers
+from pybackend.core.launchers import attach_spark as attach_spark
 from pybackend.core.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.core.words import show, speak
-from pybackend.doctor.machine import doctor
-from pybackend.doctor.probe import probe
+from pybackend.doctor.machine import doctor as doctor
+from pybackend.doctor.probe import probe as probe
 from pybackend.reporting.reports import report, write_report
-from pybackend.sql.connect import connect_dbi
-from pybackend.sql.deploy import augment
-from pybackend.sql.operations import SourceQuery
+from pybackend.sql.connect import connect_dbi as connect_dbi
+from pybackend.sql.deploy import augment as augment
+from pybackend.sql.operations import SourceQuery as SourceQuery
 from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Mode
 from pybackend.tuning.trials import Trial, Trials
-
-__all__ = [
-    "SourceQuery",
-    "SparklyrWorkers",
-    "answer",
-    "attach_spark",
-    "augment",
-    "capture",
-    "capture_shown",
-    "check_inputs",
-    "check_levels",
-    "check_options",
-    "check_writable",
-    "connect_dbi",
-    "copy_model",
-    "describe_sql",
-    "describe_trial",
-    "describe_trials",
-    "describe_weights",
-    "doctor",
-    "evaluate_rows",
-    "find_text_inputs",
-    "find_trial",
-    "job_result",
-    "job_status",
-    "list_columns",
-    "list_jobs",
-    "load_result",
-    "match_levels",
-    "model_function",
-    "pick_columns",
-    "predict_rows",
-    "probe",
-    "read_model",
-    "read_model_text",
-    "report_failure",
-    "report_record",
-    "restore_model",
-    "save_result",
-    "shape_columns",
-    "suggest",
-    "write_onnx",
-]
 
 
 def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -200,7 +160,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
         options={"batch_size": batch_size, "type": "raw", "on_missing": "error", "verbose": 0},
     )
     try:
-        return predict_here(lambda: model, None, rows, call)
+        return predict_here(call, rows)
     except errors.InputError as error:
         raise errors.InputError(str(error).replace("`x`", "`newdata`")) from error
 
@@ -208,7 +168,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     """Evaluate in this process; ``data`` contains arrays, as for a training run."""
     call = EvaluationCall(model=model, options={"batch_size": batch_size, "verbose": 0})
-    return evaluate_here(lambda: model, None, data, call)
+    return evaluate_here(call, data)
 
 
 def shape_columns(
@@ -280,25 +240,18 @@ def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = N
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
     """Return one name as text, for a column of arrays, unless the model takes a single number."""
-    from pybackend.sql.builder import size_of
-
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
-    takes_number = len(shapes) == 1 and None not in shapes[0] and size_of(shapes[0]) == 1
+    takes_number = len(shapes) == 1 and None not in shapes[0] and math.prod(shapes[0]) == 1
     return features[0] if len(features) == 1 and not takes_number else features
 
 
 def describe_sql(made: Any) -> dict[str, Any]:
     """Return a `SqlModel` as plain data, with each of its rows of weights as an array."""
-    rows = [
-        (part.name, place, row) for part in made.parts for place, row in enumerate(part.numbers)
-    ]
     return {
-        "dialect": made.dialect,
-        "query": made.query,
-        "weights": made.weights,
-        "part": [row[0] for row in rows],
-        "place": [row[1] for row in rows],
-        "numbers": [row[2] for row in rows],
+        **{name: getattr(made, name) for name in ("dialect", "query", "weights")},
+        "part": [part.name for part in made.parts for _ in part.numbers],
+        "place": [place for part in made.parts for place in range(len(part.numbers))],
+        "numbers": [row for part in made.parts for row in part.numbers],
     }
 
 

@@ -54,14 +54,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_example(add_command: Callable[..., Any]) -> None:
-    mnist = add_command(
+    add = add_command(
         "mnist",
         _mnist,
         help="train a small network on MNIST on this machine",
         description="Train a small convolutional network on MNIST with several workers on this "
         "machine, and print its metrics.",
-    )
-    add = mnist.add_argument
+    ).add_argument
     add("--workers", type=int, default=3, help="number of workers (default: 3)")
     add("--epochs", type=int, default=3, help="passes over the data (default: 3)")
     add("--batch-size", type=int, default=64, help="rows per worker and step (default: 64)")
@@ -73,35 +72,33 @@ def _add_example(add_command: Callable[..., Any]) -> None:
 
 def _add_clusters(add_command: Callable[..., Any]) -> None:
     """Add the commands that check and configure clusters."""
-    doctor = add_command(
+    add = add_command(
         "doctor",
         _doctor,
         help="check the software and hardware of this machine or of a Spark cluster",
         description="Print versions, memory, cores and GPUs of this machine, and what to install. "
         "With --master, check each host of a Spark cluster, and whether the workers can connect "
         "to each other.",
-    )
-    add = doctor.add_argument
+    ).add_argument
     masters = "local[2], spark://host:7077, sc://host:15002 (Spark Connect), yarn, k8s://..."
     add("--master", type=_master, metavar="URL", help=f"check this Spark cluster: {masters}")
     add("--workers", type=_positive, metavar="N", help="number of slots to check (default: all)")
     setting = "setting of the Spark session; may be repeated"
     add("--conf", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
 
-    config = add_command(
+    add = add_command(
         "tf-config",
         _tf_config,
         help="print a validated TF_CONFIG",
         description="Print the JSON for the environment variable TF_CONFIG of one process in a "
         "cluster. Invalid or contradictory addresses raise an error.",
-    )
-    add = config.add_argument
-    add("--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers")
+    ).add_argument
+    add("--workers", type=_split, metavar="HOST:PORT,...", help="addresses of the workers")
     add("--index", type=int, help="index of this process within its role")
     add("--role", default="worker", help="worker (default), chief, ps or evaluator")
     add("--chief", metavar="HOST:PORT", help="address of the chief")
-    add("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
-    add("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
+    add("--ps", type=_split, metavar="HOST:PORT,...", help="addresses of the parameter servers")
+    add("--evaluator", type=_split, metavar="HOST:PORT", help="address of the evaluator")
 
     pack = add_command(
         "pack",
@@ -148,54 +145,47 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
     shown = "log folder, as shown in a training result (default: logs)"
     tensorboard.add_argument("folder", nargs="?", metavar="FOLDER", help=shown)
 
-    scale = add_command(
+    add = add_command(
         "bench-scale",
         _bench_scale,
         help="measure how a script's training scales, and predict it for more workers",
         description="Run a script that calls barrier_train() with different numbers of workers, "
         "and print step time, speed-up and efficiency.",
-        usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
+        usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n"
+        "       tfdist bench-scale --gpus [--page FILE] [OPTION ...]",
         allow_abbrev=False,
-    )
-    add = scale.add_argument
+    ).add_argument
     measured = "numbers of workers to measure (default: 1,2,4)"
-    add("--workers", type=_counts, default=[1, 2, 4], metavar="N,...", help=measured)
-    add(
-        "--mode",
-        type=_modes,
-        default="both",
-        metavar="MODE,...",
-        help="strong: the workers share one batch; weak: each worker has its own batch "
-        "(default: both)",
+    add("--workers", type=_counts, metavar="N,...", help=measured)
+    gpus = "train three models instead of a script, on 1, 2, 4, ... of this machine's GPUs"
+    add("--gpus", action="store_true", help=gpus)
+    add("--page", metavar="FILE", help="with --gpus: write an HTML page to this file")
+    modes = (
+        "strong: the workers share one batch; weak: each worker has its own batch (default: both)"
     )
-    add(
-        "--batch-size",
-        type=_positive,
-        metavar="ROWS",
-        help="rows per batch: global batch size (strong), rows per worker (weak) (default: the "
-        "script's)",
+    add("--mode", type=_modes, default="both", metavar="MODE,...", help=modes)
+    rows = (
+        "rows per batch: global batch size (strong), rows per worker (weak) (default: the script's)"
     )
-    steps = "steps per training (default: the script's)"
-    add("--steps", type=_positive, metavar="N", help=steps)
+    add("--batch-size", type=_positive, metavar="ROWS", help=rows)
+    add("--steps", type=_positive, metavar="N", help="steps per training (default: the script's)")
     repeats = "runs of each training (default: 1)"
     add("--repeats", type=_positive, default=1, metavar="K", help=repeats)
     add("--project", type=_positive, metavar="N", help="predict step times for up to N workers")
     add("--json", metavar="FILE", help="write all values to this file")
     add("--plot", metavar="FILE", help="write a plot to this file (.png, .pdf or .svg)")
     script = "a Python or R file (*.R) that calls barrier_train()"
-    rest = argparse.REMAINDER
-    add("script", nargs=rest, metavar="SCRIPT [ARGUMENT ...]", help=script)
+    add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENT ...]", help=script)
 
 
 def _add_jobs(add_command: Callable[..., Any]) -> None:
-    jobs = add_command(
+    add = add_command(
         "jobs",
         _jobs,
         help="list, watch, cancel or remove training runs started with submit_training()",
         description="Manage training runs that were started with submit_training(). "
         "An ID may be shortened to its end.",
-    )
-    add = jobs.add_argument
+    ).add_argument
     actions = ["list", "status", "logs", "result", "cancel", "remove"]
     meaning = (
         "list all jobs; print a job's status; print its logs; write its result to a file; end its "
@@ -214,14 +204,11 @@ def _add_jobs(add_command: Callable[..., Any]) -> None:
 def _mnist(options: argparse.Namespace) -> int:
     if options.out and Path(options.out).suffix != ".h5":  # checked before the training
         raise InputError(f"--out must be a *.h5 file, not {options.out!r}")
+    names = ("workers", "epochs", "batch_size", "limit", "seed")
     result = pybackend.train_mnist(
         "local",
-        workers=options.workers,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
         path=options.data,
-        limit=options.limit,
-        seed=options.seed,
+        **{name: getattr(options, name) for name in names},
     )
     print(result.summary())
     if options.out:
@@ -237,14 +224,18 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.workers or options.conf:
         options.fail("--workers and --conf need --master")
     facts = doctor()
-    problems, verdict = facts.pop("problems"), facts.pop("verdict")
-    del facts["rpy2_problem"]  # one of the problems
+    # The problem of rpy2 is one of the problems.
     for name, value in facts.items():
-        print(f"{name:15} {_show(value)}")
-    for problem in problems:
+        if name not in ("problems", "verdict", "rpy2_problem"):
+            print(f"{name:15} {_show(value)}")
+    return _conclude(facts)
+
+
+def _conclude(found: dict[str, Any]) -> int:
+    for problem in found["problems"]:
         print(f"problem: {problem}")
-    print(verdict)
-    return 1 if problems else 0
+    print(found["verdict"])
+    return 1 if found["problems"] else 0
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -255,23 +246,12 @@ def _probe(options: argparse.Namespace) -> int:
         found = probe(session, options.workers)
     for host in found["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")
-    for problem in found["problems"]:
-        print(f"problem: {problem}")
-    print(found["verdict"])
-    return 1 if found["problems"] else 0
+    return _conclude(found)
 
 
 def _tf_config(options: argparse.Namespace) -> int:
-    print(
-        pybackend.make_tf_config(
-            _split(options.workers) or [],
-            options.index,
-            role=options.role,
-            chief=options.chief,
-            ps=_split(options.ps),
-            evaluator=_split(options.evaluator),
-        )
-    )
+    others = {name: getattr(options, name) for name in ("role", "chief", "ps", "evaluator")}
+    print(pybackend.make_tf_config(options.workers or [], options.index, **others))
     return 0
 
 
@@ -317,11 +297,8 @@ def _jobs(options: argparse.Namespace) -> int:
     if (options.action == "result") != (options.output is not None):
         options.fail("result needs -o FILE" if options.output is None else "-o is for result")
     if options.id is None:
-        found = pybackend.jobs(options.folder)
-        for job in found:
-            print(job.id, job.describe(), sep="  ")
-        if not found:
-            print("there are no jobs")
+        found = [f"{job.id}  {job.describe()}" for job in pybackend.jobs(options.folder)]
+        print(*found or ["there are no jobs"], sep="\n")
         return 0
     job = pybackend.attach_job(options.id, folder=options.folder)
     if options.action == "logs":
@@ -343,10 +320,9 @@ def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
     shown = 0
     while True:
         has_ended = job.status != "running"  # first: then the log is complete
-        lines = job.logs(shown)
-        for line in lines:
+        for line in job.logs(shown):
             print(line, flush=True)
-        shown += len(lines)
+            shown += 1
         if has_ended or not follows:
             return
         time.sleep(0.5)
@@ -356,35 +332,48 @@ def _bench_scale(options: argparse.Namespace) -> int:
     from pybackend.core.api.rendering import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
-    if not words:
+    if options.gpus and (words or options.plot or options.project):
+        raise InputError("--gpus trains models of its own: leave out SCRIPT, --plot and --project")
+    if not options.gpus and options.page:
+        raise InputError("--page needs --gpus: for a script, use --plot")
+    if not options.gpus and not words:
         raise InputError("specify a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
     if options.plot:
         check_figure(options.plot)
-    for path in filter(None, (options.json, options.plot)):  # checked before the training runs
+    # Checked before the training runs.
+    for path in filter(None, (options.json, options.plot, options.page)):
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: its folder does not exist")
+    if options.gpus:
+        return _bench_gpus(options)
+    workers = options.workers or [1, 2, 4]
     if options.project == 1:
         raise InputError("--project must be at least 2 workers")
-    if options.project is not None and len(options.workers) < 2:
+    if options.project is not None and len(workers) < 2:
         raise InputError("--project needs at least two values in --workers, as in --workers 1,2,4")
     result = pybackend.bench_scale(
         words[0],
-        options.workers,
-        mode=options.mode,
-        batch_size=options.batch_size,
-        steps=options.steps,
-        repeats=options.repeats,
+        workers,
         arguments=words[1:],
+        **{name: getattr(options, name) for name in ("mode", "batch_size", "steps", "repeats")},
     )
     print(result)
-    projection = None
-    if options.project is not None:
-        projection = result.project(options.project)
+    projection = None if options.project is None else result.project(options.project)
+    if projection is not None:
         print(projection)
     if options.json:
         result.to_json(options.json, projection)
     if options.plot:
         result.plot(options.plot, projection)
+    return 0
+
+
+def _bench_gpus(options: argparse.Namespace) -> int:
+    from pybackend.scaling.gpus import bench_gpus, write
+
+    scaling = bench_gpus(options.workers, batch_size=options.batch_size, steps=options.steps or 50)
+    print(scaling)
+    write(scaling, options.page, options.json)
     return 0
 
 
@@ -421,7 +410,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _split(text: str | None) -> list[str] | None:
+def _split(text: str) -> list[str] | None:
     return text.split(",") if text else None
 
 

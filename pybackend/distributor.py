@@ -81,12 +81,7 @@ class TFDistributor:
             check_takes(fn, "train_object(*args, **kwargs)", *args, **kwargs)
             fn = RankZero(fn)
         # None leaves the choice to the launcher, which gives workers of a machine its GPUs in turn.
-        gpus = None if self.use_gpu is None else int(self.use_gpu)
-        options = {
-            "workers": self.num_processes,
-            "resources": None if gpus is None else Resources(gpus=gpus),
-            "verbose": 2,
-        }
+        gpus = None if self.use_gpu is None else Resources(gpus=int(self.use_gpu))
+        options = {"workers": self.num_processes, "resources": gpus, "verbose": 2}
         where = "local" if self.spark is None else self.spark
-        values = run_function(where, fn, args, kwargs, **options)
-        return values[0]
+        return run_function(where, fn, args, kwargs, **options)[0]

@@ -16,7 +16,7 @@ from pybackend.core.api.observer import split_trackers
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.api.training_run import run_training
 from pybackend.core.data.mnist_file import Digits, Mnist, find_mnist
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.storage_options import Recovery
 from pybackend.core.job.worker_options import Resources
@@ -84,7 +84,7 @@ def train_mnist(
     callbacks: Sequence[Any] | None = None,
     seed: int | None = 1,
     resources: Resources | None = None,
-    recovery: Recovery | Place | None = None,
+    recovery: Recovery | PathOrUri | None = None,
     verbose: int = 1,
 ) -> TrainResult:
     """Train a small network on MNIST and evaluate it on the test images.
@@ -106,21 +106,10 @@ def train_mnist(
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
     launcher = launcher_for(spark)
-    call = TrainingCall(
-        spark=launcher,
-        model=digit_model,
-        data=None,
-        options={
-            "workers": count_workers(launcher, workers, default=3),
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "callbacks": callbacks,
-            "seed": seed,
-            "resources": resources,
-            "recovery": recovery,
-            "verbose": verbose,
-        },
-    )
+    options: Any = {"epochs": epochs, "batch_size": batch_size, "callbacks": callbacks}
+    options |= {"seed": seed, "resources": resources, "recovery": recovery, "verbose": verbose}
+    options["workers"] = count_workers(launcher, workers, default=3)
+    call = TrainingCall(spark=launcher, model=digit_model, data=None, options=options)
     # Check the arguments before the images are searched, or even downloaded.
     call.make_job(TrainingJob)
     split_trackers(callbacks)

@@ -136,10 +136,9 @@ class MirroredStrategyRunner:
         self._check_ssl()
         if is_mirrored:
             printer(1)(Note(_OPEN_SERVERS))
-        tasks = self.get_num_tasks()
         fn = RankZero(train_fn, self._num_slots if self._use_gpu else None, None, is_mirrored)
         resources = None if self._use_gpu else Resources(gpus=0)
-        options = {"workers": tasks, "resources": resources, "verbose": 2}
+        options = {"workers": self.get_num_tasks(), "resources": resources, "verbose": 2}
         return run_function(self._spark, fn, (), kwargs, **options)[0]
 
     def _gpus_of_driver(self) -> tuple[str, ...]:

@@ -122,9 +122,7 @@ class PeerLostError(TfdistError):
     """
 
     def __init__(self, rank: int, host: str, reason: str) -> None:
-        self.rank = rank
-        self.host = host
-        self.reason = reason
+        self.rank, self.host, self.reason = rank, host, reason
         super().__init__(
             f"lost worker {rank} on {host}: it {reason}. "
             "Look for that worker's own error: it is usually the cause of this one."
@@ -271,16 +269,10 @@ class WorkerFailedError(TfdistError):
         values: Sequence[Any] = (),
         timeline: Sequence[Moment] = (),
     ) -> None:
-        self.failures = list(failures)
-        self.values = list(values)
-        self.timeline = list(timeline)
+        self.failures, self.values, self.timeline = [*failures], [*values], [*timeline]
         root, *others = self.failures
-        self.rank = root.rank
-        self.host = root.host
-        self.exception_type = root.exception_type
-        self.worker_traceback = root.traceback
-        self.log = list(root.log)
-        self.others = others
+        self.rank, self.host, self.exception_type = root.rank, root.host, root.exception_type
+        self.worker_traceback, self.log, self.others = root.traceback, list(root.log), others
         own = [moment for moment in self.timeline if moment.rank == root.rank]
         super().__init__(_describe(root, others, own[-_MOST_SHOWN:]))
 
@@ -289,12 +281,10 @@ class WorkerFailedError(TfdistError):
 
         If there are checkpoints (``is_kept``), reaching a time limit also counts as a loss.
         """
-        lost = [f.is_loss or (is_kept and f.exception_type == "TimeLimit") for f in self.failures]
-        are_lost = any(lost)
-        return all(
-            is_lost or failure.follows(are_lost)
-            for failure, is_lost in zip(self.failures, lost, strict=True)
-        )
+        ends = ("TimeLimit",) if is_kept else ()
+        others = [f for f in self.failures if not (f.is_loss or f.exception_type in ends)]
+        are_lost = len(others) < len(self.failures)
+        return all(failure.follows(are_lost) for failure in others)
 
     def advise(self, advice: str) -> WorkerFailedError:
         """Return the same error with different advice in its last paragraph."""

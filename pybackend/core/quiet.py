@@ -36,32 +36,27 @@ def is_noise(line: str) -> bool:
     return _noise.match(line) is not None
 
 
-def import_tensorflow(verbose: int = 1) -> None:
+def import_tensorflow(verbose: int = 1, waits: bool = True) -> None:
     """Import Keras and its backend; code in the driver that needs them calls this first.
 
     TensorFlow's start-up lines do not appear, unless ``verbose`` is 2 or the environment variable
     TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow's own level applies. All other output to file
     descriptor 2, from any thread, does appear: when the import is done, when it raises an error,
     and when it terminates the process.
+
+    Without ``waits``, it does nothing if this or another thread is already importing them: in an
+    import hook, waiting for a thread that is itself waiting for a module would never end.
     """
-    with _lock:
-        _import(verbose)
-
-
-def import_unless_importing() -> None:
-    """Call `import_tensorflow`, unless this or another thread is already importing it."""
-    # For import hooks: waiting there for a thread that is itself waiting for a module would never
-    # end.
-    if not _lock.acquire(blocking=False):
+    if not _lock.acquire(blocking=waits):
         return
     try:
-        if not _is_importing:
-            _import()
+        if waits or not _is_importing:
+            _import(verbose)
     finally:
         _lock.release()
 
 
-def _import(verbose: int = 1) -> None:
+def _import(verbose: int) -> None:
     global _is_importing
     # Otherwise the first model that this process builds takes all memory of the GPUs, and its
     # workers get none. TensorFlow reads the variable when it first uses a GPU.
@@ -73,7 +68,8 @@ def _import(verbose: int = 1) -> None:
             if not is_loaded:
                 stack.enter_context(uncollected())
                 if verbose < 2 and _LEVEL not in os.environ:
-                    stack.enter_context(_errors_only())
+                    os.environ[_LEVEL] = "2"  # read when TensorFlow is loaded
+                    stack.callback(os.environ.pop, _LEVEL)
                     stack.enter_context(_filtered_stderr())
             import keras  # noqa: F401
     finally:
@@ -90,16 +86,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if is_enabled:
             gc.enable()
-
-
-@contextmanager
-def _errors_only() -> Iterator[None]:
-    """Set the level of TensorFlow's log, which TensorFlow reads when it is loaded."""
-    os.environ[_LEVEL] = "2"
-    try:
-        yield
-    finally:
-        del os.environ[_LEVEL]
 
 
 @contextmanager
@@ -133,21 +119,16 @@ def _filtered_stderr() -> Iterator[None]:
     finally:
         _point_stderr_at(terminal)
         os.close(terminal)
-        _wait_for(sieve)
+        try:
+            sieve.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # a child process holds its input open
+            threading.Thread(target=sieve.wait, daemon=True).start()
 
 
 def _point_stderr_at(descriptor: int) -> None:
     with suppress(Exception):  # it may be None, or any object
         sys.stderr.flush()
     os.dup2(descriptor, _STDERR)
-
-
-def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
-    """Wait until the filter ends, unless a child process holds its input open."""
-    try:
-        sieve.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        threading.Thread(target=sieve.wait, daemon=True).start()
 
 
 @contextmanager
@@ -187,7 +168,7 @@ class _QuietFinder(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         try:
-            import_unless_importing()
+            import_tensorflow(waits=False)
         except ImportError:  # Python's own search then reports what is missing
             return None
         loaded = sys.modules.get(name)

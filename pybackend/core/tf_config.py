@@ -19,6 +19,7 @@ from pybackend.core.job.arguments import check_whole_number, counted
 from pybackend.core.words import either, element, show
 
 ROLES = ("chief", "worker", "ps", "evaluator")
+_SINGLE = ("chief", "evaluator")
 Addresses = Mapping[int, str]
 
 _INDEX = re.compile(r"[0-9]{1,9}")
@@ -198,15 +199,11 @@ def _normalize(host: str) -> str:
 def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
     for role in [*cluster, task.get("type")]:
         if role not in ROLES:
-            fix = (
-                f"call it {show('chief')}, as TensorFlow 2 does"
-                if role == "master"
-                else "rename it"
-            )
-            raise ClusterError(f"role {show(role)} is not one of {', '.join(ROLES)}: {fix}")
+            fix = _advise(role) or ": rename it"
+            raise ClusterError(f"role {show(role)} is not one of {', '.join(ROLES)}{fix}")
     seen: dict[tuple[str, int], str] = {}
     tasks = {role: _read_tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
-    for role in ("chief", "evaluator"):
+    for role in _SINGLE:
         if list(tasks.get(role, {0: ""})) != [0]:
             raise ClusterError(
                 f"{role} = {show(cluster[role])}: only index 0 may exist; drop the others"
@@ -214,6 +211,10 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> Clust
     if "worker" not in tasks and "chief" not in tasks:
         raise ClusterError("the cluster has neither workers nor a chief: list the workers")
     return ClusterSpec(tasks, task["type"], _read_index(tasks, task))
+
+
+def _advise(role: Any) -> str:
+    return f": call it {show('chief')}, as TensorFlow 2 does" if role == "master" else ""
 
 
 def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
@@ -229,12 +230,10 @@ def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     tasks: dict[int, str] = {}
     for key, address in items:
-        if not _INDEX.fullmatch(str(key)) or int(key) in tasks:
-            raise ClusterError(
-                f"{element(role, key)}: expected a whole number from 0, and only once"
-            )
-        tasks[int(key)] = address
         entry = element(role, key)
+        if not _INDEX.fullmatch(str(key)) or int(key) in tasks:
+            raise ClusterError(f"{entry}: expected a whole number from 0, and only once")
+        tasks[int(key)] = address
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
             subject = f"{entry} = {show(address)} is the address of {other} too"
             raise ClusterError(f"{subject}: give each its own port, or one of them will hang")
@@ -263,7 +262,6 @@ def _is_dense(tasks: Addresses) -> bool:
 
 
 Roles = tuple[tuple[str, int], ...]
-_SINGLE = ("chief", "evaluator")
 
 
 def check_roles(value: Any) -> Roles:
@@ -279,8 +277,9 @@ def check_roles(value: Any) -> Roles:
             f"{show({'chief': 1, 'worker': 2, 'ps': 1})}, not {show(value)}"
         )
     if unknown := [role for role in value if role not in ROLES]:
-        fix = f": call it {show('chief')}, as TensorFlow 2 does" if unknown[0] == "master" else ""
-        raise InputError(f"`roles` has {show(unknown[0])}; expected {', '.join(ROLES)}{fix}")
+        raise InputError(
+            f"`roles` has {show(unknown[0])}; expected {', '.join(ROLES)}{_advise(unknown[0])}"
+        )
     counts = {
         role: check_whole_number(f"roles[{show(role)}]", value[role], least=0)
         for role in ROLES
@@ -314,9 +313,7 @@ def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
     if not roles:
         return make_tf_config(addresses, rank)
     role, index = find_role(roles, rank)
-    by_role: dict[str, list[str]] = {name: [] for name in ROLES}
-    for other, address in enumerate(addresses):
-        by_role[find_role(roles, other)[0]].append(address)
+    by_role = {name: [addresses[one] for one in ranks_of(roles, name)] for name in ROLES}
     if role != "evaluator":  # TensorFlow expects that it does not belong to the others' cluster
         del by_role["evaluator"]
     return make_tf_config(by_role.pop("worker"), index, role=role, **by_role)
@@ -339,8 +336,7 @@ def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
 
 def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
     """Return the ranks that are stopped once the leading ones have returned."""
-    counts = dict(roles)
-    following = {"ps", "evaluator"}
-    if counts.get("chief") and counts.get("ps"):  # then the workers only serve the chief
-        following.add("worker")
+    # With a chief and parameter servers, the workers only serve the chief.
+    serves = dict(roles).keys() >= {"chief", "ps"}
+    following = ("ps", "evaluator", "worker") if serves else ("ps", "evaluator")
     return {rank for rank in range(workers) if find_role(roles, rank)[0] in following}

@@ -18,19 +18,13 @@ from typing import Any, Literal
 
 Language = Literal["Python", "R"]
 
-# Names that differ in R.
-_FUNCTIONS = {
-    "DataOptions": "data_options",
-    "Elastic": "elastic",
-    "Exchange": "exchange",
-    "LocalSteps": "local_steps",
-    "ModelOptions": "model_options",
-    "Observer": "observer",
-    "ParameterServer": "parameter_server",
-    "Recovery": "recovery",
-    "Resources": "resources",
-    "ScaleLearningRate": "list",
-}
+# Classes, each of which a function makes in R.
+_CLASSES = (
+    "DataOptions Elastic Exchange LocalSteps ModelOptions Observer ParameterServer Recovery "
+    "Resources"
+)
+_FUNCTIONS = {one: re.sub(r"\B([A-Z])", r"_\1", one).lower() for one in _CLASSES.split()}
+_FUNCTIONS["ScaleLearningRate"] = "list"
 _TERMS = {
     "(x, y)": "list(x, y)",
     "(x, y, sample_weight)": "list(x, y, sample_weight)",

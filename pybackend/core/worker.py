@@ -52,6 +52,20 @@ _OPEN_SERVERS = (
     "on all interfaces of the workers' hosts, and accept every connection, without a token: use "
     "them only on networks that you trust"
 )
+_GPU_IS_FULL = (
+    "other processes use the memory of this GPU (`nvidia-smi` lists them): if your session is one "
+    "of them, set TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
+)
+_KEEP_FOLDER = "set TMPDIR to a folder from which no cleaner of temporary files deletes"
+_DISK_IS_FULL = (
+    "a disk is full: free up space at the path in the traceback, or set TMPDIR to a folder on a "
+    "larger disk"
+)
+_ADVICE = {
+    SerializationError: "see the message",
+    RError: "fix the R function, or what the message refers to, then start again",
+    InputError: "",  # its message has the advice
+}
 REPORT = "report.json"
 JOB = "job.json"
 _CLEARINGS = 100
@@ -62,22 +76,18 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
-    orders: queue.Queue[Order] = queue.Queue()
-    asked = threading.Event()
+    inbox = queue.Queue[Order](), threading.Event(), Answers()
     wake_when_orphaned()
-    answers = Answers()
-    lifeline = (_own_stdin(), folder, orders, asked, answers)
+    lifeline = (_own_stdin(), folder, *inbox)
     threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
     emit = messages.Phases(lambda event: events.write(encode(event) + "\n"))
     rank = int(os.environ["TFDIST_WORKER"])  # for life; `TFDIST_RANK` may change
-    host = os.environ["TFDIST_HOST"]
-    at_end = contextlib.ExitStack()
+    host, at_end = os.environ["TFDIST_HOST"], contextlib.ExitStack()
     conclude = _Conclusion(folder, events, emit, at_end)
     try:
         job = Job.from_json((folder / JOB).read_text())
         speak(job.language)
-        inbox = orders, asked, answers
         worker = WorkerProcess(job, rank, host, folder, server, *inbox, emit, at_end, conclude)
         report = _work(worker)
     except BaseException as error:
@@ -149,22 +159,17 @@ class WorkerProcess(Generic[Kind]):
         collective: Collective = Alone()
         if self.job.workers > 1:
             self.emit(Phase("connecting to the other workers"))
-            timeout = self.job.timeout
+            job, timeout = self.job, self.job.timeout
+            given = self.server, order.peers, self.rank, order.token, timeout
             collective = join_mesh(
-                self.server,
-                order.peers,
-                self.rank,
-                order.token,
-                timeout,
+                *given,
                 connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
                 patience=Patience(on_wait=lambda *wait: self.emit(messages.Waits(*wait))),
-                encrypt=self.job.encrypt,
-                shares_memory=self.job.shares_memory,
+                encrypt=job.encrypt,
+                shares_memory=job.shares_memory,
             )
-        try:
+        with contextlib.closing(collective):
             yield collective
-        finally:
-            collective.close()
 
 
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
@@ -215,9 +220,7 @@ def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[s
 def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     from pybackend.core.engine.elastic.generations import Membership, train_in_generations
 
-    def join(
-        job: TrainingJob, rank: int, order: Order, server: socket.socket
-    ) -> contextlib.AbstractContextManager[Collective]:
+    def join(job: TrainingJob, rank: int, order: Order, server: socket.socket) -> Any:
         return replace(worker, job=job, rank=rank, server=server).join(order, False)
 
     def wait() -> Order:
@@ -236,31 +239,18 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
 def _train_with_parameter_servers(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
     from pybackend.core.parameter_server.process import train_with_parameter_servers
 
-    job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
-    if rank == 0:
+    if worker.rank == 0:
         worker.emit(Note(_OPEN_SERVERS))
-    trained = train_with_parameter_servers(
-        job, rank, worker.folder, worker.server, order, worker.emit, end, worker.answers
-    )
-    return _report_training(worker, trained)
+    given = worker.job, worker.rank, worker.folder, worker.server, order, worker.emit
+    end = partial(_end_server, worker)
+    return _report_training(worker, train_with_parameter_servers(*given, end, worker.answers))
 
 
 def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> WorkerReport:
     if trained.discard is not None:
         worker.at_end.callback(trained.discard)
-    return worker.report(
-        rows=trained.rows,
-        steps=trained.steps,
-        by_worker=trained.by_worker,
-        seconds=trained.seconds,
-        waited=trained.waited,
-        step_times=trained.step_times,
-        audit=trained.audit,
-        value=trained.history,
-        weights_sha256=trained.weights_sha256,
-        model_sha256=trained.model_sha256,
-        inputs=trained.inputs,
-    )
+    found = {name: value for name, value in vars(trained).items() if name != "discard"}
+    return worker.report(value=found.pop("history"), **found)
 
 
 def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
@@ -279,24 +269,21 @@ def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     from pybackend.core.function.call import Hooks, call_function
     from pybackend.core.job.value_codec import encode_value
 
-    order = worker.orders.get()
-    job, rank = worker.job, worker.rank
-    end = partial(_end_server, worker, value=encode_value(None))
-    hooks = Hooks(
-        end,
-        lambda name, text: worker.emit(messages.Announced(name, text)),
-        lambda text: worker.emit(Note(text)),
-    )
-    value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
+    def announce(name: str, text: str) -> None:
+        worker.emit(messages.Announced(name, text))
+
+    order, end = worker.orders.get(), partial(_end_server, worker, value=encode_value(None))
+    hooks = Hooks(end, announce, lambda text: worker.emit(Note(text)))
+    given = worker.job, worker.rank, worker.folder, worker.server
+    value, seconds = call_function(*given, order, hooks)
     return worker.report(seconds=seconds, value=value)
 
 
 def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: Any) -> None:
     """Exit this process even though its function may never return, as in a parameter server."""
-    if error is None:
-        worker.conclude(worker.report(**found))
-    else:
-        worker.conclude(worker.report(failure=_failure(worker.rank, worker.host, error)))
+    if error is not None:
+        found = {"failure": _failure(worker.rank, worker.host, error)}
+    worker.conclude(worker.report(**found))
     _fall_silent()
 
 
@@ -306,9 +293,8 @@ def _own_stdin() -> IO[bytes]:
     A forked child closes `sys.stdin`, and would wait forever for the thread that reads it.
     """
     pipe = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     return pipe
 
 
@@ -349,15 +335,8 @@ def _failure(rank: int, host: str, error: BaseException) -> errors.Failure:
     kind, message = _name(error), _message(error)
     if isinstance(error, PreemptedError):
         kind, message = error.describe(rank)
-    return errors.Failure(
-        rank,
-        host,
-        exception_type=kind,
-        message=_shorten(message, 20_000),
-        traceback=_shorten(_traceback(error), 60_000),
-        time=time.time(),
-        advice=_advice(error),
-    )
+    what = kind, _shorten(message, 20_000), _shorten(_traceback(error), 60_000)
+    return errors.Failure(rank, host, *what, time=time.time(), advice=_advice(error))
 
 
 def _name(error: BaseException) -> str:
@@ -382,10 +361,9 @@ def _message(error: BaseException) -> str:
 
 def _shorten(text: str, most: int) -> str:
     """Return the beginning and the end of a long text, so that it fits into one event."""
-    half = most // 2
-    if len(text) <= most:
-        return text
-    return f"{text[:half]}\n... {len(text) - most} characters left out ...\n{text[-half:]}"
+    half, more = most // 2, len(text) - most
+    shown = f"{text[:half]}\n... {more} characters left out ...\n{text[-half:]}"
+    return shown if more > 0 else text
 
 
 def _traceback(error: BaseException) -> str:
@@ -412,15 +390,10 @@ def _advice(error: BaseException) -> str:
         return f"install {show(error.name)} for {sys.executable} on every host that runs workers"
     text = _text(error)
     if "cudaSetDevice" in text and "out of memory" in text:
-        return (
-            "other processes use the memory of this GPU (`nvidia-smi` lists them): if your session "
-            "is one of them, set TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
-        )
+        return _GPU_IS_FULL
     if "NCCL" in text:
-        return (
-            "NCCL needs one GPU per worker: start fewer workers, or leave out "
-            f"{setting(transport='tf')}"
-        )
+        own = setting(transport="tf")
+        return f"NCCL needs one GPU per worker: start fewer workers, or leave out {own}"
     # TensorFlow's error, for the memory of a GPU or of the machine.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"
@@ -428,24 +401,13 @@ def _advice(error: BaseException) -> str:
         return "see the message"
     folder = os.environ.get("TMPDIR", "/")
     if not os.path.isdir(folder):  # most errors name a file that was in it, or not even that
-        return (
-            f"the worker's folder, {folder}, was deleted while the worker ran: set TMPDIR to a "
-            "folder from which no cleaner of temporary files deletes"
-        )
-    if isinstance(error, SerializationError):
-        return "see the message"
-    if isinstance(error, RError):
-        return "fix the R function, or what the message refers to, then start again"
-    if isinstance(error, InputError):
-        return ""  # its message has the advice
+        return f"the worker's folder, {folder}, was deleted while the worker ran: {_KEEP_FOLDER}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            "a disk is full: free up space at the path in the traceback, or set TMPDIR to a "
-            "folder on a larger disk"
-        )
-    if "label value" in text:
+        return _DISK_IS_FULL
+    if "label value" in text and not isinstance(error, tuple(_ADVICE)):
         return "encode the classes of the label as 0, 1, 2, ..., one code for each of the outputs"
-    return "fix the error in the traceback, then start again"
+    usual = "fix the error in the traceback, then start again"
+    return next((text for kind, text in _ADVICE.items() if isinstance(error, kind)), usual)
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:
@@ -470,9 +432,9 @@ def _fall_silent() -> None:
     """Close the pipe to the launcher, which reads it to the end."""
     sys.stdout.flush()
     sys.stderr.flush()
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
 
 
 if __name__ == "__main__":

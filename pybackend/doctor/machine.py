@@ -105,12 +105,11 @@ def _missing(found: dict[str, Any]) -> list[str]:
 
 
 def _spark_problems(found: dict[str, Any]) -> list[str]:
-    problems = []
-    if found["pyspark"] is not None and found["pyarrow"] is None:
-        problems.append("pyspark is installed without pyarrow, which training on Spark needs")
-    if found["pyspark"] is not None and found["java"] is None:
-        problems.append("no Java was found: running Spark locally needs Java 17")
-    return problems
+    lacking = {
+        "pyarrow": "pyspark is installed without pyarrow, which training on Spark needs",
+        "java": "no Java was found: running Spark locally needs Java 17",
+    }
+    return [text for name, text in lacking.items() if found["pyspark"] and found[name] is None]
 
 
 def _r_problems(found: dict[str, Any]) -> list[str]:
@@ -174,13 +173,11 @@ def _gpus() -> list[str]:
 
 def _output(program: str | None, *arguments: str) -> str:
     """Return a program's output; an empty string if it is missing, fails, or takes too long."""
-    if program is None:
-        return ""
     try:
-        shown = _run(program, *arguments)
+        shown = _run(program, *arguments) if program else None
     except (OSError, subprocess.SubprocessError):
         return ""
-    return shown.stdout if shown.returncode == 0 else ""
+    return shown.stdout if shown and shown.returncode == 0 else ""
 
 
 def _run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -13,23 +13,17 @@ from pybackend.core.errors import ClusterError, WorkerFailedError
 from pybackend.core.job.arguments import counted
 from pybackend.core.launchers import ask_executors, check_slots, count_slots, launcher_for
 from pybackend.core.machine.capacity import count_cores
+from pybackend.core.machine.packages import TITLES
 from pybackend.core.r.function import ADVICE
 from pybackend.doctor.machine import find_missing, inspect_machine, install_command
 from pybackend.doctor.reach import REFUSED, TIMED_OUT, inspect_host, inspect_worker
 
-TITLES = {
-    "tensorflow": "TensorFlow",
-    "keras": "Keras",
-    "numpy": "numpy",
-    "h5py": "h5py",
-    "cloudpickle": "cloudpickle",
-    "pyarrow": "pyarrow",
-}
+_PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyarrow")
+_TITLES = {name: TITLES.get(name, name) for name in _PACKAGES}
 # With different versions of these, workers could compute different weights from the same rows.
 _SAME_EVERYWHERE = ("tensorflow", "keras", "numpy")
 _MOST = 10
 Worker = Mapping[str, Any]
-_PACKAGES = tuple(TITLES)
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
 
 
@@ -70,8 +64,8 @@ def _missing_packages(session: Any) -> list[str]:
 def _conclude(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
     found = group_by_host(workers)
     if wrong:
-        begin = "fix the problem above" if len(wrong) == 1 else "fix the first problem above"
-        verdict = f"not ready: {begin}, then probe again"
+        which = "problem" if len(wrong) == 1 else "first problem"
+        verdict = f"not ready: fix the {which} above, then probe again"
     else:
         reach = ", and each can reach all others" if len(workers) > 1 else ""
         size = f"{counted(len(workers), 'worker')} on {counted(len(found), 'host')}"
@@ -80,9 +74,9 @@ def _conclude(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]
 
 
 def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    grouped: dict[tuple[str, str], list[Worker]] = defaultdict(list)
     for worker in workers:
-        grouped.setdefault((name_host(worker), worker["hostname"]), []).append(worker)
+        grouped[name_host(worker), worker["hostname"]].append(worker)
     return [
         {
             "name": name if name == hostname else f"{name} ({hostname})",
@@ -95,7 +89,7 @@ def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def describe(found: Mapping[str, Any]) -> list[str]:
     """Describe the result of `inspect_machine` on one host in four lines."""
-    packages = [f"{TITLES[n]} {found[n]}" if found[n] else f"no {TITLES[n]}" for n in _PACKAGES]
+    packages = [f"{t} {found[n]}" if found[n] else f"no {t}" for n, t in _TITLES.items()]
     return [
         f"Python {found['python_version']}, {found['python']}",
         ", ".join(packages),
@@ -127,17 +121,15 @@ def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
     if workers == 1:
         return f"{slots}, the only one"
     cut_off = sum(not worker["reaches"] for worker in there)
-    if cut_off == 0:
-        return f"{slots}, which can reach all other workers"
-    return f"{slots}, of which {cut_off} cannot reach all other workers"
+    which = f"of which {cut_off} cannot" if cut_off else "which can"
+    return f"{slots}, {which} reach all other workers"
 
 
 def _count_slots(session: Any, spark: Any) -> int:
     if session is None:
         named = re.fullmatch(r"local\[(\d+|\*)\]", spark or "")
-        if named is None:
-            return 2
-        return count_cores() if named[1] == "*" else int(named[1])
+        count = named[1] if named else "2"
+        return count_cores() if count == "*" else int(count)
     check_slots(session, 1)
     return max(1, count_slots(session))
 
@@ -190,7 +182,7 @@ def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[
 
 def _describe_missing(missing: tuple[str, str | None, str]) -> str:
     name, have, _ = missing
-    return f"{TITLES[name]} {'is not installed' if have is None else f'{have} is too old'}"
+    return f"{_TITLES[name]} {'is not installed' if have is None else f'{have} is too old'}"
 
 
 def _different_versions(workers: Sequence[Worker]) -> list[str]:
@@ -198,11 +190,9 @@ def _different_versions(workers: Sequence[Worker]) -> list[str]:
     for name in _SAME_EVERYWHERE:
         found = _group_hosts((w[name], w) for w in workers if w[name] is not None)
         if len(found) > 1:
-            shown = "; ".join(
-                f"{number} on {_list_hosts(hosts)}" for number, hosts in found.items()
-            )
+            shown = "; ".join(f"{one} on {_list_hosts(there)}" for one, there in found.items())
             sentences.append(
-                f"hosts have different versions of {TITLES[name]}: {shown}: install the same "
+                f"hosts have different versions of {_TITLES[name]}: {shown}: install the same "
                 "version on all of them"
             )
     return sentences
@@ -270,18 +260,15 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
         for missed in worker["unreached"]:
             other = workers[missed["rank"]]
             # Only causes: `_not_listening` and `_loopback_addresses` explain the others.
-            if other["listen_error"] is None and not _is_foreign_loopback(worker, other):
+            # Another host's loopback address does not test the network.
+            is_elsewhere = worker["hostname"] != other["hostname"] and _is_loopback(other)
+            if other["listen_error"] is None and not is_elsewhere:
                 pairs[name_host(worker), name_host(other), missed["reason"]].append((worker, other))
     sentences = [_describe_pair(found, reason) for (_, _, reason), found in pairs.items()]
     if len(sentences) > _MOST:
         more = f"and the same between {len(sentences) - _MOST} more pairs of hosts"
         return [*sentences[:_MOST], more]
     return sentences
-
-
-def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
-    """Return whether this is another host's loopback address, which does not test the network."""
-    return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 
 def _describe_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:

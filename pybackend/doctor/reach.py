@@ -77,9 +77,8 @@ async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> di
             visits = asyncio.ensure_future(_welcome(server, len(others)))
         except OSError as error:
             listen_error = _describe(error)
-        reasons = await asyncio.gather(
-            *(_find_reason(addresses[o], deadline, crowd) for o in others)
-        )
+        tries = (_find_reason(addresses[other], deadline, crowd) for other in others)
+        reasons = await asyncio.gather(*tries)
         if visits is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(visits, max(0.0, deadline - time.monotonic()))

@@ -131,8 +131,8 @@ def _connect(session: Any, settings: Mapping[str, str]) -> Any:
     # Without an answer, the client tries for ten minutes: no attempt is repeated here.
     client = session.client
     has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
-    policies = client.get_retry_policies() if has_policies else []
     if has_policies:
+        policies = client.get_retry_policies()
         client.set_retry_policies([])
     try:
         _ = session.version
@@ -147,23 +147,19 @@ def _connect(session: Any, settings: Mapping[str, str]) -> Any:
 
 
 def _defaults(master: str) -> dict[str, str]:
-    quiet = {
+    # This machine may be unable to resolve its own name.
+    here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    # Executors fetch a job's code from each other. They must not wait long for an executor that
+    # they cannot reach: the probe reports it.
+    impatient = {"connectionTimeout": "5s", "maxRetries": "1", "retryWait": "1s"}
+    shuffle = {f"spark.shuffle.io.{name}": value for name, value in impatient.items()}
+    return {
         "spark.app.name": "tfdist doctor",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
+        **(here if master.startswith("local") else shuffle),
     }
-    if not master.startswith("local"):
-        # Executors fetch a job's code from each other. They must not wait long for an executor
-        # that they cannot reach: the probe reports it.
-        return {
-            **quiet,
-            "spark.shuffle.io.connectionTimeout": "5s",
-            "spark.shuffle.io.maxRetries": "1",
-            "spark.shuffle.io.retryWait": "1s",
-        }
-    # This machine may be unable to resolve its own name.
-    return {**quiet, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def _await_executors(session: Any, master: str) -> None:

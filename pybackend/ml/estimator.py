@@ -8,25 +8,23 @@ from functools import partial
 from typing import Any
 
 from pyspark.ml import Estimator
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.core.api.calls import suggest
 from pybackend.core.api.display import printer
-from pybackend.core.api.sent_objects import find_source
+from pybackend.core.api.sent_objects import find_source, is_keras_model
 from pybackend.core.api.train import barrier_train
+from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
 from pybackend.core.job.messages import Note
 from pybackend.core.job.storage_options import check_model_options
 from pybackend.core.launchers import SparkLauncher, is_spark_frame
+from pybackend.core.model.serialization import model_from_bytes
 from pybackend.core.words import term
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
-from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
+from pybackend.ml.persistence import SavedStage, encode, pack_options, unpack_options
 
 
-class KerasEstimator(
-    Estimator["KerasModel"], TrainingParams, MLWritable, MLReadable["KerasEstimator"]
-):
+class KerasEstimator(Estimator["KerasModel"], TrainingParams, SavedStage):
     """Train a Keras model with `barrier_train` on the rows of a DataFrame.
 
     Parameters
@@ -65,16 +63,7 @@ class KerasEstimator(
         if not callable(model) or isinstance(model, type):
             find_source(model)
         self.model = model
-        self.customObjects = customObjects
-        self.safeMode = safeMode
-        if uid is not None:
-            self._resetUid(uid)
-        for name in params:
-            if not self.hasParam(name):
-                known = [param.name for param in self.params]
-                wrong = f"KerasEstimator has no Param `{name}`"
-                raise InputError(f"{wrong}: {suggest(name, known) or 'see its documentation'}")
-        self._set(**params)
+        self._set_up(customObjects, safeMode, uid, params)
 
     def _fit(self, dataset: Any) -> KerasModel:
         if not is_spark_frame(dataset):
@@ -118,10 +107,9 @@ class KerasEstimator(
         arguments = self.getModelArgs()
         if not arguments:
             return self.model
-        if find_source(partial(self.model, **arguments)) == "function" and not hasattr(
-            self.model, "fit"
-        ):
-            return partial(self.model, **arguments)
+        build = partial(self.model, **arguments)
+        if find_source(build) == "function" and not hasattr(self.model, "fit"):
+            return build
         raise InputError(
             "`modelArgs` are arguments for a function that builds the model, but `model` is a model"
         )
@@ -134,17 +122,28 @@ class KerasEstimator(
         validates = dataset["`" + indicator.replace("`", "``") + "`"]
         return dataset.filter(~validates), dataset.filter(validates)
 
-    def write(self) -> MLWriter:
-        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``.
-
-        It saves the model, which must not be a function, and the Params without callbacks.
-        """
-        return EstimatorWriter(self)
+    def pack(self) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+        """Return the model's file, further metadata, and the values of the Params."""
+        model = self.model.model if isinstance(self.model, TrainResult) else self.model
+        # Functions, and callbacks among the options, could not be read in safe mode.
+        if not is_keras_model(model):
+            raise InputError(
+                "this estimator builds its model with a function, and functions are not saved: "
+                "pass it a compiled model, or save the model that fit() returns"
+            )
+        values = {p.name: self.getOrDefault(p) for p in self.params if self.isSet(p)}
+        if "trainOptions" in values:
+            values["trainOptions"] = pack_options(values["trainOptions"])
+        return encode(model, self.customObjects, "train"), {}, values
 
     @classmethod
-    def read(cls) -> MLReader[KerasEstimator]:
-        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
-        return EstimatorReader(cls)
+    def unpack(cls, path: str, content: bytes, metadata: Any, **options: Any) -> KerasEstimator:
+        custom_objects, safe_mode = options.get("customObjects"), options.get("safeMode", True)
+        model = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
+        given = metadata["paramMap"]
+        if "trainOptions" in given:
+            given["trainOptions"] = unpack_options(given["trainOptions"])
+        return cls(model, uid=metadata["uid"], **options)
 
 
 def _read_levels(dataset: Any, label: str) -> Sequence[str] | None:

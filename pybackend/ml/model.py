@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspark.ml import Model
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from pybackend.core.api.scoring import predict_spark
-from pybackend.core.api.sent_objects import is_keras_model
+from pybackend.core.api.scoring import check_model, predict_spark
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.predictions import Output
-from pybackend.core.errors import InputError
+from pybackend.core.errors import InputError, SerializationError
+from pybackend.core.job.codec import read_fields
 from pybackend.core.job.storage_options import ModelOptions
 from pybackend.core.model.serialization import model_from_bytes
 from pybackend.core.words import show, term
 from pybackend.ml.params import PredictionParams
-from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode, flatten_stages
+from pybackend.ml.persistence import SavedStage, Trained, encode, flatten_stages
 
 
-class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
+class KerasModel(Model, PredictionParams, SavedStage):
     """Add the predictions of a Keras model to the rows of a DataFrame.
 
     Created by `KerasEstimator.fit`, by `KerasModel.load`, or from a trained model:
@@ -59,20 +58,13 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         **params: Any,
     ) -> None:
         super().__init__()
-        if not (isinstance(model, (TrainResult, bytes)) or is_keras_model(model)):
-            kind = f"{type(model).__module__}.{type(model).__qualname__}"
-            raise InputError(
-                f"`model` must be a Keras 3 model or a {term('TrainResult')}, not a {kind}"
-            )
+        if not isinstance(model, bytes):  # as after loading
+            check_model(model)
         self._source = model
         self._decoded: Any = None
         self._lock = threading.Lock()
-        self._custom_objects = customObjects
-        self._safe_mode = safeMode
         self.trained = _read_trained(model) if trained is None else trained
-        if uid is not None:
-            self._resetUid(uid)
-        self._set(**params)
+        self._set_up(customObjects, safeMode, uid, params)
 
     @property
     def model(self) -> Any:
@@ -90,7 +82,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         with self._lock:
             if self._decoded is None:
                 self._decoded = model_from_bytes(
-                    self._source, custom_objects=self._custom_objects, safe_mode=self._safe_mode
+                    self._source, custom_objects=self.customObjects, safe_mode=self.safeMode
                 )
             return self._decoded
 
@@ -111,7 +103,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
 
     def setCustomObjects(self, value: Mapping[str, Any] | None) -> KerasModel:
         """Set the custom classes and functions of a saved model, and return this stage."""
-        self._custom_objects = value
+        self.customObjects = value
         return self
 
     def setSafeMode(self, value: bool) -> KerasModel:
@@ -120,7 +112,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         False allows the model to run Python code that it contains: use it only for files that you
         trust.
         """
-        self._safe_mode = value
+        self.safeMode = value
         return self
 
     def _transform(self, dataset: Any) -> Any:
@@ -137,19 +129,16 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
             type="raw",
             on_missing="error",  # like pyspark's own stages: ML vectors cannot be null
             batch_size=self.getPredictBatchSize(),
-            model_options=ModelOptions(
-                custom_objects=self._custom_objects, safe_mode=self._safe_mode
-            ),
+            model_options=ModelOptions(custom_objects=self.customObjects, safe_mode=self.safeMode),
         )
         found = outputs.list_outputs(model)
         are_logits = outputs.has_logits(model, found)
-        is_classifier = outputs.is_classifier(model, found)
-        count = outputs.count_classes(model, found) if is_classifier else 0
+        count = outputs.count_classes(model, found) if outputs.is_classifier(model, found) else 0
         count = max(2, count) if are_logits else count
         levels = self.levels if self.levels and len(self.levels) == count else None
-        classes = Classes(count, are_logits, levels)
-        names = Names(self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol())
-        return add_columns(frame, dataset.columns, found, classes, names)
+        names = self.getPredictionCol(), self.getProbabilityCol(), self.getRawPredictionCol()
+        classes = _Classes(count, are_logits, levels)
+        return _add_columns(frame, dataset.columns, found, classes, *names)
 
     def _chosen_features(self) -> Any:
         if self.isDefined("features"):
@@ -158,22 +147,21 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
             return [self.getFeaturesCol()]
         return self.trained.features
 
-    def content(self) -> bytes:
-        """Return the model's file, as `write` saves it; an error if a Keras file would not preserve
+    def pack(self) -> tuple[bytes, dict[str, Any], None]:
+        """Return the model's file and further metadata; an error if a Keras file would not preserve
         the whole model.
         """
-        if isinstance(self._source, bytes):
-            return self._source
-        return encode(self.model, self._custom_objects, "predict")
-
-    def write(self) -> MLWriter:
-        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``."""
-        return ModelWriter(self)
+        is_read = isinstance(self._source, bytes)
+        content = self._source if is_read else encode(self.model, self.customObjects, "predict")
+        return content, {"trained": asdict(self.trained)}, None
 
     @classmethod
-    def read(cls) -> MLReader[KerasModel]:
-        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
-        return ModelReader(cls)
+    def unpack(cls, path: str, content: bytes, metadata: Any, **options: Any) -> KerasModel:
+        try:
+            trained = read_fields(Trained, metadata.get("trained"))
+        except (ValueError, TypeError) as error:
+            raise SerializationError(f"the metadata of {show(path)} is damaged: {error}") from error
+        return cls(content, trained=trained, uid=metadata["uid"], **options)
 
 
 def _read_trained(model: Any) -> Trained:
@@ -201,55 +189,45 @@ _DOUBLES = f"CAST(`{_GIVEN}0` AS array<double>)"
 
 
 @dataclass(frozen=True)
-class Names:
-    """Names of the columns; an empty name omits its column."""
-
-    prediction: str
-    probability: str
-    raw: str
-
-
-@dataclass(frozen=True)
-class Classes:
+class _Classes:
     """Classes that a model's only output represents."""
 
     count: int  # 0: the output does not represent classes
-    are_logits: bool = False  # a softmax or sigmoid converts the numbers to probabilities
-    levels: Sequence[str] | None = None  # their names, if known
+    are_logits: bool  # a softmax or sigmoid converts the numbers to probabilities
+    levels: Sequence[str] | None  # their names, if known
 
 
-def add_columns(
-    frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: Classes, names: Names
+def _add_columns(
+    frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: _Classes, *names: str
 ) -> Any:
     """Replace the columns of the model's outputs with the columns of a pipeline.
 
-    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. `InputError`:
-    ``kept`` has one of the names already.
+    ``frame`` has the columns ``kept``, and those of ``predict_spark(type="raw")``. ``names`` are
+    those of the prediction, the probabilities and the raw numbers; an empty name omits its column.
+    `InputError`: ``kept`` has one of the names already.
     """
-    given = [".pred"]
-    if len(outputs) > 1:
-        given = [f".pred_{output.name}" for output in outputs]
-        added = {
-            f"{names.prediction}_{o.name}": _number(o, index) for index, o in enumerate(outputs)
-        }
-        vectors = [name for name, o in zip(added, outputs, strict=True) if o.depth == 1]
-    elif not classes.count:
-        added = {names.prediction: _number(outputs[0], 0)}
-        vectors = [names.prediction] if outputs[0].depth == 1 else []
+    prediction, probability, raw = names
+    are_many = len(outputs) > 1
+    given = [f".pred_{output.name}" for output in outputs] if are_many else [".pred"]
+    added: dict[str, tuple[str, bool]] = {}  # SQL, and whether it is a vector
+    if classes.count and not are_many:
+        numbers, probabilities, chosen = _classify(outputs[0], classes)
+        added = {raw: (numbers, True), probability: (probabilities, True)}
+        added[prediction] = chosen, False
     else:
-        raw, probability, chosen = _classify(outputs[0], classes)
-        added = {names.raw: raw, names.probability: probability, names.prediction: chosen}
-        vectors = [names.raw, names.probability]
-    added = {name: sql for name, sql in added.items() if name}
+        for index, output in enumerate(outputs):
+            name = f"{prediction}_{output.name}" if are_many else prediction
+            added[name] = _number(output, index), output.depth == 1
+    added.pop("", None)
     _reject_taken_names(kept, list(added))
     columns = [frame[_quote(name)].alias(f"{_GIVEN}{index}") for index, name in enumerate(given)]
     staged = frame.select(*(frame[_quote(name)] for name in kept), *columns).selectExpr(
-        "*", *(f"{sql} AS `.new{index}`" for index, sql in enumerate(added.values()))
+        "*", *(f"{sql} AS `.new{index}`" for index, (sql, _) in enumerate(added.values()))
     )
-    metadata = {names.prediction: _describe(classes)} if classes.count else {}
+    metadata = {prediction: _describe(classes)} if classes.count else {}
     new = [
-        _finish(staged[f"`.new{index}`"], name, name in vectors, metadata.get(name))
-        for index, name in enumerate(added)
+        _finish(staged[f"`.new{index}`"], name, is_vector, metadata.get(name))
+        for index, (name, (_, is_vector)) in enumerate(added.items())
     ]
     return staged.select(*(staged[_quote(name)] for name in kept), *new)
 
@@ -260,7 +238,7 @@ def _number(output: Output, index: int) -> str:
     return f"CAST(`{_GIVEN}{index}` AS {wanted})" if wanted else f"`{_GIVEN}{index}`"
 
 
-def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
+def _classify(output: Output, classes: _Classes) -> tuple[str, str, str]:
     """Return the SQL for the raw numbers, the probabilities and the class."""
     if output.depth == 0:
         number = f"CAST(`{_GIVEN}0` AS double)"
@@ -295,7 +273,7 @@ def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | 
     return column.alias(name, metadata=metadata) if metadata else column.alias(name)
 
 
-def _describe(classes: Classes) -> dict[str, Any]:
+def _describe(classes: _Classes) -> dict[str, Any]:
     """Return Spark ML metadata for a column of classes, in which `IndexToString` finds names."""
     known = {"vals": list(classes.levels)} if classes.levels else {"num_vals": classes.count}
     return {"ml_attr": {"type": "nominal", **known}}

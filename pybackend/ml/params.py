@@ -9,26 +9,17 @@ from typing import Any
 from pyspark.ml.param import Param, TypeConverters, shared
 from pyspark.ml.util import Identifiable
 
+from pybackend.core.api.calls import suggest
 from pybackend.core.api.train import barrier_train
+from pybackend.core.errors import InputError
 from pybackend.core.words import show, term
+
+_INT = TypeConverters.toInt
 
 # Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
 # stage cannot change its number of tasks.
-_NOT_OPTIONS = {
-    "spark",
-    "model",
-    "data",
-    "workers",
-    "epochs",
-    "batch_size",
-    "validation_data",
-    "validation_split",
-    "seed",
-    "features",
-    "label",
-    "weight",
-    "verbose",
-}
+_NOT_OPTIONS = {"spark", "model", "data", "validation_data", "validation_split", "features"}
+_NOT_OPTIONS |= {"label", "weight", "workers", "epochs", "batch_size", "seed", "verbose"}
 
 
 class _Unbound(Identifiable):
@@ -89,13 +80,10 @@ class PredictionParams(
     """Params for predictions; a fitted model inherits them from its estimator."""
 
     features, setFeatures, getFeatures = param(
-        "features",
-        "columns to combine (a list), or a mapping from the model's input names to columns; "
-        "overrides featuresCol",
-        _to_features,
+        "features", "columns of one input, or a mapping; overrides featuresCol", _to_features
     )
     predictBatchSize, setPredictBatchSize, getPredictBatchSize = param(
-        "predictBatchSize", "number of rows that a task predicts at once", TypeConverters.toInt
+        "predictBatchSize", "number of rows that a task predicts at once", _INT
     )
 
     def __init__(self) -> None:
@@ -112,6 +100,18 @@ class PredictionParams(
         """Set several Params by name, and return this stage."""
         return self._set(**values)
 
+    def _set_up(self, custom_objects: Any, safe_mode: bool, uid: str | None, params: Any) -> None:
+        """Set what both stages are created with."""
+        self.customObjects, self.safeMode = custom_objects, safe_mode
+        if uid is not None:
+            self._resetUid(uid)
+        for name in params:
+            if not self.hasParam(name):
+                known = [param.name for param in self.params]
+                wrong = f"{type(self).__name__} has no Param `{name}`"
+                raise InputError(f"{wrong}: {suggest(name, known) or 'see its documentation'}")
+        self._set(**params)
+
     def _given(self, name: str) -> Any:
         """Return the value of a Param; None if it has neither a value nor a default."""
         return self.getOrDefault(name) if self.isDefined(name) else None
@@ -121,25 +121,13 @@ class TrainingParams(PredictionParams, shared.HasWeightCol, shared.HasValidation
     """Params for training: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels, setLabels, getLabels = param(
-        "labels",
-        "a mapping from the model's output names to columns; overrides labelCol",
-        _to_mapping,
+        "labels", "mapping from outputs to columns; overrides labelCol", _to_mapping
     )
-    workers, setWorkers, getWorkers = param(
-        "workers", "number of worker processes", TypeConverters.toInt
-    )
-    epochs, setEpochs, getEpochs = param(
-        "epochs", "number of passes over the data", TypeConverters.toInt
-    )
-    batchSize, setBatchSize, getBatchSize = param(
-        "batchSize", "largest number of rows per worker and step", TypeConverters.toInt
-    )
-    seed, setSeed, getSeed = param(
-        "seed", "random seed, which makes the training repeatable", TypeConverters.toInt
-    )
-    verbose, setVerbose, getVerbose = param(
-        "verbose", "0: silent, 1: a line per epoch, 2: all output", TypeConverters.toInt
-    )
+    workers, setWorkers, getWorkers = param("workers", "number of worker processes", _INT)
+    epochs, setEpochs, getEpochs = param("epochs", "number of passes over the data", _INT)
+    batchSize, setBatchSize, getBatchSize = param("batchSize", "largest batch of a worker", _INT)
+    seed, setSeed, getSeed = param("seed", "random seed, for a repeatable training", _INT)
+    verbose, setVerbose, getVerbose = param("verbose", "0: silent, 1: epochs, 2: all output", _INT)
     modelArgs, setModelArgs, getModelArgs = param(
         "modelArgs", "named arguments of the function that builds the model", _to_mapping
     )

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml import Pipeline, PipelineModel, util
 
-from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job import codec
 from pybackend.core.job.call_options import CLASSES
 from pybackend.core.job.job import MODEL_FILE
 from pybackend.core.job.storage_options import ColumnEncoding
 from pybackend.core.model.file_checks import check_digest
-from pybackend.core.model.serialization import model_from_bytes, sha256_of
+from pybackend.core.model.serialization import sha256_of
 from pybackend.core.words import either, show
 
 
@@ -42,13 +40,9 @@ _SCHEMA = "place int, content binary"
 # Rows of this size, because a row with a whole model might not fit into an array of the JVM.
 _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
-_TRAINED = "trained"
-_OPTIONS = "trainOptions"
 
 
-def encode(
-    model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
-) -> bytes:
+def encode(model: Any, custom_objects: Any, kind: Literal["train", "predict"]) -> bytes:
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
     from pybackend.core.api.sent_objects import add_custom_objects
     from pybackend.core.model.transfer import encode_file
@@ -60,57 +54,61 @@ def encode(
     return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
-class _StageWriter(MLWriter):
+class SavedStage(util.MLWritable, util.MLReadable[Any]):
+    """Stage with methods ``pack`` and ``unpack``, for the contents of its folder."""
+
+    def write(self) -> util.MLWriter:
+        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``.
+
+        An estimator saves its model, which must not be a function, and the Params without
+        callbacks.
+        """
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls) -> StageReader:
+        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
+        return StageReader(cls)
+
+
+class StageWriter(util.MLWriter):
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
 
-    def _save(
-        self, path: str, content: bytes, extra: dict[str, Any], params: dict[str, Any] | None
-    ) -> None:
+    def saveImpl(self, path: str) -> None:
         session = self.sparkSession
-        DefaultParamsWriter.saveMetadata(
-            self.instance, path, find_home(session), {_DIGEST: sha256_of(content), **extra}, params
-        )
+        home, (content, extra, params) = find_home(session), self.instance.pack()
+        extra[_DIGEST] = sha256_of(content)
+        util.DefaultParamsWriter.saveMetadata(self.instance, path, home, extra, params)
         pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
         rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
         frame = session.createDataFrame(rows, _SCHEMA)
         frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
 
 
-class ModelWriter(_StageWriter):
-    def saveImpl(self, path: str) -> None:
-        self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
-
-
-class EstimatorWriter(_StageWriter):
-    def saveImpl(self, path: str) -> None:
-        from pybackend.core.api.sent_objects import is_keras_model
-
-        stage = self.instance
-        model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
-        # Functions, and callbacks among the options, could not be read in safe mode.
-        if not is_keras_model(model):
-            raise InputError(
-                "this estimator builds its model with a function, and functions are not saved: "
-                "pass it a compiled model, or save the model that fit() returns"
-            )
-        values = {
-            param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)
-        }
-        if _OPTIONS in values:
-            values[_OPTIONS] = _pack_options(values[_OPTIONS])
-        self._save(path, encode(model, stage.customObjects, "train"), {}, values)
-
-
-class _StageReader(MLReader[Any]):
-    def __init__(self, cls: type) -> None:
+class StageReader(util.MLReader[Any]):
+    def __init__(self, cls: Any) -> None:
         super().__init__()
         self.cls = cls
+        self._options: dict[str, Any] = {}
 
-    def _load(self, path: str) -> tuple[dict[str, Any], bytes]:
+    def customObjects(self, value: Mapping[str, Any]) -> StageReader:
+        """Set the custom classes and functions of the model, and return this reader."""
+        self._options["customObjects"] = value
+        return self
+
+    def safeMode(self, value: bool) -> StageReader:
+        """Set whether the model may run Python code that it contains, and return this reader."""
+        self._options["safeMode"] = value
+        return self
+
+    def load(self, path: str) -> Any:
+        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
+        content. The model of an estimator is decoded, with errors as in `load_model`.
+        """
         session = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+        metadata = util.DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         # Never the class that is named there: it would be imported.
         if metadata.get("class") != expected:
@@ -120,60 +118,10 @@ class _StageReader(MLReader[Any]):
         pieces = {row["place"]: bytes(row["content"]) for row in rows}
         content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
-            raise SerializationError(
-                f"the metadata of {show(path)} contains no digest of the model's file"
-            )
+            raise SerializationError(f"the metadata of {show(path)} has no digest of the model")
         check_digest(content, metadata[_DIGEST])
-        return metadata, content
-
-
-class ModelReader(_StageReader):
-    """Reader of a `KerasModel`, whose model is decoded on first use."""
-
-    def load(self, path: str) -> Any:
-        """Read a folder; `InputError` for another kind of stage, `SerializationError` for changed
-        content.
-        """
-        metadata, content = self._load(path)
-        found = metadata.get(_TRAINED)
-        try:
-            trained = codec.read_fields(Trained, found)
-        except (ValueError, TypeError) as error:
-            raise SerializationError(f"the metadata of {show(path)} is damaged: {error}") from error
-        stage = self.cls(content, trained=trained, uid=metadata["uid"])
-        DefaultParamsReader.getAndSetParams(stage, metadata)
-        return stage
-
-
-class EstimatorReader(_StageReader):
-    def __init__(self, cls: type) -> None:
-        super().__init__(cls)
-        self._options: dict[str, Any] = {}
-
-    def customObjects(self, value: Mapping[str, Any]) -> EstimatorReader:
-        """Set the custom classes and functions of the model, and return this reader."""
-        self._options["custom_objects"] = value
-        return self
-
-    def safeMode(self, value: bool) -> EstimatorReader:
-        """Set whether the model may run Python code that it contains, and return this reader."""
-        self._options["safe_mode"] = value
-        return self
-
-    def load(self, path: str) -> Any:
-        """Read a folder; errors as in `ModelReader.load` and `load_model`."""
-        metadata, content = self._load(path)
-        options = self._options
-        stage = self.cls(
-            model_from_bytes(content, **options),
-            customObjects=options.get("custom_objects"),
-            safeMode=options.get("safe_mode", True),
-            uid=metadata["uid"],
-        )
-        given = metadata["paramMap"]
-        if _OPTIONS in given:
-            given[_OPTIONS] = _unpack_options(given[_OPTIONS])
-        DefaultParamsReader.getAndSetParams(stage, metadata)
+        stage = self.cls.unpack(path, content, metadata, **self._options)
+        util.DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
 
@@ -184,7 +132,7 @@ def find_home(session: Any) -> Any:
     return session.sparkContext if pyspark.__version__.startswith("3.") else session
 
 
-def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     packed = {}
     for name, value in options.items():
         try:
@@ -198,7 +146,7 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return packed
 
 
-def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: codec.decode(json.dumps(value), *CLASSES)
         if isinstance(value, dict) and "__type__" in value
@@ -228,7 +176,7 @@ def save_stages(
 def load_stages(session: Any, path: str) -> tuple[bool, Any]:
     """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline."""
     try:
-        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+        metadata = util.DefaultParamsReader.loadMetadata(path, find_home(session))
     except Exception as error:
         raise InputError(f"there is no pipeline at {show(path)}: {error}") from error
     kind = str(metadata.get("class")).rpartition(".")[2]
@@ -242,10 +190,10 @@ def load_stages(session: Any, path: str) -> tuple[bool, Any]:
 def _list_stages(session: Any, part: Any) -> list[Any]:
     if not isinstance(part, str):
         return [part]
-    metadata = DefaultParamsReader.loadMetadata(part, find_home(session))
+    metadata = util.DefaultParamsReader.loadMetadata(part, find_home(session))
     if str(metadata.get("class")).rpartition(".")[2] in ("Pipeline", "PipelineModel"):
         return flatten_stages(load_stages(session, part)[1])
-    return [DefaultParamsReader.loadParamsInstance(part, find_home(session))]
+    return [util.DefaultParamsReader.loadParamsInstance(part, find_home(session))]
 
 
 def flatten_stages(stage: Any) -> list[Any]:

@@ -70,12 +70,9 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
     generations = record.get("generations") or []
     numbers = generations[-1]["workers"] if len(generations) > 1 else range(len(workers))
     workers = [{**worker, "number": numbers[worker["rank"]]} for worker in workers]
-    straggler = record.get("straggler")
-    if straggler:
-        rank, seconds = straggler
-        yield PAGE.text(
-            f"The others waited {show_seconds(seconds)} for worker {numbers[rank]}.", "bad"
-        )
+    if straggler := record.get("straggler"):
+        rank, waited = straggler[0], show_seconds(straggler[1])
+        yield PAGE.text(f"The others waited {waited} for worker {numbers[rank]}.", "bad")
     yield PAGE.charts(_draw(workers))
     yield PAGE.table(_DONE, [_list_done(one) for one in workers], "Work of each worker", "workers")
     timed = [worker for worker in workers if worker.get("step_times")]
@@ -132,9 +129,8 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
     if timed:
         parts = ([(part, one["step_times"][part]) for part in PARTS] for one in timed)
         bars = [Bar(_name(one), values) for one, values in zip(timed, parts, strict=True)]
-        svg = draw_bars(
-            "step time by worker in seconds, in four parts", bars, show_seconds, "chart-parts"
-        )
+        about = "step time by worker in seconds, in four parts"
+        svg = draw_bars(about, bars, show_seconds, "chart-parts")
         yield PAGE.figure("Breakdown of step time", svg, kinds=PARTS)
     boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
     if boxed:
@@ -165,22 +161,18 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
     """Return the page for a `TrainResult.record`, or a part of it: the page lists missing parts.
     ``summary`` is Keras's summary of the model; None if the model cannot be loaded.
     """
-    absent = list(_find_absent(record, summary))
+    absent = ", ".join(_find_absent(record, summary))
+    missing = [PAGE.text(f"This result does not include: {absent}.")] if absent else []
+    written = time.strftime("%Y-%m-%d %H:%M %Z")
     body = [
-        make_header(
-            title, f"Trained with tfdist. Report written {time.strftime('%Y-%m-%d %H:%M %Z')}"
-        ),
+        make_header(title, f"Trained with tfdist. Report written {written}"),
         make_tiles(list(_find_tiles(record))),
         make_section("Training curves", *_describe_history(record)),
         make_section("Workers", *describe_workers(record)),
         make_section("Failures and restarts", *_describe_losses(record)),
         make_section("Model", *_describe_model(record, summary)),
         make_section("Settings and versions", *_describe_settings(record)),
-        make_section(
-            "Not available", PAGE.text(f"This result does not include: {', '.join(absent)}.")
-        )
-        if absent
-        else "",
+        make_section("Not available", *missing),
     ]
     return make_page(title, body, {**record, "model_summary": summary})
 
@@ -247,9 +239,8 @@ def _describe_history(record: Record) -> Iterator[str]:
     by_epoch = {name: dict(zip(*one, strict=False)) for name, one in metrics.items()}
     epochs = sorted({epoch for values in by_epoch.values() for epoch in values})
     rows = [[epoch, *(values.get(epoch) for values in by_epoch.values())] for epoch in epochs]
-    yield PAGE.table(
-        ["epoch", *metrics], rows, "Metrics by epoch, over the rows of all workers", "history"
-    )
+    caption = "Metrics by epoch, over the rows of all workers"
+    yield PAGE.table(["epoch", *metrics], rows, caption, "history")
 
 
 def _describe_losses(record: Record) -> Iterator[str]:
@@ -271,14 +262,11 @@ def _describe_losses(record: Record) -> Iterator[str]:
     if generations:
         rows = [
             [
-                generation["epoch"],
-                generation.get("step", 1),
-                len(generation["workers"]),
-                _join(generation["workers"]),
-                _join(generation["joined"]),
-                "; ".join(f"{number}: {why}" for number, why in generation["left"].items()),
+                *(one["epoch"], one.get("step", 1), len(one["workers"])),
+                *(_join(one["workers"]), _join(one["joined"])),
+                "; ".join(f"{number}: {why}" for number, why in one["left"].items()),
             ]
-            for generation in generations
+            for one in generations
         ]
         columns = ["from epoch", "from step", "workers", "their numbers", "joined", "left"]
         yield PAGE.table(columns, rows, "Workers by epoch", "generations")
@@ -291,22 +279,19 @@ def make_timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
         [one["rank"], one["host"], show_time(one["time"]), one["state"], one["reason"]]
         for one in timeline
     ]
-    return PAGE.table(
-        columns, rows, "Timeline of each worker, on the clock of its host", "timeline"
-    )
+    caption = "Timeline of each worker, on the clock of its host"
+    return PAGE.table(columns, rows, caption, "timeline")
 
 
 def _describe_model(record: Record, summary: str | None) -> Iterator[str]:
     size = record.get("model_bytes")
+    digests = (worker.get("weights_sha256") for worker in record.get("workers") or [])
     pairs = {
         "format": record.get("model_format"),
         "size": None if size is None else f"{size:,} bytes",
         "file": record.get("model_uri"),
         "SHA-256 of the file": record.get("model_sha256"),
-        "SHA-256 of the weights": next(
-            (w["weights_sha256"] for w in record.get("workers") or [] if w.get("weights_sha256")),
-            None,
-        ),
+        "SHA-256 of the weights": next(filter(None, digests), None),
         "features": show_value(record["features"]) if record.get("features") else None,
         "classes": show_value(record["levels"]) if record.get("levels") else None,
         "for TensorBoard": record.get("tensorboard"),
@@ -322,13 +307,8 @@ def _describe_settings(record: Record) -> Iterator[str]:
     hosts = sorted({worker["host"] for worker in record.get("workers") or []})
     pairs = [(_TITLES.get(name, name), str(found)) for name, found in versions.items() if found]
     pairs.append(("hosts of workers", ", ".join(hosts)))
-    if record.get("seed") is not None:
-        settings = {"seed": record["seed"], **settings}
-    pairs += [
-        (name, show_value(value))
-        for name, value in settings.items()
-        if name != "versions" and value is not None
-    ]
+    settings = {"seed": record.get("seed"), **settings, "versions": None}
+    pairs += [(name, show_value(one)) for name, one in settings.items() if one is not None]
     yield PAGE.pairs(pairs, "settings")
 
 

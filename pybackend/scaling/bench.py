@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.arguments import check_choice, check_whole_number
+from pybackend.core.job.arguments import check_choice, check_whole_number, counted
 from pybackend.core.launchers import without_fork_server
 from pybackend.core.words import kind_of, setting, show
 from pybackend.scaling import measured
@@ -29,16 +29,12 @@ _STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
 _BATCH_SIZE = 32  # the default of `barrier_train`
 
 
-class Trains(Protocol):
-    """Callable that trains once."""
-
-    def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
-        """Train with a given number of workers, which share one batch or have one batch each."""
-
-
 @dataclass(frozen=True)
 class FunctionRun:
-    """Callable that runs ``train(workers=..., batch_size=...)``, which returns a `TrainResult`."""
+    """Callable that runs ``train(workers=..., batch_size=...)``, which returns a `TrainResult`.
+
+    The workers share one batch, or have one batch each.
+    """
 
     train: Callable[..., Any]
     batch_size: int
@@ -55,14 +51,13 @@ class FunctionRun:
                 f"`train` was called with {setting(workers=workers)}, but {len(result.workers)} "
                 "workers trained: pass its argument `workers` on to barrier_train()"
             )
-        return measured.ScaledTraining(
-            measured.count_rows(result, own), self.batch_size, result.workers
-        )
+        rows = measured.count_rows(result, own)
+        return measured.ScaledTraining(rows, self.batch_size, result.workers)
 
 
 @dataclass(frozen=True)
 class ScaledScript:
-    """Callable that runs a script in its own process, whose output goes to standard error."""
+    """As `FunctionRun`, for a script in its own process; its output goes to standard error."""
 
     command: tuple[str, ...]
     batch_size: int | None
@@ -71,15 +66,14 @@ class ScaledScript:
     def __call__(self, workers: int, is_shared: bool) -> measured.ScaledTraining:
         with _ending_with_exit(), tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder:
             order = ScaleOrder(workers, is_shared, self.batch_size, self.steps, folder)
-            ended = subprocess.run(
-                self.command, env=write_order(order), stdout=_STDERR, check=False
-            )
+            environment = write_order(order)
+            ended = subprocess.run(self.command, env=environment, stdout=_STDERR, check=False)
             found = read_scale(folder)
         shown = " ".join(self.command[1:])
         if ended.returncode:
             raise ClusterError(
-                f"{shown} exited with status {ended.returncode} in the run with {workers} "
-                f"worker{'s' if workers > 1 else ''}: see its output above"
+                f"{shown} exited with status {ended.returncode} in the run with "
+                f"{counted(workers, 'worker')}: see its output above"
             )
         if found is None:
             raise InputError(f"{shown} did not call barrier_train(), or exited before it ended")
@@ -102,7 +96,7 @@ def _ending_with_exit() -> Iterator[None]:
 
 def make_run(
     train: Any, arguments: Sequence[str], batch_size: int | None, steps: int | None
-) -> Trains:
+) -> FunctionRun | ScaledScript:
     """Return a callable that runs a function, or the Python or R script at a path."""
     if isinstance(train, (str, os.PathLike)):
         return ScaledScript(_read_command(os.fspath(train), arguments), batch_size, steps)
@@ -147,11 +141,6 @@ def _read_command(path: str, arguments: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, path, *arguments)
 
 
-_MODES: dict[str, tuple[measured.Mode, ...]] = {
-    "strong": ("strong",),
-    "weak": ("weak",),
-    "both": ("strong", "weak"),
-}
 _MOST = 100_000
 
 
@@ -210,7 +199,8 @@ def bench_scale(
         The script failed.
     """
     counts = _check_workers(workers)
-    modes = _MODES[check_choice("mode", mode, choices=list(_MODES))]
+    chosen = check_choice("mode", mode, choices=[*measured.MODES, "both"])
+    modes = [one for one in measured.MODES if chosen in (one, "both")]
     repeats = check_whole_number("repeats", repeats, least=1)
     if batch_size is not None:
         batch_size = check_whole_number("batch_size", batch_size, least=1)
@@ -218,10 +208,9 @@ def bench_scale(
     if steps is not None:
         steps = check_whole_number("steps", steps, least=5)
     run = make_run(train, [str(word) for word in arguments], batch_size, steps)
-    known = getattr(run, "batch_size", None)
-    if known is not None and "strong" in modes:
+    if run.batch_size is not None and "strong" in modes:
         for count in counts:
-            measured.share_batch(known, count)
+            measured.share_batch(run.batch_size, count)
     # With one worker, strong and weak scaling are the same training.
     order = list(dict.fromkeys((n, m == "strong" and n > 1) for m in modes for n in counts))
     found: dict[tuple[int, bool], list[measured.ScaledTraining]] = {key: [] for key in order}
@@ -250,8 +239,7 @@ def _check_workers(workers: Any) -> list[int]:
 
 def _describe(training: measured.ScaledTraining, is_shared: bool) -> str:
     row = measured.make_row("strong" if is_shared else "weak", [training])
-    plural = "s" if row.workers > 1 else ""
     return (
-        f"{row.workers} worker{plural}, {row.batch_size:g} rows each: "
+        f"{counted(row.workers, 'worker')}, {row.batch_size:g} rows each: "
         f"{row.seconds * 1e3:.2f} ms a step, {row.rows_per_second:.0f} rows per second"
     )

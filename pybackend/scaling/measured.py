@@ -16,6 +16,7 @@ from pybackend.core.job.report import PARTS, WorkerReport
 from pybackend.core.words import setting
 
 Mode = Literal["strong", "weak"]
+MODES: tuple[Mode, ...] = ("strong", "weak")
 Array = npt.NDArray[np.float64]
 
 

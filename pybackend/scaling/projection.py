@@ -20,7 +20,7 @@ import numpy as np
 from pybackend.core.collective import CostModel
 from pybackend.core.errors import InputError
 from pybackend.core.words import term
-from pybackend.scaling.measured import Array, Mode, ScalingRow
+from pybackend.scaling.measured import MODES, Array, Mode, ScalingRow
 
 # If one number of workers communicates, only a common factor of latency and bandwidth is known.
 _TIE = 1e-6
@@ -162,9 +162,9 @@ def _project(
 def _find_batch_size(rows: Sequence[ScalingRow], mode: Mode, workers: int) -> float:
     """Return the number of rows per worker: as measured, or derived from other measurements."""
     own = [row for row in rows if row.mode == mode]
-    exact = next((row.batch_size for row in own if row.workers == workers), None)
-    if exact is not None:
-        return exact
+    for row in own:
+        if row.workers == workers:
+            return row.batch_size
     base = min(own, key=lambda row: row.workers)
     return base.batch_size * base.workers / workers if mode == "strong" else base.batch_size
 
@@ -175,8 +175,7 @@ def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[tuple[Mode, int]]
     With a shared batch, there are at most as many workers as the batch has rows.
     """
     found: list[tuple[Mode, int]] = []
-    modes: tuple[Mode, ...] = ("strong", "weak")
-    for mode in modes:
+    for mode in MODES:
         own = [row.workers for row in rows if row.mode == mode]
         if own:
             last = to if mode == "weak" else min(to, int(_find_batch_size(rows, mode, 1)))
@@ -208,8 +207,8 @@ def _fit_line(sizes: Array, seconds: Array) -> tuple[float, float]:
     columns = [1 / seconds]
     if np.ptp(sizes) > 0.01 * sizes.max():
         columns.append(sizes / seconds)
-    found = _solve(np.stack(columns, axis=1), np.ones(len(sizes)))
-    return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
+    fixed, *per_row = _solve(np.stack(columns, axis=1), np.ones(len(sizes))).tolist()
+    return fixed, per_row[0] if per_row else 0.0
 
 
 def _fit_costs(rows: Sequence[ScalingRow], buffers: Sequence[int], costs: CostModel) -> CostModel:

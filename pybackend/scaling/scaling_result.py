@@ -16,8 +16,6 @@ from pybackend.core.job.report import PARTS
 from pybackend.scaling.measured import ScalingRow
 from pybackend.scaling.projection import Projection, project_rows
 
-_INTERNAL = ("buffers", "costs")
-
 
 @dataclass(frozen=True)
 class ScalingResult:
@@ -37,7 +35,7 @@ class ScalingResult:
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """The rows as plain data, for a data frame: ``pandas.DataFrame(result.records)``."""
-        names = [field.name for field in fields(ScalingRow) if field.name not in _INTERNAL]
+        names = [field.name for field in fields(ScalingRow) if field.compare]
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def project(self, to: int = 480) -> Projection:
@@ -60,15 +58,13 @@ class ScalingResult:
 
     def to_dict(self, projection: Projection | None = None) -> dict[str, Any]:
         """Return all values as plain data."""
-        found: dict[str, Any] = {
+        return {
             "tfdist": pybackend.__version__,
             "hosts": self.hosts,
             "unit": "seconds per step",
             "rows": self.records,
+            **({} if projection is None else {"projection": asdict(projection)}),
         }
-        if projection is not None:
-            found["projection"] = asdict(projection)
-        return found
 
     def to_json(self, path: str | Path | None = None, projection: Projection | None = None) -> str:
         """Return all values as JSON text, and write it to ``path`` if given."""
@@ -131,20 +127,16 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
     speed.plot([1, most], [1, most], color="0.6", linestyle=":", label="linear")
     for mode in dict.fromkeys(row.mode for row in rows):
         own = sorted((row for row in rows if row.mode == mode), key=lambda row: row.workers)
-        line = speed.plot(
-            [row.workers for row in own], [row.speedup for row in own], marker="o", label=mode
-        )[0]
-        found = [row for row in projection.rows if row.mode == mode] if projection else []
-        if found:
-            counts = [row.workers for row in found]
-            speedups = [row.speedup for row in found]
+        counts, speedups = zip(*((row.workers, row.speedup) for row in own), strict=True)
+        (line,) = speed.plot(counts, speedups, marker="o", label=mode)
+        if found := [row for row in projection.rows if row.mode == mode] if projection else []:
+            counts, speedups = zip(*((row.workers, row.speedup) for row in found), strict=True)
             speed.plot(counts, speedups, linestyle="--", color=line.get_color())
-    speed.set_xscale("log", base=2)
-    speed.set_yscale("log", base=2)
-    for axis in (speed.xaxis, speed.yaxis):
+    title = "speed-up" + (" (dashed: projected)" if projection else "")
+    speed.set(xlabel="workers", title=title)
+    for axis, scale in ((speed.xaxis, speed.set_xscale), (speed.yaxis, speed.set_yscale)):
+        scale("log", base=2)
         axis.set_major_formatter("{x:g}")
-    speed.set_xlabel("workers")
-    speed.set_title("speed-up" + (" (dashed: projected)" if projection else ""))
     speed.legend()
     names = [f"{row.mode}\n{row.workers}" for row in rows]
     below = [0.0] * len(rows)
@@ -152,7 +144,6 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
         values = [getattr(row, part) * 1e3 for row in rows]
         parts.bar(names, values, bottom=below, label=part)
         below = [b + v for b, v in zip(below, values, strict=True)]
-    parts.set_ylabel("ms per step")
-    parts.set_title("breakdown of step time")
+    parts.set(ylabel="ms per step", title="breakdown of step time")
     parts.legend()
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        return size_of(self.shape)
+        return math.prod(self.shape)
 
 
 class GraphBuilder:
@@ -87,14 +88,12 @@ class GraphBuilder:
 
     def refuse(self, what: str) -> InputError:
         """Return the error that the current layer cannot be translated to SQL, with the reason."""
-        kind = type(self.layer).__name__
-        return InputError(
-            f"the layer {show(self.layer.name)} ({kind}) cannot be converted to SQL: {what}"
-        )
+        layer = f"{show(self.layer.name)} ({type(self.layer).__name__})"
+        return InputError(f"the layer {layer} cannot be converted to SQL: {what}")
 
     def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
         names = [value.name for value in values]
-        return Value(self.graph.add(operation, names, size_of(shape), self.layer.name), shape)
+        return Value(self.graph.add(operation, names, math.prod(shape), self.layer.name), shape)
 
     def gather(self, value: Value, places: Array, fill: float = 0.0) -> Value:
         """Select numbers by position in the flat array, in the shape of ``places``."""
@@ -184,13 +183,9 @@ def check_layer(builder: GraphBuilder, layer: Any) -> None:
         raise builder.refuse(setting(data_format="channels_first"))
 
 
-def size_of(shape: Shape) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
 def places_of(shape: Shape) -> Array:
     """Return the position of each number of a tensor in the flat array, in the tensor's shape."""
-    return np.arange(size_of(shape)).reshape(shape)
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
 def numbers_of(variable: Any) -> Array:
@@ -200,7 +195,7 @@ def numbers_of(variable: Any) -> Array:
 def _find_period(factor: Array, shift: Array) -> tuple[Array, Array]:
     """Return the smallest blocks of trailing axes that both arrays repeat."""
     for axis in range(factor.ndim, -1, -1):
-        period = size_of(factor.shape[axis:])
+        period = math.prod(factor.shape[axis:])
         pieces = [array.reshape(-1, period) for array in (factor, shift)]
         if all((piece == piece[0]).all() for piece in pieces):
             return pieces[0][0], pieces[1][0]

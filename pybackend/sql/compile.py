@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,19 +16,9 @@ from pybackend.core.errors import InputError
 from pybackend.core.job.call_options import Features, PredictionType
 from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, check_data_options
 from pybackend.core.words import REST, setting, show
+from pybackend.sql import operations as ops
 from pybackend.sql.database import SqlWriter
 from pybackend.sql.duckdb import DuckdbWriter
-from pybackend.sql.operations import (
-    Encoding,
-    Graph,
-    Question,
-    Shown,
-    SourceQuery,
-    WeightsPart,
-    free_prefix,
-    list_columns,
-    simplify,
-)
 from pybackend.sql.oracle import OracleWriter, write_package
 from pybackend.sql.postgres import PostgresWriter
 from pybackend.sql.spark import SparkWriter
@@ -70,7 +61,7 @@ class SqlModel:
     dialect: str
     query: str = field(repr=False)
     weights: str
-    parts: tuple[WeightsPart, ...] = field(repr=False)
+    parts: tuple[ops.WeightsPart, ...] = field(repr=False)
     key: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
 
@@ -194,10 +185,10 @@ class PredictionColumns:
 def ask(
     model: Any,
     dialect: str,
-    table: str | Sequence[str] | SourceQuery,
+    table: str | Sequence[str] | ops.SourceQuery,
     key: str | Sequence[str],
     wanted: PredictionColumns,
-) -> Question:
+) -> ops.Question:
     """Return the question that the arguments of `to_sql` ask, without the name of a weights
     table.
     """
@@ -206,7 +197,9 @@ def ask(
         raise InputError(f"`dialect` must be one of {listed}, not {show(dialect)}")
     check_type(wanted.type)
     names = check_levels(wanted.levels)
-    relation = f"({table.sql})" if isinstance(table, SourceQuery) else _quote_table(dialect, table)
+    relation = (
+        f"({table.sql})" if isinstance(table, ops.SourceQuery) else _quote_table(dialect, table)
+    )
     keys = _check_columns("key", key)
     check_model(model)
     check_data_options(DataOptions(categories=wanted.categories, encode=wanted.encode))
@@ -225,19 +218,19 @@ def ask(
     )
 
     # Layers first: those that cannot become SQL are named, independently of the outputs' meaning.
-    graph = simplify(lower_model(keras_model))
+    graph = ops.simplify(lower_model(keras_model))
     predictions = predictions_of(keras_model, wanted.type, names, known)
     if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
         keras_model = add_probabilities(keras_model)
-        graph = simplify(lower_model(keras_model))
+        graph = ops.simplify(lower_model(keras_model))
     shown = _list_shown(predictions)
     _check_shown(dialect, keys, shown)
-    encodings = _find_encodings(list_columns(features), categories, encode)
+    encodings = _find_encodings(ops.list_columns(features), categories, encode)
     found = _match_features(graph, features, encodings)
-    return Question(graph, relation, keys, found, shown, "", encodings, model=keras_model)
+    return ops.Question(graph, relation, keys, found, shown, "", encodings, model=keras_model)
 
 
-def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
+def answer(dialect: str, question: ops.Question, has_vectors: bool) -> SqlModel:
     kind = DIALECTS[dialect]
     writer = kind(_encode_source(question, kind), has_vectors)
     query = writer.write()
@@ -245,14 +238,13 @@ def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
     return SqlModel(dialect, query, question.weights, tuple(writer.parts), question.keys, shown)
 
 
-def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:
+def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[ops.Shown]) -> None:
     """Reject result columns whose names a database would confuse or truncate."""
     names = [*keys, *(column.name for column in shown)]
+    counts = Counter(name.lower() for name in names)
     for name in names:
         check_length(dialect, name)
-    folded = [name.lower() for name in names]
-    for name in names:
-        if folded.count(name.lower()) > 1:
+        if counts[name.lower()] > 1:
             raise InputError(
                 f"the result would have two columns named {show(name)}, because databases do not "
                 "distinguish upper and lower case: rename the key, pass other `levels`, or give "
@@ -276,8 +268,7 @@ def _quote_table(dialect: str, table: str | Sequence[str]) -> str:
             f"`table` must be a name, or a list of a schema and a name, not {show(table)}"
         )
     for part in parts:
-        check_name("table", part)
-        check_length(dialect, part)
+        check_length(dialect, check_name("table", part))
     return ".".join(map(DIALECTS[dialect].quote, parts))
 
 
@@ -290,9 +281,8 @@ def check_name(argument: str, name: str) -> str:
 
 def _check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
     """Return column names; there must be at least one, and no duplicates."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    for name in names:
-        check_name(argument, name)
+    given = (columns,) if isinstance(columns, str) else columns
+    names = tuple(check_name(argument, name) for name in given)
     if not names or len({name.lower() for name in names}) < len(names):
         raise InputError(
             f"`{argument}` must be the names of different columns, not {show(columns)}"
@@ -313,9 +303,9 @@ def _features_of(result: TrainResult | None) -> Any:
 
 
 def _match_features(
-    graph: Graph,
+    graph: ops.Graph,
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]],
-    encodings: Mapping[str, Encoding],
+    encodings: Mapping[str, ops.Encoding],
 ) -> dict[str, str | tuple[str, ...]]:
     names = [node.name for node in graph.inputs]
     if not isinstance(features, Mapping):
@@ -346,17 +336,17 @@ def _match_features(
     return found
 
 
-def _list_shown(predictions: Predictions) -> tuple[Shown, ...]:
+def _list_shown(predictions: Predictions) -> tuple[ops.Shown, ...]:
     names = [field.name for field in predictions.fields]
     if not (predictions.has_class or predictions.has_numbers):
-        return tuple(Shown(name, index) for index, name in enumerate(names))
+        return tuple(ops.Shown(name, index) for index, name in enumerate(names))
     shown = []
     if predictions.has_class:
-        shown.append(Shown(names.pop(0), 0, is_class=True, levels=predictions.levels))
+        shown.append(ops.Shown(names.pop(0), 0, is_class=True, levels=predictions.levels))
     if predictions.has_numbers:
         size = predictions.outputs[0].shape[0]
         indices = [-1, 0] if size == 1 else range(len(names))
-        shown += [Shown(name, 0, index) for name, index in zip(names, indices, strict=True)]
+        shown += [ops.Shown(name, 0, index) for name, index in zip(names, indices, strict=True)]
     return tuple(shown)
 
 
@@ -365,24 +355,24 @@ def _list_shown(predictions: Predictions) -> tuple[Shown, ...]:
 
 def _find_encodings(
     columns: Iterable[str], categories: Mapping[str, Sequence[Any]] | None, encode: Any
-) -> dict[str, Encoding]:
+) -> dict[str, ops.Encoding]:
     """Return the encodings of the columns that have categories, with the same rules as training."""
     spec = ColumnSpec(encode=encode)
     return {
-        column: Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)
+        column: ops.Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)
         for column in columns
         if categories and column in categories
     }
 
 
-def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
+def _encode_source(question: ops.Question, dialect: type[SqlWriter]) -> ops.Question:
     """Return the question with a source in which categories are numbers, and other values NULL."""
     if not question.encodings:
         return question
-    quote, used = dialect.quote, list_columns(question.features)
+    quote, used = dialect.quote, ops.list_columns(question.features)
     plain = [name for name in used if name not in question.encodings]
     retained = [quote(name) for name in dict.fromkeys([*question.keys, *plain])]
-    prefix = free_prefix([*question.keys, *used])
+    prefix = ops.free_prefix([*question.keys, *used])
     codes, shown = list[str](), list[str]()
     numbers: dict[str, tuple[str, ...]] = {}  # columns with the numbers of an encoded column
     for index, (column, encoding) in enumerate(question.encodings.items()):
@@ -399,21 +389,17 @@ def _encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
             f"AS {quote(name)}"
             for n, name in enumerate(numbers[column])
         ]
-    features = {
-        key: given
-        if isinstance(given, str) and given not in numbers
-        else tuple(name for column in _as_tuple(given) for name in numbers.get(column, (column,)))
-        for key, given in question.features.items()
-    }
+    features = dict(question.features)
+    for key, given in features.items():
+        if not isinstance(given, str) or given in numbers:
+            columns = (given,) if isinstance(given, str) else given
+            listed = (numbers.get(column, (column,)) for column in columns)
+            features[key] = tuple(name for names in listed for name in names)
     inner = f"SELECT {', '.join([*retained, *codes])} FROM {question.source} s"
     source = f"(SELECT {', '.join([*retained, *shown])} FROM ({inner}) s)"
     return replace(question, source=source, features=features, encodings={})
 
 
-def _list_cases(encoding: Encoding, dialect: type[SqlWriter]) -> str:
+def _list_cases(encoding: ops.Encoding, dialect: type[SqlWriter]) -> str:
     literals = (dialect.text(x) if isinstance(x, str) else str(x).upper() for x in encoding.values)
     return " ".join(f"WHEN {literal} THEN {code}" for code, literal in enumerate(literals))
-
-
-def _as_tuple(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else given

@@ -56,10 +56,7 @@ class _DBI(Connection):
     """
 
     def __init__(
-        self,
-        run: Callable[..., Any],
-        write: Callable[..., Any],
-        is_transacting: Callable[[], bool],
+        self, run: Callable[..., Any], write: Callable[..., Any], is_transacting: Callable[[], bool]
     ) -> None:
         super().__init__(None)
         self._call, self._write, self._is_transacting = run, write, is_transacting
@@ -94,10 +91,10 @@ class _DBI(Connection):
 def _columns_of(parts: Sequence[WeightsPart]) -> dict[str, Any]:
     rows = list(list_rows(parts))
     return {
-        "part": [row.part for row in rows],
-        "place": np.array([row.place for row in rows], np.int32),
-        "numbers": [row.numbers for row in rows],
-        "kernel": np.array([row.is_kernel for row in rows]),
+        "part": [part for part, *_ in rows],
+        "place": np.array([place for _, place, *_ in rows], np.int32),
+        "numbers": [numbers for *_, numbers, _ in rows],
+        "kernel": np.array([is_kernel for *_, is_kernel in rows]),
     }
 
 
@@ -122,7 +119,7 @@ class RPostgres(_DBI, PostgresConnection):
         return first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
+        self._store_whole(table)
         kernel = "CASE WHEN kernel THEN CAST('[' || numbers || ']' AS vector) END"
         chosen = f", {kernel}" if self.has_vectors else ""
         numbers = "CAST('{' || numbers || '}' AS real[])"
@@ -130,16 +127,11 @@ class RPostgres(_DBI, PostgresConnection):
 
 
 class RSqlite(_DBI, SqliteConnection):
-    def try_view(self, view: str) -> None:
-        SqliteConnection.try_view(self, view)  # which computes no row
+    try_view = SqliteConnection.try_view  # which computes no row
+    transaction = Connection.transaction
 
     def _add_functions(self) -> None:
         """Do nothing: R has already loaded an extension with these functions."""
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with Connection.transaction(self):
-            yield
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         if not parts:

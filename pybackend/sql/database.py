@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,47 +22,18 @@ LARGEST = 3.4028234663852886e38
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-@dataclass(frozen=True)
-class Words:
-    """Functions of numbers as SQL that does not overflow, with the names of a dialect."""
-
-    greatest: str = "greatest"
-    least: str = "least"
-
-    def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
-        """Return the formula for a function by Keras's name; ``x`` is a name, or in parentheses."""
-        return FORMULAS[function](self, x, *(number(c) for c in constants))
-
-    def at_most(self, x: str, most: object) -> str:
-        return f"{self.least}({x}, {most})"
-
-    def at_least(self, x: str, least: object) -> str:
-        return f"{self.greatest}({x}, {least})"
-
-    def exp(self, x: str) -> str:
-        """Return e to the power of a number of any size."""
-        return f"exp({self.clip(x, -_MOST, _MOST)})"
-
-    def fade(self, x: str) -> str:
-        """Return e to the power of a number that is not positive."""
-        return f"exp({self.at_least(x, -_MOST)})"
-
-    def clip(self, x: str, least: float, most: float) -> str:
-        return self.at_least(self.at_most(x, most), least)
-
-
 def number(value: float) -> str:
     """Return a number for any dialect of SQL, with all its digits."""
     text = repr(float(value))
     return f"({text})" if text.startswith("-") else text
 
 
-def _bend(w: Words, x: str, scale: str, alpha: str) -> str:
+def _bend(w: SqlWriter, x: str, scale: str, alpha: str) -> str:
     below = f"{scale} * {alpha} * ({w.fade(x)} - 1)"
     return f"CASE WHEN {x} > 0 THEN {scale} * {x} ELSE {below} END"
 
 
-def _softplus(w: Words, x: str) -> str:
+def _softplus(w: SqlWriter, x: str) -> str:
     return f"({w.at_least(x, 0)} + ln(1 + {w.fade(f'-abs({x})')}))"
 
 
@@ -73,7 +43,7 @@ _ERF_P = 0.3275911
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
-def _gelu(w: Words, x: str) -> str:
+def _gelu(w: SqlWriter, x: str) -> str:
     """Return a number times the normal distribution function of that number."""
     t = f"(1 / (1 + {number(_ERF_P / 2**0.5)} * abs({x})))"
     powers = number(_ERF[0])
@@ -83,6 +53,8 @@ def _gelu(w: Words, x: str) -> str:
     return f"{x} * (CASE WHEN {x} > 0 THEN 1 - {tail} ELSE {tail} END)"
 
 
+# Functions of one number, by Keras's names, as SQL that does not overflow. The number is a name, or
+# in parentheses.
 FORMULAS: dict[str, Callable[..., str]] = {
     "celu": lambda w, x, a: (
         f"CASE WHEN {x} > 0 THEN {x} ELSE {a} * ({w.fade(f'{x} / {a}')} - 1) END"
@@ -120,8 +92,9 @@ class SqlWriter(ABC):
     has a column ``kernel`` of pgvector's type.
     """
 
-    words: ClassVar = Words()
-    calls: ClassVar = {"maximum": "greatest", "minimum": "least"}
+    # Functions of several numbers, and of the numbers of an array.
+    greatest, least = "greatest", "least"
+    aggregates: ClassVar = {"sum": "sum", "maximum": "max"}
     # Position of an array's first number.
     first: ClassVar = 1
 
@@ -151,8 +124,35 @@ class SqlWriter(ABC):
         """Return the query; add the rows of the weights table that it needs to ``parts``."""
 
     @abstractmethod
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        """Return SQL for the class of an output: its name, or its code if there are no names."""
+    def best(self, value: str) -> str:
+        """Return the position of an array's largest number, from 0."""
+
+    @abstractmethod
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        """Apply a formula to each number of an array, and to those of vectors that repeat."""
+
+    def select_inputs(self) -> dict[str, str]:
+        """Return SQL for each input, which is NULL in rows without all of its numbers."""
+        found = {}
+        for node in self.question.graph.inputs:
+            given = self.question.features[node.name]
+            if isinstance(given, str):
+                value = self.column(given)
+            else:
+                value = self.join_columns([self.column(name) for name in given])
+            found[node.name] = self.check_numbers(value, node.size)
+        return found
+
+    def column(self, name: str) -> str:
+        return self.quote(name)
+
+    def join_columns(self, columns: Sequence[str]) -> str:
+        """Return an array of the numbers in columns."""
+        raise NotImplementedError
+
+    def check_numbers(self, value: str, size: int) -> str:
+        """Return an array that is NULL unless it has this many finite numbers of float32."""
+        raise NotImplementedError
 
     def emit(self, node: Node, names: Mapping[str, str]) -> str:
         emit: Callable[..., str] = getattr(self, f"emit_{type(node.operation).__name__.lower()}")
@@ -164,10 +164,42 @@ class SqlWriter(ABC):
         self.parts.append(WeightsPart(name, rows, is_kernel))
         return self.text(name)
 
-    def combine(self, operation: str, terms: Sequence[str]) -> str:
+    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
+        constants = [number(c) for c in function.constants]
+        return self.each(size, x, lambda x: FORMULAS[function.function](self, x, *constants))
+
+    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
+        if scale.factor.size == 1:
+            factor, shift = number(scale.factor[0]), number(scale.shift[0])
+            return self.each(size, x, lambda x: f"{x} * {factor} + {shift}")
+        return self.each(size, x, "{} * {} + {}".format, scale.factor, scale.shift)
+
+    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
+        formula = "CASE WHEN {0} > 0 THEN {0} ELSE {0} * {1} END"
+        return self.each(size, x, formula.format, slope.factor)
+
+    def combine(self, operation: str, *terms: str) -> str:
         if operation in _SIGNS:
             return _SIGNS[operation].join(terms)
-        return f"{self.calls[operation]}({', '.join(terms)})"
+        function = {"maximum": self.greatest, "minimum": self.least}[operation]
+        return f"{function}({', '.join(terms)})"
+
+    def at_most(self, x: str, most: object) -> str:
+        return f"{self.least}({x}, {most})"
+
+    def at_least(self, x: str, least: object) -> str:
+        return f"{self.greatest}({x}, {least})"
+
+    def clip(self, x: str, least: float, most: float) -> str:
+        return self.at_least(self.at_most(x, most), least)
+
+    def exp(self, x: str) -> str:
+        """Return e to the power of a number of any size."""
+        return f"exp({self.clip(x, -_MOST, _MOST)})"
+
+    def fade(self, x: str) -> str:
+        """Return e to the power of a number that is not positive."""
+        return f"exp({self.at_least(x, -_MOST)})"
 
     def show_outputs(self, values: Sequence[str]) -> list[str]:
         """Return the columns of the result, from SQL for each of the graph's outputs."""
@@ -190,14 +222,14 @@ class SqlWriter(ABC):
         """Return SQL for a number of an array, by its position from 0."""
         return f"{value}[{place + self.first}]"
 
-    def second_if_likely(self, value: str) -> str:
-        """Return the position of the class for an output of one probability."""
-        likely, known = f"{self.item(value, 0)} > 0.5", f"{value} IS NOT NULL"
-        return f"CASE WHEN {likely} THEN {self.first + 1} WHEN {known} THEN {self.first} END"
+    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
+        """Return SQL for the class of an output: its name, or its code if there are no names."""
+        only = self.item(value, 0)
+        likely = f"CASE WHEN {only} > 0.5 THEN 1 WHEN {only} IS NOT NULL THEN 0 END"
+        code = likely if size == 1 else self.best(value)
+        return code if levels is None else self.name_code(code, levels)
 
-    def name_code(self, code: str, levels: Sequence[str] | None) -> str:
-        if levels is None:
-            return code
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
         cases = " ".join(f"WHEN {n} THEN {self.text(level)}" for n, level in enumerate(levels))
         return f"CASE {code} {cases} END"
 
@@ -252,6 +284,8 @@ class Connection:
     writer: type[SqlWriter]
     has_vectors = False
     text_type, double_type = "text", "double precision"
+    _columns: str  # of the weights table, in parentheses, and its options
+    _type_of, _sample = "typeof({})", "WHERE 1 = 0"
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -282,14 +316,12 @@ class Connection:
             raise
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        self.execute(f"CREATE TABLE {table} ({self._columns}){self._options}")
+        self.execute(f"CREATE TABLE {table} {self._columns}")
         self._fill(table, parts)
 
     def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """Create a weights table that only this connection can see, unless it exists."""
-        self.execute(
-            f"CREATE TEMPORARY TABLE IF NOT EXISTS {table} ({self._columns}){self._options}"
-        )
+        self.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {table} {self._columns}")
         if not self.execute(f"SELECT 1 FROM {table} LIMIT 1"):
             self._fill(table, parts)
 
@@ -298,12 +330,8 @@ class Connection:
         # An outer join has a row even if the table has none, and reads no row of a large table.
         types = ", ".join(self._type_of.format(f"r.{column}") for column in columns)
         rows = f"SELECT {', '.join(columns)} FROM {source} AS s {self._sample}"
-        (found,) = self.execute(
-            f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
-        )
-        return [str(kind) for kind in found]
-
-    _type_of, _sample = "typeof({})", "WHERE 1 = 0"
+        query = f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
+        return list(map(str, self.execute(query)[0]))
 
     def create_view(self, view: str, query: str) -> None:
         """Create a view; raise an error if the name exists."""
@@ -327,12 +355,6 @@ class Connection:
 
     def replace_view(self, view: str, query: str) -> None:
         self.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
-
-    @property
-    def _columns(self) -> str:
-        raise NotImplementedError
-
-    _options = ""
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         raise NotImplementedError
@@ -359,17 +381,8 @@ def read_rows(cursor: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
 
-@dataclass(frozen=True)
-class Row:
-    """Row of the weights table, with its numbers as comma-separated text."""
-
-    part: str
-    place: int
-    numbers: str
-    is_kernel: bool
-
-
-def list_rows(parts: Sequence[WeightsPart]) -> Iterator[Row]:
+def list_rows(parts: Sequence[WeightsPart]) -> Iterator[tuple[str, int, str, bool]]:
+    """Yield part, place, numbers as comma-separated text, and ``is_kernel`` of each row."""
     for part in parts:
         for place, numbers in enumerate(part.numbers.astype(np.float32)):
-            yield Row(part.name, place, ",".join(map(repr, numbers.tolist())), part.is_kernel)
+            yield part.name, place, ",".join(map(repr, numbers.tolist())), part.is_kernel

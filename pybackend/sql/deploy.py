@@ -32,12 +32,7 @@ _NO_NUMBER = re.compile(
     r"(text|varchar|char|string|enum|blob|bytea|binary|uuid|date|time|interval|json|struct|map|row)"
 )
 # Types that PostgreSQL does not cast to real numbers directly.
-_CASTS = {
-    "boolean": "integer",
-    "boolean[]": "integer[]",
-    "vector": "real[]",
-    "halfvec": "real[]",
-}
+_CASTS = {"boolean": "integer", "boolean[]": "integer[]", "vector": "real[]", "halfvec": "real[]"}
 # Characters of a type's name that errors show: a struct's name lists its fields.
 _SHOWN = 40
 # Number of columns that errors show.
@@ -251,29 +246,30 @@ def look_up_types(database: Connection, question: Question) -> Question:
 
     `InputError`: a column has neither numbers nor arrays of numbers.
     """
-    given = question.features.values()
-    arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
-    lists = [one for one in given if not isinstance(one, str)]
     columns = [name for name in list_columns(question.features) if name not in question.encodings]
     if not columns:
         return question
     found = database.types_of(question.source, [database.quote(name) for name in columns])
     types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
-    for names in lists:
-        for name in (name for name in names if name in types):
-            if _NO_NUMBER.match(types[name]) or _is_array(types[name]):
-                raise _refuse(name, types[name], "encode it as a number")
-    for name in arrays:
-        is_json = database.dialect == "sqlite" and types[name] == "text"
-        element = re.sub(r"^array<|[\[>].*$", "", types[name])
-        if _NUMBER.match(types[name]) or (_NO_NUMBER.match(element) and not is_json):
-            raise _refuse(name, types[name], "it must contain arrays of numbers, or be in a list")
+    for given in question.features.values():
+        for name in list_columns(given):
+            kind = types.get(name, "")  # encoded columns are not looked up
+            if not isinstance(given, str) and (_NO_NUMBER.match(kind) or _is_array(kind)):
+                raise _refuse(name, kind, "encode it as a number")
+            if isinstance(given, str) and not _may_have_arrays(database.dialect, kind):
+                raise _refuse(name, kind, "it must contain arrays of numbers, or be in a list")
     casts = {name: _CASTS[kind] for name, kind in types.items() if kind in _CASTS}
     return replace(question, casts=casts if database.dialect == "postgresql" else {})
 
 
 def _is_array(kind: str) -> bool:
     return kind.endswith("]") or kind.startswith("array<")
+
+
+def _may_have_arrays(dialect: str, kind: str) -> bool:
+    is_json = dialect == "sqlite" and kind == "text"
+    element = re.sub(r"^array<|[\[>].*$", "", kind)
+    return is_json or not (_NUMBER.match(kind) or _NO_NUMBER.match(element))
 
 
 def _refuse(name: str, kind: str, hint: str) -> InputError:
@@ -286,10 +282,7 @@ def check_source(database: Connection, question: Question) -> None:
     error.
     """
     source = question.source
-    wanted: dict[str, Sequence[str]] = {
-        "key": question.keys,
-        "features": list_columns(question.features),
-    }
+    wanted = {"key": [*question.keys], "features": list_columns(question.features)}
     columns = database.list_columns(source)
     if columns is not None:
         for argument, names in wanted.items():

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -61,11 +61,9 @@ class DuckdbWriter(SqlWriter):
         self._graph = fuse(unroll(question.graph))
         _check_size(self._graph)
         nodes = list(self._graph.nodes.values())
-        self._names = {node.name: f"{self.prefix}{n}" for n, node in enumerate(nodes)}
+        self._names = {name: f"{self.prefix}{n}" for n, name in enumerate(self._graph.nodes)}
         self._sizes = {self._names[node.name]: node.size for node in nodes}
-        self._multiplied = {
-            node.inputs[0] for node in nodes if isinstance(node.operation, ops.Linear)
-        }
+        self._multiplied = {n.inputs[0] for n in nodes if isinstance(n.operation, ops.Linear)}
         self._place = 0
         # Tables joined at the innermost level: name, last place of use, and table.
         self._tables: dict[int, tuple[str, int, str]] = {}
@@ -74,7 +72,8 @@ class DuckdbWriter(SqlWriter):
         levels = list(levels_of(self._graph))
         # From the last level to the first, so that the last use of weights is known.
         values = {place: self._value(place, node) for place, node, _ in reversed(levels)}
-        query = self._select_inputs()
+        columns = [f"{value} AS {self._names[n]}" for n, value in self.select_inputs().items()]
+        query = f"SELECT {', '.join([*self.keys, *columns])}\nFROM {self.question.source}"
         tables = "".join(table for _, _, table in self._tables.values())
         for place, node, live in levels:
             columns = [*self.keys, *(self._names[name] for name in live)]
@@ -104,32 +103,21 @@ class DuckdbWriter(SqlWriter):
             self._tables[key] = (alias, self._place, table)
         return self._tables[key][0]
 
-    def _select_inputs(self) -> str:
-        columns = list(self.keys)
-        for node in self._graph.inputs:
-            given = self.question.features[node.name]
-            if isinstance(given, str):
-                value = self.quote(given)
-            else:
-                numbers = (f"CAST({self.quote(name)} AS DOUBLE)" for name in given)
-                value = f"[{', '.join(numbers)}]"
-            whole = (
-                f"len({value}) = {node.size} AND list_count({value}) = {node.size} "
-                f"AND list_min({value}) >= -{LARGEST} AND list_max({value}) <= {LARGEST}"
-            )
-            columns.append(
-                f"CASE WHEN {whole} THEN CAST({value} AS FLOAT[{node.size}]) END "
-                f"AS {self._names[node.name]}"
-            )
-        return f"SELECT {', '.join(columns)}\nFROM {self.question.source}"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"[{', '.join(f'CAST({column} AS DOUBLE)' for column in columns)}]"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        place = f"list_position({value}, list_max({value}))"
-        if size == 1:
-            place = self.second_if_likely(value)
-        if levels is None:
-            return f"CAST({place} - 1 AS INTEGER)"
-        return f"[{', '.join(map(self.text, levels))}][{place}]"
+    def check_numbers(self, value: str, size: int) -> str:
+        whole = (
+            f"len({value}) = {size} AND list_count({value}) = {size} "
+            f"AND list_min({value}) >= -{LARGEST} AND list_max({value}) <= {LARGEST}"
+        )
+        return f"CASE WHEN {whole} THEN CAST({value} AS FLOAT[{size}]) END"
+
+    def best(self, value: str) -> str:
+        return f"CAST(list_position({value}, list_max({value})) - 1 AS INTEGER)"
+
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
+        return f"[{', '.join(map(self.text, levels))}][{code} + 1]"
 
     def emit_linear(self, linear: ops.Linear, size: int, x: str) -> str:
         name = self._join_rows(linear, linear.kernel[0].T)
@@ -141,8 +129,10 @@ class DuckdbWriter(SqlWriter):
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def emit_zip(self, zipped: Zip, size: int, x: str) -> str:
-        lists = ", ".join(self._take(x, places, zipped.fill) for places in zipped.lists)
-        formulas = ", ".join(zipped.formulas)
+        listed = zipped.places.reshape(-1, zipped.places.shape[-1])
+        distinct, which = np.unique(listed, axis=0, return_inverse=True)
+        lists = ", ".join(self._take(x, places, zipped.fill) for places in distinct)
+        formulas = ", ".join(zipped.formulas(which.reshape(zipped.places.shape[:2])))
         return _floats(f"flatten(list_transform(list_zip({lists}), lambda t: [{formulas}]))")
 
     def emit_gather(self, gather: ops.Gather, size: int, x: str) -> str:
@@ -155,25 +145,13 @@ class DuckdbWriter(SqlWriter):
             x = f"list_append({x}, CAST({number(fill)} AS FLOAT))"
         return _select(x, places)
 
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
-        formula = self.words.apply(function.function, function.constants, "x")
-        return _floats(f"list_transform({x}, lambda x: {formula})")
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        if scale.factor.size == 1:
-            (factor,), (shift,) = scale.factor, scale.shift
-            formula = f"x * {number(factor)} + {number(shift)}"
-            return _floats(f"list_transform({x}, lambda x: {formula})")
-        factor, shift = (self.array_of(np.resize(v, size)) for v in (scale.factor, scale.shift))
-        return _transform([x, factor, shift], "t[1] * t[2] + t[3]")
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        factor = self.array_of(np.resize(slope.factor, size))
-        return _transform([x, factor], "CASE WHEN t[1] > 0 THEN t[1] ELSE t[1] * t[2] END")
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        if not vectors:
+            return _floats(f"list_transform({x}, lambda x: {formula('x')})")
+        return _zip([x, *(self.array_of(np.resize(v, size)) for v in vectors)], formula)
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
-        terms = [f"t[{place}]" for place in range(1, len(given) + 1)]
-        return _transform(given, self.combine(combine.operation, terms))
+        return _zip(given, partial(self.combine, combine.operation))
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
         return " || ".join(given)
@@ -187,7 +165,7 @@ class DuckdbWriter(SqlWriter):
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
         parts = [f"{x}[{i + 1}:{i + softmax.count}]" for i in range(0, size, softmax.count)]
-        powers = f"list_transform(r, lambda x: {self.words.fade('x - list_max(r)')})"
+        powers = f"list_transform(r, lambda x: {self.fade('x - list_max(r)')})"
         shares = _let("e", powers, "list_transform(e, lambda x: x / list_sum(e))")
         return _floats(" || ".join(_let("r", part, shares) for part in parts))
 
@@ -198,9 +176,10 @@ class DuckdbWriter(SqlWriter):
         return f"CASE WHEN {known} THEN {_floats(f'flatten({chosen})')} END"
 
 
-def _transform(lists: Sequence[str], formula: str) -> str:
-    """Apply a formula to the numbers ``t[1]``, ``t[2]``, ... of lists of equal length."""
-    return _floats(f"list_transform(list_zip({', '.join(lists)}), lambda t: {formula})")
+def _zip(lists: Sequence[str], formula: Callable[..., str]) -> str:
+    """Apply a formula to the numbers of lists of equal length."""
+    found = formula(*(f"t[{place}]" for place in range(1, len(lists) + 1)))
+    return _floats(f"list_transform(list_zip({', '.join(lists)}), lambda t: {found})")
 
 
 def _let(name: str, value: str, body: str) -> str:
@@ -244,27 +223,14 @@ class Zip:
     is_positive: bool = False  # sums below zero count as zero
     pooling: str | None = None  # "maximum" or "sum" of the spots; None for a single spot
 
-    @cached_property
-    def _distinct(self) -> tuple[Array, Array]:
-        """Distinct lists, and for each number in a window the index of its list."""
-        lists, which = np.unique(
-            self.places.reshape(-1, self.places.shape[-1]), axis=0, return_inverse=True
-        )
-        return lists, which.reshape(self.places.shape[:2])
+    def formulas(self, lists: Array) -> Iterator[str]:
+        """Yield formulas of ``t[1]``, ``t[2]``, ..., the numbers of zipped lists at one position.
 
-    @property
-    def lists(self) -> Array:
-        """Positions in the zipped lists, of shape (lists, positions)."""
-        return self._distinct[0]
-
-    @property
-    def formulas(self) -> Iterator[str]:
-        """Formulas of ``t[1]``, ``t[2]``, ..., the numbers of the lists at one position."""
-        _, inputs, _ = self.linear.kernel.shape
-        for group, (kernel, biases) in enumerate(
-            zip(self.linear.kernel, self.linear.bias, strict=True)
-        ):
-            taken = self._distinct[1][:, group * inputs : (group + 1) * inputs]
+        ``lists`` has the index of the list for each spot and number of a window.
+        """
+        groups = len(self.linear.kernel)
+        each = np.split(lists, groups, axis=1), self.linear.kernel, self.linear.bias
+        for taken, kernel, biases in zip(*each, strict=True):
             for weights, bias in zip(kernel.T, biases, strict=True):
                 yield self._pool([_sum(spot, weights, bias) for spot in taken])
 
@@ -349,6 +315,7 @@ def _sum(taken: Array, weights: Array, bias: float) -> str:
 
 class DuckdbConnection(Connection):
     dialect, writer = "duckdb", DuckdbWriter
+    _columns = "(part VARCHAR, place INTEGER, numbers FLOAT[])"
 
     def check(self) -> None:
         version = self.execute("SELECT version()")[0][0]
@@ -384,10 +351,6 @@ class DuckdbConnection(Connection):
         numbers = {self._run("SELECT txid_current()", ())[0][0] for _ in range(2)}
         return len(numbers) == 1
 
-    @property
-    def _columns(self) -> str:
-        return "part VARCHAR, place INTEGER, numbers FLOAT[]"
-
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         import pyarrow as pa
 
@@ -404,8 +367,7 @@ class DuckdbConnection(Connection):
             name = "tfdist_staged_weights"
             self.raw.register(name, staged)
             try:
-                self.execute(
-                    f"INSERT INTO {table} SELECT ?, place, numbers FROM {name}", [part.name]
-                )
+                filling = f"INSERT INTO {table} SELECT ?, place, numbers FROM {name}"
+                self.execute(filling, [part.name])
             finally:
                 self.raw.unregister(name)

@@ -141,9 +141,7 @@ def _normalize(builder: GraphBuilder, layer: Any, value: Value) -> Value:
 def _normalize_layer(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     axes = list(layer.axis) if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if axes not in ([-1], [len(value.shape)]):
-        raise builder.refuse(
-            f"a normalization over {setting(axis=layer.axis)}, which is not the last"
-        )
+        raise builder.refuse(f"it normalizes over {setting(axis=layer.axis)}, not the last")
     if getattr(layer, "rms_scaling", False):
         raise builder.refuse(setting(rms_scaling=True))
     places, count = places_of(value.shape), value.shape[-1]
@@ -192,17 +190,13 @@ def _average(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
 def _concatenate(builder: GraphBuilder, layer: Any, *values: Value) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise builder.refuse(
-            f"{setting(axis=0)}: it joins rows, but SQL computes each row separately"
-        )
+        raise builder.refuse(f"{setting(axis=0)}: it joins rows, which SQL computes separately")
     return builder.concatenate(values, axis - 1)
 
 
 def _embed(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     if layer.mask_zero:
-        raise builder.refuse(
-            f"{setting(mask_zero=True)}: the layers that follow would need the mask"
-        )
+        raise builder.refuse(f"{setting(mask_zero=True)}: later layers would need the mask")
     table = numbers_of(layer.embeddings)
     return builder.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 
@@ -246,10 +240,8 @@ _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
 def _bidirectional(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     for inner in (layer.forward_layer, layer.backward_layer):
-        if type(inner).__name__ not in _CELLS:
-            raise builder.refuse(
-                f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
-            )
+        if (kind := type(inner).__name__) not in _CELLS:
+            raise builder.refuse(f"it wraps {kind}: only GRU, LSTM and SimpleRNN are supported")
         check_layer(builder, inner)
     both = [_recur(builder, one, value) for one in (layer.forward_layer, layer.backward_layer)]
     if layer.backward_layer.return_sequences:
@@ -267,13 +259,15 @@ def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
         raise builder.refuse(setting(recurrent_activation="softmax"))
     for option in ("return_state", "stateful"):
         if getattr(layer, option):
-            raise builder.refuse(f"{setting(**{option: True})}")
+            raise builder.refuse(setting(**{option: True}))
     steps, _ = value.shape
     if layer.go_backwards:
         value = builder.gather(value, places_of(value.shape)[::-1])
     cell = layer.cell
     kernel = numbers_of(cell.kernel)
-    bias, inner_bias = _split_bias(cell)
+    bias, inner_bias = _bias(cell), None
+    if bias is not None and bias.ndim == 2:  # a GRU may have biases of its state as well
+        bias, inner_bias = bias
     # Projections of the inputs are computed for all steps at once.
     projected = builder.linear(value, kernel, bias, (steps, kernel.shape[1]))
     inner = GraphBuilder()
@@ -286,12 +280,6 @@ def _recur(builder: GraphBuilder, layer: Any, value: Value) -> Value:
     fold = Fold(inner.graph, steps, state.size, cell.units, layer.return_sequences)
     shape = (steps, cell.units) if layer.return_sequences else (cell.units,)
     return builder.add(fold, [projected], shape)
-
-
-def _split_bias(cell: Any) -> tuple[Any, Any]:
-    """Return the biases of the inputs and of the state, which only a GRU may have."""
-    bias = _bias(cell)
-    return (bias, None) if bias is None or bias.ndim == 1 else (bias[0], bias[1])
 
 
 def _slice(builder: GraphBuilder, value: Value, number: int, units: int, count: int = 1) -> Value:
@@ -351,36 +339,34 @@ _PASSING = (
     "ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity "
     "SpatialDropout1D SpatialDropout2D"
 )
+# Names without their ending, 1D or 2D.
+_ALONG_AXES: dict[str, Lower] = {
+    "AveragePooling": partial(_pool, "mean"),
+    "Conv": _conv,
+    "Cropping": partial(_move, _crop),
+    "DepthwiseConv": _depthwise,
+    "GlobalAveragePooling": partial(_pool_all, "mean"),
+    "GlobalMaxPooling": partial(_pool_all, "maximum"),
+    "MaxPooling": partial(_pool, "maximum"),
+    "SeparableConv": _separable,
+    "ZeroPadding": partial(_move, _pad),
+}
 LAYERS: dict[str, Lower] = {
     **dict.fromkeys(_PASSING.split(), lambda builder, layer, value: value),
     "Activation": lambda builder, layer, value: builder.activate(value, layer.activation),
     "Add": lambda builder, layer, *values: builder.combine("add", values),
     "Average": _average,
-    "AveragePooling1D": partial(_pool, "mean"),
-    "AveragePooling2D": partial(_pool, "mean"),
     "BatchNormalization": _normalize_batch,
     "Bidirectional": _bidirectional,
     "Concatenate": _concatenate,
-    "Conv1D": _conv,
-    "Conv2D": _conv,
-    "Cropping1D": partial(_move, _crop),
-    "Cropping2D": partial(_move, _crop),
     "Dense": _dense,
-    "DepthwiseConv1D": _depthwise,
-    "DepthwiseConv2D": _depthwise,
     "ELU": lambda builder, layer, value: builder.map(value, "elu", float(layer.alpha)),
     "Embedding": _embed,
     "Flatten": _reshape,
     "GRU": _recur,
-    "GlobalAveragePooling1D": partial(_pool_all, "mean"),
-    "GlobalAveragePooling2D": partial(_pool_all, "mean"),
-    "GlobalMaxPooling1D": partial(_pool_all, "maximum"),
-    "GlobalMaxPooling2D": partial(_pool_all, "maximum"),
     "LSTM": _recur,
     "LayerNormalization": _normalize_layer,
     "LeakyReLU": _leaky_relu,
-    "MaxPooling1D": partial(_pool, "maximum"),
-    "MaxPooling2D": partial(_pool, "maximum"),
     "Maximum": lambda builder, layer, *values: builder.combine("maximum", values),
     "Minimum": lambda builder, layer, *values: builder.combine("minimum", values),
     "Multiply": lambda builder, layer, *values: builder.combine("multiply", values),
@@ -393,12 +379,9 @@ LAYERS: dict[str, Lower] = {
     "RepeatVector": partial(_move, lambda layer, places: np.repeat(places[None], layer.n, axis=0)),
     "Rescaling": lambda builder, layer, value: builder.scale(value, layer.scale, layer.offset),
     "Reshape": _reshape,
-    "SeparableConv1D": _separable,
-    "SeparableConv2D": _separable,
     "SimpleRNN": _recur,
     "Softmax": _softmax,
     "Subtract": lambda builder, layer, *values: builder.combine("subtract", values),
     "TimeDistributed": _each_time,
-    "ZeroPadding1D": partial(_move, _pad),
-    "ZeroPadding2D": partial(_move, _pad),
+    **{f"{name}{axes}D": lower for name, lower in _ALONG_AXES.items() for axes in (1, 2)},
 }

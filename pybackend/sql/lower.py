@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import keras
 from pybackend.core.errors import InputError
 from pybackend.core.model.inputs_outputs import name_inputs
 from pybackend.core.words import setting, show, term
-from pybackend.sql.builder import GraphBuilder, Value, size_of
+from pybackend.sql.builder import GraphBuilder, Value
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.operations import Graph
 
@@ -47,7 +48,7 @@ def lower_model(model: Any) -> Graph:
                 "round features to it. Inputs of float32, float64, integers and bool can be "
                 "converted"
             )
-        values.append(Value(builder.graph.add_input(name, size_of(shape)), shape))
+        values.append(Value(builder.graph.add_input(name, math.prod(shape)), shape))
     outputs = _call(builder, model, values)
     builder.graph.outputs = tuple(value.name for value in outputs)
     return builder.graph
@@ -63,21 +64,19 @@ def add_probabilities(model: Any) -> Any:
 
 
 def _call(builder: GraphBuilder, model: Any, values: Sequence[Value]) -> list[Value]:
-    if _is_sequential(model):
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         for layer in model.layers:
             values = _call_layer(builder, layer, values)
         return list(values)
-    if not _is_functional(model):
+    if getattr(type(model), "call", None) is not _functional_class().call:
         raise InputError(
             f"the model {show(model.name)} cannot be converted to SQL: its class defines its own "
             "`call`"
         )
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
-    known = {
-        key: given[model.get_layer(key[0]).output.name]
-        for key in _histories(config["input_layers"])
-    }
+    first = _histories(config["input_layers"])
+    known = {key: given[model.get_layer(key[0]).output.name] for key in first}
     waiting = [
         (layer, number, node)
         for layer in config["layers"]
@@ -150,16 +149,6 @@ def _call_layer(builder: GraphBuilder, layer: Any, values: Sequence[Value]) -> l
     if isinstance(layer, keras.Model):
         return _call(builder, layer, values)
     return [lower_layer(builder, layer, values)]
-
-
-def _is_sequential(model: Any) -> bool:
-    """Return whether a model only computes one layer after another."""
-    return isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call
-
-
-def _is_functional(model: Any) -> bool:
-    """Return whether a model only computes its connected layers."""
-    return getattr(type(model), "call", None) is _functional_class().call
 
 
 @cache

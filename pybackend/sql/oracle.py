@@ -8,9 +8,8 @@ number) and ``x``. The weights table has a row per number, as in `pybackend.sql.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import accumulate
-from typing import ClassVar
 
 from pybackend.core.errors import InputError
 from pybackend.sql import operations as ops
@@ -29,8 +28,6 @@ COLUMNS = "part VARCHAR2(30), i NUMBER(10), o NUMBER(10), x BINARY_DOUBLE"
 
 
 class OracleWriter(SqlWriter):
-    calls: ClassVar = {"maximum": "GREATEST", "minimum": "LEAST"}
-
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._graph = unroll(question.graph)
@@ -131,7 +128,6 @@ class OracleWriter(SqlWriter):
         return f"JOIN {self.weights} {alias} ON {condition} AND {alias}.i = {place}"
 
     def _join_vector(self, values: Array, v: str, alias: str) -> str:
-        """Join numbers that repeat along an array."""
         part = self._part(values, matrix_rows(values.reshape(-1, 1)), alias)
         return self._join(part, f"MOD({v}.i, {values.size})", alias)
 
@@ -161,24 +157,16 @@ class OracleWriter(SqlWriter):
             taken += f" UNION ALL {fill} FROM ({keys}) k {self._join(part, '-1')}"
         return taken
 
-    def emit_map(self, function: ops.Map, size: int, v: str) -> str:
-        return self._each(v, self.words.apply(function.function, function.constants, "v.x"))
-
-    def _each(self, v: str, formula: str, joined: str = "") -> str:
-        return f"SELECT {self._of('v')}, v.i, {formula} AS x FROM {v} v {joined}"
-
-    def emit_scale(self, scale: ops.Scale, size: int, v: str) -> str:
-        factor = self._join_vector(scale.factor, "v", "a")
-        shift = self._join_vector(scale.shift, "v", "b")
-        return self._each(v, "v.x * a.x + b.x", f"{factor} {shift}")
-
-    def emit_slope(self, slope: ops.Slope, size: int, v: str) -> str:
-        formula = "CASE WHEN v.x > 0 THEN v.x ELSE v.x * w.x END"
-        return self._each(v, formula, self._join_vector(slope.factor, "v", "w"))
+    def each(self, size: int, v: str, formula: Callable[..., str], *vectors: Array) -> str:
+        rows, names = f"{v} v", ["v.x"]
+        for vector, alias in zip(vectors, "ab", strict=False):
+            rows += f" {self._join_vector(vector, 'v', alias)}"
+            names.append(f"{alias}.x")
+        return f"SELECT {self._of('v')}, v.i, {formula(*names)} AS x FROM {rows}"
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
         names = [f"v{number}" for number in range(len(given))]
-        formula = self.combine(combine.operation, [f"{name}.x" for name in names])
+        formula = self.combine(combine.operation, *(f"{name}.x" for name in names))
         joined = " ".join(
             f"JOIN {v} {name} ON {self._same('v0', name)} AND v0.i = {name}.i"
             for v, name in zip(given[1:], names[1:], strict=True)
@@ -193,16 +181,15 @@ class OracleWriter(SqlWriter):
         )
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, v: str) -> str:
-        name = {"sum": "SUM", "maximum": "MAX"}[reduce.operation]
-        place = f"FLOOR(v.i / {reduce.count})"
+        place, value = f"FLOOR(v.i / {reduce.count})", f"{self.aggregates[reduce.operation]}(v.x)"
         return (
-            f"SELECT {self._of('v')}, {place} AS i, {name}(v.x) AS x FROM {v} v "
+            f"SELECT {self._of('v')}, {place} AS i, {value} AS x FROM {v} v "
             f"GROUP BY {self._of('v')}, {place} HAVING COUNT(v.x) = {reduce.count}"
         )
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, v: str) -> str:
         group = f"PARTITION BY {self._of('v')}, FLOOR(v.i / {softmax.count})"
-        power = self.words.fade(f"v.x - MAX(v.x) OVER ({group})")
+        power = self.fade(f"v.x - MAX(v.x) OVER ({group})")
         powers = f"SELECT {self._of('v')}, v.i, {power} AS x FROM {v} v"
         return f"SELECT {self._of('v')}, v.i, v.x / SUM(v.x) OVER ({group}) AS x FROM ({powers}) v"
 
@@ -222,11 +209,8 @@ class OracleWriter(SqlWriter):
     def item(self, value: str, place: int) -> str:
         return f"{value}.x{place}"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        code = f"{value}.best"
-        if size == 1:
-            code = f"CASE WHEN {value}.x0 > 0.5 THEN 1 WHEN {value}.x0 <= 0.5 THEN 0 END"
-        return self.name_code(code, levels)
+    def best(self, value: str) -> str:
+        return f"{value}.best"
 
 
 def write_package(name: str, query: str, key: str, shown: str, weights: str, count: int) -> str:

@@ -6,8 +6,9 @@ computed. ``OFFSET 0`` prevents PostgreSQL from recomputing a value each time it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,28 +46,23 @@ class PostgresWriter(SqlWriter):
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._levels = 0
+        self._source = f"{self.prefix}r"
 
     def write(self) -> str:
-        graph, source = self.question.graph, f"{self.prefix}r"
-        features = self.question.features
-        inputs = {
-            node.name: self._select_input(source, features[node.name], node.size)
-            for node in graph.inputs
-        }
-        levels, names = self._write_levels(graph, inputs)
-        shown = self.show_outputs([names[name] for name in graph.outputs])
-        columns = [*(f"{source}.{key}" for key in self.keys), *shown]
-        return f"SELECT {', '.join(columns)}\nFROM {self.question.source} AS {source}{levels}"
+        levels, names = self._write_levels(self.question.graph, self.select_inputs())
+        shown = self.show_outputs([names[name] for name in self.question.graph.outputs])
+        columns = [*(f"{self._source}.{key}" for key in self.keys), *shown]
+        source = f"{self.question.source} AS {self._source}"
+        return f"SELECT {', '.join(columns)}\nFROM {source}{levels}"
 
-    def _select_input(self, source: str, given: str | tuple[str, ...], size: int) -> str:
-        def select(name: str) -> str:
-            value, kind = f"{source}.{self.quote(name)}", self.question.casts.get(name)
-            return value if kind is None else f"CAST({value} AS {kind})"
+    def column(self, name: str) -> str:
+        value, kind = f"{self._source}.{self.quote(name)}", self.question.casts.get(name)
+        return value if kind is None else f"CAST({value} AS {kind})"
 
-        if isinstance(given, str):
-            value = select(given)
-        else:
-            value = f"ARRAY[{', '.join(map(select, given))}]"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"ARRAY[{', '.join(columns)}]"
+
+    def check_numbers(self, value: str, size: int) -> str:
         value = f"CAST({value} AS double precision[])"
         numbers = f"SELECT count(*) FROM unnest({value}) AS u(x)"
         finite = f"{numbers} WHERE u.x BETWEEN -{LARGEST} AND {LARGEST}"
@@ -76,14 +72,11 @@ class PostgresWriter(SqlWriter):
         usual = f"WHEN array_dims({value}) = '[1:{size}]' THEN {value}"
         return f"CASE WHEN {whole} THEN CASE {usual} ELSE ARRAY({flat}) END END"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        largest = f"(SELECT max(x) FROM unnest({value}) AS u(x))"
-        place = f"array_position({value}, {largest})"
-        if size == 1:
-            place = self.second_if_likely(value)
-        if levels is None:
-            return f"{place} - 1"
-        return f"(ARRAY[{', '.join(map(self.text, levels))}])[{place}]"
+    def best(self, value: str) -> str:
+        return f"array_position({value}, (SELECT max(x) FROM unnest({value}) AS u(x))) - 1"
+
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
+        return f"(ARRAY[{', '.join(map(self.text, levels))}])[{code} + 1]"
 
     def _write_levels(self, graph: Graph, inputs: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """Return lateral subqueries for all values of a graph, and the names of the values."""
@@ -99,7 +92,6 @@ class PostgresWriter(SqlWriter):
         return levels, names
 
     def _row(self, values: Array) -> str:
-        """Return an expression for one array in the weights table."""
         part = self.add_part(values[None])
         return f"(SELECT w.numbers FROM {self.weights} AS w WHERE w.part = {part})"
 
@@ -149,39 +141,26 @@ class PostgresWriter(SqlWriter):
         found = f"SELECT array_agg({value} ORDER BY {order}) FROM {rows}"
         return f"CASE WHEN {x} IS NOT NULL THEN ({found}) END"
 
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
-        formula = self.words.apply(function.function, function.constants, "u.x")
-        return self._collect(x, formula, f"unnest({x}) WITH ORDINALITY AS u(x, i)")
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        if scale.factor.size == 1:
-            (factor,), (shift,) = scale.factor, scale.shift
-            formula = f"u.x * {number(factor)} + {number(shift)}"
-            return self._collect(x, formula, f"unnest({x}) WITH ORDINALITY AS u(x, i)")
-        factor, shift = (self._row(np.resize(v, size)) for v in (scale.factor, scale.shift))
-        rows = f"unnest({x}, {factor}, {shift}) WITH ORDINALITY AS u(x, a, b, i)"
-        return self._collect(x, "u.x * u.a + u.b", rows)
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        rows = f"unnest({x}, {self._row(np.resize(slope.factor, size))}) WITH ORDINALITY"
-        formula = "CASE WHEN u.x > 0 THEN u.x ELSE u.x * u.a END"
-        return self._collect(x, formula, f"{rows} AS u(x, a, i)")
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        return self._zip([x], [self._row(np.resize(v, size)) for v in vectors], formula)
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
-        names = [f"x{place}" for place in range(len(given))]
-        formula = self.combine(combine.operation, [f"u.{name}" for name in names])
-        rows = f"unnest({', '.join(given)}) WITH ORDINALITY AS u({', '.join(names)}, i)"
-        whole = " IS NOT NULL AND ".join(given)
-        return self._collect(whole, formula, rows)
+        return self._zip(given, [], partial(self.combine, combine.operation))
+
+    def _zip(self, given: Sequence[str], rows: Sequence[str], formula: Callable[..., str]) -> str:
+        names = [f"x{place}" for place in range(len(given) + len(rows))]
+        arrays = f"unnest({', '.join([*given, *rows])}) WITH ORDINALITY AS u({', '.join(names)}, i)"
+        known = " IS NOT NULL AND ".join(given)
+        return self._collect(known, formula(*(f"u.{name}" for name in names)), arrays)
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
-        whole = " IS NOT NULL AND ".join(given)
-        return f"CASE WHEN {whole} IS NOT NULL THEN {' || '.join(given)} END"
+        known = " IS NOT NULL AND ".join(given)
+        return f"CASE WHEN {known} IS NOT NULL THEN {' || '.join(given)} END"
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, x: str) -> str:
-        name = {"sum": "sum", "maximum": "max"}[reduce.operation]
+        value = f"{self.aggregates[reduce.operation]}(u.x)"
         groups = (
-            f"(SELECT (u.i - 1) / {reduce.count} AS i, {name}(u.x) AS x "
+            f"(SELECT (u.i - 1) / {reduce.count} AS i, {value} AS x "
             f"FROM unnest({x}) WITH ORDINALITY AS u(x, i) GROUP BY 1) AS u"
         )
         return self._collect(x, "u.x", groups)
@@ -190,13 +169,11 @@ class PostgresWriter(SqlWriter):
         group = f"(u.i - 1) / {softmax.count}"
         powers = (
             f"SELECT u.i, {group} AS g, "
-            f"{self.words.fade(f'u.x - max(u.x) OVER (PARTITION BY {group})')} AS x "
+            f"{self.fade(f'u.x - max(u.x) OVER (PARTITION BY {group})')} AS x "
             f"FROM unnest({x}) WITH ORDINALITY AS u(x, i)"
         )
-        shares = (
-            f"(SELECT e.i, e.x / sum(e.x) OVER (PARTITION BY e.g) AS x FROM ({powers}) AS e) AS u"
-        )
-        return self._collect(x, "u.x", shares)
+        share = "e.x / sum(e.x) OVER (PARTITION BY e.g)"
+        return self._collect(x, "u.x", f"(SELECT e.i, {share} AS x FROM ({powers}) AS e) AS u")
 
     def emit_lookup(self, lookup: ops.Lookup, size: int, x: str) -> str:
         entries = len(lookup.table)
@@ -243,6 +220,7 @@ def check_version(version: int) -> None:
 
 class PostgresConnection(Connection):
     dialect, writer = "postgresql", PostgresWriter
+    _type_of = "CAST(pg_typeof({}) AS text)"
 
     def check(self) -> None:
         if self.raw.closed:
@@ -263,31 +241,27 @@ class PostgresConnection(Connection):
         self.execute("SET LOCAL client_min_messages = warning")  # no notices of existing tables
         known = "SELECT 1 FROM pg_extension WHERE extname = 'vector'"
         self.has_vectors = bool(self.execute(known))
-
-    _type_of = "CAST(pg_typeof({}) AS text)"
+        kernel = ", kernel vector" if self.has_vectors else ""
+        key = "PRIMARY KEY (part, place)"
+        self._columns = f"(part text, place integer, numbers real[]{kernel}, {key})"
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         super().create_weights(table, parts)
         self.execute(f"ANALYZE {table}")
 
-    @property
-    def _columns(self) -> str:
-        # Long rows are compressed and stored out of line by default: this costs more than it saves.
-        kernel = ", kernel vector" if self.has_vectors else ""
-        return f"part text, place integer, numbers real[]{kernel}, PRIMARY KEY (part, place)"
-
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
-        with (
-            self._named("COPY"),
-            self.raw.cursor() as cursor,
-            cursor.copy(f"COPY {table} FROM STDIN") as copy,
-        ):
-            for row in list_rows(parts):
-                fields = [row.part, str(row.place), f"{{{row.numbers}}}"]
+        self._store_whole(table)
+        copying = f"COPY {table} FROM STDIN"
+        with self._named("COPY"), self.raw.cursor() as cursor, cursor.copy(copying) as copy:
+            for part, place, numbers, is_kernel in list_rows(parts):
+                fields = [part, str(place), f"{{{numbers}}}"]
                 if self.has_vectors:
-                    fields.append(f"[{row.numbers}]" if row.is_kernel else "\\N")
+                    fields.append(f"[{numbers}]" if is_kernel else "\\N")
                 copy.write("\t".join(fields) + "\n")
+
+    def _store_whole(self, table: str) -> None:
+        """Store long rows as they are: compressing them, the default, costs more than it saves."""
+        self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
 
     def take_turns(self) -> None:
         """Take a lock until the end of the transaction."""
@@ -309,9 +283,8 @@ class PostgresConnection(Connection):
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Without values the driver does not look for placeholders, which names may contain.
-        return read_rows(
-            self.raw.execute(sql.replace("?", "%s") if values else sql, values or None)
-        )
+        marked = sql.replace("?", "%s") if values else sql
+        return read_rows(self.raw.execute(marked, values or None))
 
     def _is_in_transaction(self) -> bool:
         return bool(self.raw.info.transaction_status.name != "IDLE")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,13 +48,9 @@ class SparkWriter(SqlWriter):
         return f"'{value}'"
 
     def write(self) -> str:
-        graph, features = self.question.graph, self.question.features
-        nodes = enumerate(graph.nodes.values())
-        names = {node.name: self.quote(f"{self.prefix}{n}") for n, node in nodes}
-        columns = [
-            f"{self._select_input(features[node.name], node.size)} AS {names[node.name]}"
-            for node in graph.inputs
-        ]
+        graph = self.question.graph
+        names = {name: self.quote(f"{self.prefix}{n}") for n, name in enumerate(graph.nodes)}
+        columns = [f"{value} AS {names[name]}" for name, value in self.select_inputs().items()]
         query = f"SELECT {', '.join([*self.keys, *columns])}\nFROM {self.question.source}"
         for _, node, live in levels_of(graph):
             self._tables, self._row_of = {}, names[node.inputs[0]]
@@ -66,23 +63,20 @@ class SparkWriter(SqlWriter):
         shown = self.show_outputs([names[name] for name in graph.outputs])
         return f"SELECT {', '.join([*self.keys, *shown])}\nFROM ({query})"
 
-    def _select_input(self, given: str | tuple[str, ...], size: int) -> str:
-        if isinstance(given, str):
-            value = self.quote(given)
-        else:
-            value = f"array({', '.join(f'CAST({self.quote(name)} AS DOUBLE)' for name in given)})"
-        whole = (
-            f"size({value}) = {size} AND forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
-        )
-        return f"CASE WHEN {whole} THEN CAST({value} AS ARRAY<DOUBLE>) END"
+    def join_columns(self, columns: Sequence[str]) -> str:
+        return f"array({', '.join(f'CAST({column} AS DOUBLE)' for column in columns)})"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        place = f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
-        if size == 1:
-            place = self.second_if_likely(value)
-        if levels is None:
-            return place
-        return f"get(array({', '.join(map(self.text, levels))}), {place})"
+    def check_numbers(self, value: str, size: int) -> str:
+        finite = f"forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
+        return (
+            f"CASE WHEN size({value}) = {size} AND {finite} THEN CAST({value} AS ARRAY<DOUBLE>) END"
+        )
+
+    def best(self, value: str) -> str:
+        return f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
+
+    def name_code(self, code: str, levels: Sequence[str]) -> str:
+        return f"get(array({', '.join(map(self.text, levels))}), {code})"
 
     def _part(self, rows: Array) -> str:
         """Add rows to the weights table; return the name of an array of arrays."""
@@ -124,25 +118,13 @@ class SparkWriter(SqlWriter):
         found = f"transform({self._row(places)}, i -> {taken})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
-        formula = self.words.apply(function.function, function.constants, "x")
-        return f"transform({x}, x -> CAST({formula} AS DOUBLE))"
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        factor, shift = (self._row(values) for values in (scale.factor, scale.shift))
-        place = f"i % {scale.factor.size}"
-        return f"transform({x}, (x, i) -> x * {factor}[{place}] + {shift}[{place}])"
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        factor = f"{self._row(slope.factor)}[i % {slope.factor.size}]"
-        return f"transform({x}, (x, i) -> CASE WHEN x > 0 THEN x ELSE x * {factor} END)"
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
+        found = formula("x", *(f"{self._row(v)}[i % {v.size}]" for v in vectors))
+        return f"transform({x}, (x, i) -> CAST({found} AS DOUBLE))"
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
-        formula = self.combine(combine.operation, "ab")
-        found = given[0]
-        for other in given[1:]:
-            found = f"zip_with({found}, {other}, (a, b) -> {formula})"
-        return found
+        formula = self.combine(combine.operation, "a", "b")
+        return reduce(lambda one, other: f"zip_with({one}, {other}, (a, b) -> {formula})", given)
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
         return f"concat({', '.join(given)})"
@@ -157,7 +139,7 @@ class SparkWriter(SqlWriter):
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
-        powers = f"transform(r, x -> {self.words.fade('x - m')})"
+        powers = f"transform(r, x -> {self.fade('x - m')})"
         total = "aggregate(e, CAST(0 AS DOUBLE), (s, v) -> s + v)"
         shares = let("e", powers, let("s", total, "transform(e, x -> x / s)"))
         shares = let("m", "array_max(r)", shares)
@@ -272,12 +254,10 @@ class SparkConnection(Connection):
             if not self.raw.catalog.tableExists(table):
                 raise InputError(f"`table`: Spark has no table or view {table}")
             if self.raw.catalog.getTable(table).isTemporary:
-                write = either(
-                    "df.write.saveAsTable(name)", "sparklyr::spark_write_table(data, name)"
-                )
+                in_r = "sparklyr::spark_write_table(data, name)"
                 raise InputError(
                     f"`table`: {table} is a temporary view, which no other view can read: write "
-                    f"its rows into a table, with {write}"
+                    f"its rows into a table, with {either('df.write.saveAsTable(name)', in_r)}"
                 )
             return list(self.raw.table(table).columns)
 

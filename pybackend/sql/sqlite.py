@@ -7,10 +7,9 @@ has a row per number: the weight of input number ``i`` for output number ``o``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from pybackend.sql.database import (
     LARGEST,
     Connection,
     SqlWriter,
-    Words,
     is_slice,
     kernel_rows,
     levels_of,
@@ -36,12 +34,12 @@ _MOST_ARGUMENTS = 100
 
 
 class SqliteWriter(SqlWriter):
-    words: ClassVar = Words(greatest="max", least="min")
-    calls: ClassVar = {"maximum": "max", "minimum": "min"}
+    greatest, least = "max", "min"
 
     def __init__(self, question: Question, has_vectors: bool = False) -> None:
         super().__init__(question, has_vectors)
         self._count = 0
+        self._source = f"{self.prefix}r"
 
     @staticmethod
     def quote(name: str) -> str:
@@ -49,30 +47,23 @@ class SqliteWriter(SqlWriter):
         return "`" + name.replace("`", "``") + "`"
 
     def write(self) -> str:
-        graph, features = self.question.graph, self.question.features
-        # JSON functions have their own columns such as `value`, so the table's columns are
-        # qualified.
-        source = f"{self.prefix}r"
-        inputs = {
-            node.name: self._select_input(source, features[node.name], node.size)
-            for node in graph.inputs
-        }
-        origin = f"{self.question.source} AS {source}"
-        levels, last, names = self._write_levels(graph, self.keys, origin, inputs)
+        graph, origin = self.question.graph, f"{self.question.source} AS {self._source}"
+        levels, last, names = self._write_levels(graph, self.keys, origin, self.select_inputs())
         shown = self.show_outputs([names[name] for name in graph.outputs])
         return f"WITH {levels}\nSELECT {', '.join([*self.keys, *shown])} FROM {last}"
 
-    def _select_input(self, source: str, given: str | tuple[str, ...], size: int) -> str:
-        if isinstance(given, str):
-            value = f"{source}.{self.quote(given)}"
-        else:
-            columns = [f"{source}.{self.quote(name)}" for name in given]
-            parts = [
-                f"trim(json_array({', '.join(columns[start : start + _MOST_ARGUMENTS])}), '[]')"
-                for start in range(0, len(columns), _MOST_ARGUMENTS)
-            ]
-            listed = " || ',' || ".join(parts)
-            value = f"'[' || {listed} || ']'"
+    def column(self, name: str) -> str:
+        # JSON functions have columns of their own, such as `value`.
+        return f"{self._source}.{self.quote(name)}"
+
+    def join_columns(self, columns: Sequence[str]) -> str:
+        parts = [
+            f"trim(json_array({', '.join(columns[start : start + _MOST_ARGUMENTS])}), '[]')"
+            for start in range(0, len(columns), _MOST_ARGUMENTS)
+        ]
+        return " || ".join(["'['", " || ',' || ".join(parts), "']'"])
+
+    def check_numbers(self, value: str, size: int) -> str:
         finite = f"type IN ('integer', 'real') AND value BETWEEN -{LARGEST} AND {LARGEST}"
         numbers = f"SELECT count(*) FROM json_each({value}) WHERE {finite}"
         whole = f"json_valid({value}) AND json_array_length({value}) = {size}"
@@ -81,11 +72,8 @@ class SqliteWriter(SqlWriter):
     def item(self, value: str, place: int) -> str:
         return f"json_extract({value}, '$[{place}]')"
 
-    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
-        code = f"(SELECT key FROM json_each({value}) ORDER BY value DESC, key LIMIT 1)"
-        if size == 1:
-            code = f"({self.item(value, 0)} > 0.5)"
-        return self.name_code(code, levels)
+    def best(self, value: str) -> str:
+        return f"(SELECT key FROM json_each({value}) ORDER BY value DESC, key LIMIT 1)"
 
     def _write_levels(
         self, graph: Graph, kept: list[str], source: str, inputs: Mapping[str, str]
@@ -114,9 +102,8 @@ class SqliteWriter(SqlWriter):
         return f"{self.prefix}{self._count}"
 
     def _join(self, part: str, place: str, alias: str = "w") -> str:
-        return (
-            f"CROSS JOIN {self.weights} AS {alias} ON {alias}.part = {part} AND {alias}.i = {place}"
-        )
+        chosen = f"{alias}.part = {part} AND {alias}.i = {place}"
+        return f"CROSS JOIN {self.weights} AS {alias} ON {chosen}"
 
     def _add_matrix(self, numbers: Array) -> str:
         return self.add_part(matrix_rows(numbers))
@@ -134,10 +121,8 @@ class SqliteWriter(SqlWriter):
             f"SELECT q.value, w.o, w.x FROM json_each('[{starts}]') AS q "
             f"{self._join(self._add_matrix(linear.bias.reshape(1, -1)), '0')}"
         )
-        sums = (
-            f"SELECT sum(x) AS x FROM ({products} UNION ALL {biases}) GROUP BY p, o ORDER BY p, o"
-        )
-        return self._collect(x, sums)
+        terms = f"({products} UNION ALL {biases})"
+        return self._collect(x, f"SELECT sum(x) AS x FROM {terms} GROUP BY p, o ORDER BY p, o")
 
     def _collect(self, x: str, rows: str) -> str:
         """Collect a query's numbers into an array, in the query's order."""
@@ -147,9 +132,8 @@ class SqliteWriter(SqlWriter):
         places = gather.places
         if is_slice(places):
             inside = f"u.key BETWEEN {places[0]} AND {places[-1]}"
-            return self._collect(
-                x, f"SELECT u.value AS x FROM json_each({x}) AS u WHERE {inside} ORDER BY u.key"
-            )
+            rows = f"SELECT u.value AS x FROM json_each({x}) AS u WHERE {inside} ORDER BY u.key"
+            return self._collect(x, rows)
         part = self.add_part(place_rows(places))
         joined = self._join(part, "u.key")
         taken = f"SELECT w.o AS o, u.value AS x FROM json_each({x}) AS u {joined}"
@@ -158,32 +142,19 @@ class SqliteWriter(SqlWriter):
             taken = f"{taken} UNION ALL SELECT w.o, {number(gather.fill)} {outside}"
         return self._collect(x, f"SELECT x FROM ({taken}) ORDER BY o")
 
-    def _each(self, x: str, formula: str, joined: str = "") -> str:
-        rows = f"SELECT {formula} AS x FROM json_each({x}) AS u {joined} ORDER BY u.key"
-        return self._collect(x, rows)
-
-    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
+    def each(self, size: int, x: str, formula: Callable[..., str], *vectors: Array) -> str:
         # Without the cast, integers would be divided as integers.
-        reals = f"(SELECT u.key, CAST(u.value AS REAL) AS value FROM json_each({x}) AS u)"
-        formula = self.words.apply(function.function, function.constants, "u.value")
-        return self._collect(x, f"SELECT {formula} AS x FROM {reals} AS u ORDER BY u.key")
-
-    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
-        period = scale.factor.size
-        part = self._add_matrix(np.stack([scale.factor, scale.shift], axis=1))
-        joins = [
-            f"{self._join(part, f'u.key % {period}', alias)} AND {alias}.o = {o}"
-            for o, alias in enumerate("ab")
-        ]
-        return self._each(x, "u.value * a.x + b.x", " ".join(joins))
-
-    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
-        joined = self._join(self._add_matrix(slope.factor[:, None]), f"u.key % {slope.factor.size}")
-        return self._each(x, "CASE WHEN u.value > 0 THEN u.value ELSE u.value * w.x END", joined)
+        rows = f"(SELECT u.key, CAST(u.value AS REAL) AS value FROM json_each({x}) AS u) AS u"
+        names = ["u.value"]
+        for vector, alias in zip(vectors, "ab", strict=False):
+            part = self._add_matrix(vector[:, None])
+            rows += f" {self._join(part, f'u.key % {vector.size}', alias)}"
+            names.append(f"{alias}.x")
+        return self._collect(x, f"SELECT {formula(*names)} AS x FROM {rows} ORDER BY u.key")
 
     def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
         columns = [f"max(CASE WHEN n = {n} THEN x END)" for n in range(len(given))]
-        formula = self.combine(combine.operation, columns)
+        formula = self.combine(combine.operation, *columns)
         rows = f"SELECT {formula} AS x FROM ({self._stack(given)}) GROUP BY key ORDER BY key"
         return self._collect(" + ".join(given), rows)
 
@@ -194,24 +165,19 @@ class SqliteWriter(SqlWriter):
         )
 
     def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
-        return self._collect(
-            " + ".join(given), f"SELECT x FROM ({self._stack(given)}) ORDER BY n, key"
-        )
+        rows = f"SELECT x FROM ({self._stack(given)}) ORDER BY n, key"
+        return self._collect(" + ".join(given), rows)
 
     def emit_reduce(self, reduce: ops.Reduce, size: int, x: str) -> str:
-        name = {"sum": "sum", "maximum": "max"}[reduce.operation]
-        group = f"u.key / {reduce.count}"
-        return self._collect(
-            x,
-            f"SELECT {name}(u.value) AS x FROM json_each({x}) AS u "
-            f"GROUP BY {group} ORDER BY {group}",
-        )
+        value, group = f"{self.aggregates[reduce.operation]}(u.value)", f"u.key / {reduce.count}"
+        rows = f"SELECT {value} AS x FROM json_each({x}) AS u GROUP BY {group} ORDER BY {group}"
+        return self._collect(x, rows)
 
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
         group = f"u.key / {softmax.count}"
         largest = f"max(u.value) OVER (PARTITION BY {group})"
         powers = (
-            f"SELECT u.key AS key, {group} AS g, {self.words.fade(f'u.value - {largest}')} AS e "
+            f"SELECT u.key AS key, {group} AS g, {self.fade(f'u.value - {largest}')} AS e "
             f"FROM json_each({x}) AS u"
         )
         shares = f"SELECT e / sum(e) OVER (PARTITION BY g) AS x FROM ({powers}) ORDER BY key"
@@ -255,6 +221,9 @@ class SqliteWriter(SqlWriter):
 
 class SqliteConnection(Connection):
     dialect, writer = "sqlite", SqliteWriter
+    _columns = "(part TEXT, i INTEGER, o INTEGER, x REAL, PRIMARY KEY (part, i, o)) WITHOUT ROWID"
+    # In SQLite, values have types; columns do not.
+    _sample = "LIMIT 1"
 
     def check(self) -> None:
         version = self.execute("SELECT sqlite_version()")[0][0]
@@ -281,14 +250,6 @@ class SqliteConnection(Connection):
                 yield
         finally:
             self.raw.isolation_level = before
-
-    _options = " WITHOUT ROWID"
-    # In SQLite, values have types; columns do not.
-    _sample = "LIMIT 1"
-
-    @property
-    def _columns(self) -> str:
-        return "part TEXT, i INTEGER, o INTEGER, x REAL, PRIMARY KEY (part, i, o)"
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         insert = f"INSERT INTO {table} VALUES (?, ?, ?, ?)"

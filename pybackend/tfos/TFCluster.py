@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,15 +22,16 @@ from pybackend.core.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.net.authentication import new_token
 from pybackend.tfos import TFSparkNode
-from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, FeedFrame, FeedItems, InferItems
+from pybackend.tfos.feed.client import FED_SCHEMA, Feeder, feed_frame, feed_items, infer_items
 from pybackend.tfos.feed.dialog import FEED_TOKEN
-from pybackend.tfos.feed.launcher import FedLauncher, LaunchedCluster, NobodyTakesRows
+from pybackend.tfos.feed.launcher import LaunchedCluster, NobodyTakesRows, launch_fed
+from pybackend.tfos.TFSparkNode import NodeSettings
 from pybackend.tfos.util import default_fs, session_of
 
 # Number of epochs that the original uses for "until the function ends".
 _EPOCHS = 10
 # Default of the longest time without a taken row.
-_FEED_SECONDS = 600
+_SECONDS = 600
 _LOOK_SECONDS = 0.05
 _PLAIN = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
 # Feeders and the driver receive the same failure by different ways; the driver's may be later.
@@ -64,7 +63,7 @@ class TFCluster:
         self,
         session: Any,
         launched: LaunchedCluster,
-        settings: TFSparkNode.NodeSettings,
+        settings: NodeSettings,
         input_mode: int,
     ) -> None:
         self._session = session
@@ -79,9 +78,7 @@ class TFCluster:
         self.cluster_meta = {"id": self.cluster_id, "num_executors": self.num_executors}
         self.nodeRDD = sc.parallelize(range(self.num_executors), self.num_executors)
         self.server = launched
-        self._launched = launched
-        self._feeds = 0
-        self._lock = threading.Lock()
+        self._feeds: list[str] = []
         # Also for the lazy RDD that `inference` returns.
         self._python = ExitStack()
         self._python.enter_context(launchers.driver_python(session))
@@ -91,7 +88,7 @@ class TFCluster:
         self,
         dataRDD: Any,
         num_epochs: int = 0,
-        feed_timeout: float = _FEED_SECONDS,
+        feed_timeout: float = _SECONDS,
         qname: str = "input",
     ) -> None:
         """Feed the rows to the workers; return when all have been taken, or no more are wanted.
@@ -118,8 +115,7 @@ class TFCluster:
         """
         self._check_fed("train", qname)
         _check_rows(dataRDD, ("mapPartitions", "foreachRDD"))
-        epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
-        feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
+        feeder = self.server.feeder(check_seconds("feed_timeout", feed_timeout))
 
         def feed(rdd: Any) -> None:  # returns None: pyspark would use another value as an RDD
             self._feed(rdd, 1, feeder)
@@ -127,7 +123,7 @@ class TFCluster:
         if hasattr(dataRDD, "foreachRDD"):
             dataRDD.foreachRDD(feed)
         else:
-            self._feed(dataRDD, epochs, feeder)
+            self._feed(dataRDD, num_epochs, feeder)
 
     def train_lists(self, frame: Any, num_epochs: int) -> None:
         """Feed as in `train`, but with columns of the DataFrame as lists, as from its RDD.
@@ -138,19 +134,17 @@ class TFCluster:
             The DataFrame has no rows.
         """
         self._check_fed("train", "input")
-        epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
-        if self._feed(frame, epochs, self._launched.feeder(_FEED_SECONDS), gives_arrays=False) == 0:
+        feeder = self.server.feeder(_SECONDS)
+        if self._feed(frame, num_epochs, feeder, arrays=False) == 0:
             raise InputError("the DataFrame has no rows: there is nothing to train on")
 
     def abort(self, reason: str) -> None:
         """Stop the workers without notifying them that there are no more rows."""
         self._is_over = True
-        self._launched.give_up(reason)
+        self.server.give_up(reason)
         self._python.close()
 
-    def inference(
-        self, dataRDD: Any, feed_timeout: float = _FEED_SECONDS, qname: str = "input"
-    ) -> Any:
+    def inference(self, dataRDD: Any, feed_timeout: float = _SECONDS, qname: str = "input") -> Any:
         """Return a lazy RDD of the results: one for each row, in the same order.
 
         Parameters
@@ -166,8 +160,8 @@ class TFCluster:
         self._check_fed("inference", qname)
         _check_rows(dataRDD, ("mapPartitions",))
         rows = dataRDD.rdd if launchers.is_spark_frame(dataRDD) else dataRDD
-        feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
-        return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
+        feeder = self.server.feeder(check_seconds("feed_timeout", feed_timeout))
+        return rows.mapPartitions(partial(infer_items, feeder, new_token()[:16]))
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """Notify the workers that there are no more rows, and wait for all functions to return.
@@ -192,21 +186,17 @@ class TFCluster:
         deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
         self._is_over = True
         try:
-            self._shut_down(ssc, deadline, timeout)
-        except BaseException as error:
-            self._launched.give_up(f"shutdown() was interrupted by {type(error).__name__}")
-            raise
-
-    def _shut_down(self, ssc: Any, deadline: float, timeout: float) -> None:
-        if ssc is not None:
-            while not ssc.awaitTerminationOrTimeout(0.5):
-                if self._launched.done or self._launched.has_ended or time.monotonic() > deadline:
+            while ssc is not None and not ssc.awaitTerminationOrTimeout(0.5):
+                if self.server.done or self.server.has_ended or time.monotonic() > deadline:
                     ssc.stop(stopSparkContext=False, stopGraceFully=True)
                     break
-        while self._feeds and not self._launched.has_ended and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-        with self._python:
-            self._launched.finish(deadline, timeout)
+            while self._feeds and not self.server.has_ended and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+            with self._python:
+                self.server.finish(deadline, timeout)
+        except BaseException as error:
+            self.server.give_up(f"shutdown() was interrupted by {type(error).__name__}")
+            raise
 
     def tensorboard_url(self) -> str | None:
         """Return the URL of TensorBoard; None if it was not requested."""
@@ -218,43 +208,38 @@ class TFCluster:
             raise InputError(f"TFCluster.{call}() needs input_mode=InputMode.SPARK")
         if qname != "input":
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
-        self._launched.raise_failure(0)
+        self.server.raise_failure(0)
         if self._is_over:
-            raise ClusterError(
-                f"the cluster was shut down: call TFCluster.{call}() before TFCluster.shutdown()"
-            )
+            raise ClusterError(f"the cluster was shut down: call {call}() before shutdown()")
 
-    def _feed(
-        self, rows: Any, epochs: int, feeder: Feeder, *, gives_arrays: bool = True
-    ) -> int | None:
+    def _feed(self, rows: Any, epochs: int, feeder: Feeder, *, arrays: bool = True) -> int | None:
         """Feed rows; return their number, or None if not all of them were wanted."""
+        epochs = check_whole_number("num_epochs", epochs, least=0) or _EPOCHS
         name = new_token()[:16]
         if launchers.is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
         ):
             rows = rows.rdd  # slower, but each value equals that of Spark's Python rows
-        with self._lock:
-            self._feeds += 1
+        if launchers.is_spark_frame(rows):
+            feed = partial(_feed_frame, rows, epochs, feeder, name, arrays)
+        else:
+            feed = partial(_feed_rdd, rows, epochs, feeder, name)
+        self._feeds.append(name)
         try:
-            if launchers.is_spark_frame(rows):
-                feed = partial(_feed_frame, rows, epochs, FeedFrame(feeder, name, gives_arrays))
-            else:
-                feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
             with launchers.quiet_log(self._session):
-                fed = launchers.run_watched(self._session, feed, self._launched.watch, math.inf)
+                fed = launchers.run_watched(self._session, feed, self.server.watch, math.inf)
         except NobodyTakesRows:
             fed = None
         finally:
-            with self._lock:
-                self._feeds -= 1
+            self._feeds.remove(name)
         if failures := [failure for _, failure in fed or () if failure]:
             kind, _, message = failures[0].partition(": ")
-            self._launched.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
+            self.server.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
             # If all functions returned without a failure, the other rows are not needed.
-            if not self._launched.has_ended:
+            if not self.server.has_ended:
                 is_row = kind == SerializationError.__name__
                 raise SerializationError(message) if is_row else ClusterError(message)
-        self._launched.tell_left()
+        self.server.tell_left()
         return None if fed is None else sum(rows for rows, _ in fed)
 
 
@@ -334,50 +319,44 @@ def run(
         raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
     roles = TFSparkNode.count_roles(num_executors, num_ps, master_node, eval_node)
     nodes = TFSparkNode.number_nodes(roles, master_node)
-    shows = next(
-        (node for name in ("worker", "chief", "master") for node in nodes if node.job_name == name),
-        None,
-    )
+    trains = [node for node in nodes if node.job_name in TFSparkNode.TRAINING]
+    shows = min(trains, key=lambda node: node.job_name != "worker")
     launched = LaunchedCluster(num_executors)
-    settings = TFSparkNode.NodeSettings(
-        nodes,
-        default_fs(session.sparkContext),
-        os.getcwd(),
-        bool(release_port),
-        shows.executor_id if tensorboard and shows else None,
-        log_dir,
-        launched.token if is_fed else None,
-    )
+    folders = default_fs(session.sparkContext), os.getcwd()
+    shown = shows.executor_id if tensorboard else None
+    token = launched.token if is_fed else None
+    settings = NodeSettings(nodes, *folders, bool(release_port), shown, log_dir, token)
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (TFSparkNode.run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     if is_fed:
         files[FEED_TOKEN] = launched.token.encode()
-        launched.fed = FedLauncher(session, launched.look)
-    launcher = launched.fed or launchers.SparkLauncher(session, launched.look)
-    launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
+        launched.launch = partial(launch_fed, session, launched, job, files)
+    else:
+        launcher = launchers.SparkLauncher(session, launched.look)
+        launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
     launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, launched, settings, input_mode)
 
 
 def _is_plain(kind: str) -> bool:
     """Return whether Arrow represents a column with the same values as Spark's own rows."""
-    while kind.startswith("array<"):
-        kind = kind.removeprefix("array<").removesuffix(">")
-    return kind in _PLAIN
+    return kind.replace("array<", "").rstrip(">") in _PLAIN
 
 
-def _feed_rdd(rows: Any, epochs: int, task: FeedItems) -> list[tuple[int, str | None]]:
-    context = rows.context
-    all_rows = context.union([rows] * epochs) if epochs > 1 else rows
-    return list(all_rows.mapPartitions(task).collect())
+def _feed_rdd(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[tuple[int, str | None]]:
+    all_rows = rows.context.union([rows] * epochs) if epochs > 1 else rows
+    return list(all_rows.mapPartitions(partial(feed_items, feeder, name)).collect())
 
 
-def _feed_frame(rows: Any, epochs: int, task: FeedFrame) -> list[tuple[int, str | None]]:
+def _feed_frame(
+    rows: Any, epochs: int, feeder: Feeder, name: str, arrays: bool
+) -> list[tuple[int, str | None]]:
     found: list[tuple[int, str | None]] = []
     with launchers.small_batches(rows.sparkSession):
         for epoch in range(epochs):
-            fed = rows.mapInArrow(replace(task, name=f"{task.name}-{epoch}"), FED_SCHEMA)
+            task = partial(feed_frame, feeder, f"{name}-{epoch}", arrays)
+            fed = rows.mapInArrow(task, FED_SCHEMA)
             found += [(row["rows"], row["failure"]) for row in fed.collect()]
             if any(failure for _, failure in found):
                 break

@@ -6,11 +6,12 @@ import hmac
 import queue
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.tfos import marker
-from pybackend.tfos.feed.server import RowQueue
+from pybackend.tfos.feed.server import RowQueue, Taken
 
 # Managers of this process by address, each with its key.
 _STARTED: dict[str, tuple[bytes, TFManager]] = {}
@@ -19,7 +20,7 @@ _STARTED: dict[str, tuple[bytes, TFManager]] = {}
 class ItemQueue(queue.Queue[Any]):
     """Queue that ends with None, and from which several items can be taken at once."""
 
-    def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
+    def take(self, count: int, *, keeps_apart: bool = False) -> Taken:
         """Return the next items, and whether they are the last, as `RowQueue.take` does."""
         items: list[Any] = []
         while len(items) < count:
@@ -33,9 +34,7 @@ class ItemQueue(queue.Queue[Any]):
                 break
         return items, False
 
-    def take_columns(
-        self, count: int, width: int, *, keeps_apart: bool = False
-    ) -> tuple[list[Any], bool]:
+    def take_columns(self, count: int, width: int, *, keeps_apart: bool = False) -> Taken:
         items, has_ended = self.take(count, keeps_apart=keeps_apart)
         return [[item[n] for item in items] for n in range(width)], has_ended
 
@@ -44,34 +43,10 @@ class ItemQueue(queue.Queue[Any]):
             self.put(result)
 
     def stop(self) -> None:
-        while True:
-            try:
+        with suppress(queue.Empty):
+            while True:
                 self.get_nowait()
                 self.task_done()
-            except queue.Empty:
-                return
-
-
-class FedQueue:
-    """Rows that Spark feeds to a worker, and the results for them, with the methods of a queue."""
-
-    def __init__(self, rows: RowQueue) -> None:
-        self._rows = rows
-        self.take = rows.take
-        self.take_columns = rows.take_columns
-        self.give = rows.give
-        self.stop = rows.stop
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Return the next item; None at the end."""
-        items, _ = self.take(1)
-        return items[0] if items else None
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        self.give([item])
-
-    def task_done(self) -> None:
-        """Do nothing: an item counts as done when it is taken."""
 
 
 class TFManager:
@@ -126,7 +101,7 @@ def fed_manager(rows: RowQueue | None) -> TFManager:
     """Return the manager of a worker, whose queues ``input`` and ``output`` Spark feeds."""
     queues: dict[str, Any] = {name: ItemQueue() for name in ("input", "output", "error", "control")}
     if rows is not None:
-        queues["input"] = queues["output"] = FedQueue(rows)
+        queues["input"] = queues["output"] = rows
     manager = TFManager(queues)
     manager.set("state", "running")
     return manager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,20 +12,7 @@ from pybackend.core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_SCHEMES = [
-    "adl",
-    "file",
-    "gs",
-    "hdfs",
-    "oss",
-    "s3",
-    "s3a",
-    "s3n",
-    "swift",
-    "viewfs",
-    "wasb",
-    "wasbs",
-]
+_SCHEME = re.compile("(adl|file|gs|hdfs|oss|s3[an]?|swift|viewfs|wasbs?)://")
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
@@ -34,7 +22,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
     HDFS, or below ``working_dir`` on a local disk.
     """
     root = ctx.defaultFS
-    if path.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
+    if _SCHEME.match(path):
         return path
     if path.startswith("/"):
         return f"{root}{path}"
@@ -131,13 +119,12 @@ class DataFeed:
             lengths.
         """
         queue, apart = self.queue_in, not self.train_mode
-        if self.input_tensors is None:
+        names = self.input_tensors
+        if names is None:
             items, self.done_feeding = queue.take(batch_size, keeps_apart=apart)
             return items
-        columns, self.done_feeding = queue.take_columns(
-            batch_size, len(self.input_tensors), keeps_apart=apart
-        )
-        return dict(zip(self.input_tensors, columns, strict=True))
+        columns, self.done_feeding = queue.take_columns(batch_size, len(names), keeps_apart=apart)
+        return dict(zip(names, columns, strict=True))
 
     def should_stop(self) -> bool:
         """Return whether no more rows will come."""

@@ -49,7 +49,8 @@ def run(
     if not callable(map_fn):
         raise InputError(f"`map_fn` must be a function, not {type(map_fn).__name__}")
     check_takes(map_fn, "map_fn(tf_args, ctx)", tf_args, None)
-    together = count if check_flag("use_barrier", use_barrier) else min(count, _count(session))
+    is_joint = check_flag("use_barrier", use_barrier)
+    together = count if is_joint else min(count, max(1, count_slots(session)))
     file_system = default_fs(session.sparkContext)
     for first in range(0, count, together):
         args = (map_fn, tf_args, first, count, file_system)
@@ -57,17 +58,8 @@ def run(
         run_function(session, _run_alone, args, {}, workers=workers, verbose=2)
 
 
-def _count(session: Any) -> int:
-    return max(1, count_slots(session))
-
-
 def _run_alone(
-    context: WorkerContext,
-    map_fn: Callable[[Any, Any], Any],
-    tf_args: Any,
-    first: int,
-    count: int,
-    file_system: str,
+    context: WorkerContext, map_fn: Any, tf_args: Any, first: int, count: int, file_system: str
 ) -> None:
     os.environ.pop("TF_CONFIG", None)
     ctx = TFNodeContext(first + context.rank, defaultFS=file_system)

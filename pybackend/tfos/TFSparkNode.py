@@ -5,28 +5,26 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import secrets
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
+from urllib.parse import urlsplit
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import check_whole_number
 from pybackend.core.job.context import WorkerContext
 from pybackend.core.net.rendezvous import reserve, split_address
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
-from pybackend.tfos.feed.server import RowQueue, open_feed
+from pybackend.tfos.feed.server import open_feed
 
-_TRAINING = ("chief", "master", "worker")
-_SERVES = re.compile(r"http://\S+?:(\d+)/")
-_SECONDS = 60.0
+TRAINING = ("chief", "master", "worker")
+# TensorBoards of this process: each ends when nothing refers to it.
+_boards: list[Any] = []
 
 
 class TFNodeContext:
@@ -65,24 +63,17 @@ class TFNodeContext:
         self.job_name = job_name
         self.task_index = task_index
         self.cluster_spec = {role: list(peers) for role, peers in (cluster_spec or {}).items()}
-        self.num_workers = sum(len(self.cluster_spec.get(role, [])) for role in _TRAINING)
+        self.num_workers = sum(len(self.cluster_spec.get(role, [])) for role in TRAINING)
         self.defaultFS = defaultFS
         self.working_dir = working_dir
         self.mgr = mgr
         self.tmp_socket = tmp_socket
         self.user_name = getpass.getuser()
 
-    def absolute_path(self, path: str) -> str:
-        """Return an absolute path with the scheme of its file system."""
-        return TFNode.hdfs_path(self, path)
-
-    def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-        TFNode.start_cluster_server(self, num_gpus, rdma)
-
-    def export_saved_model(
-        self, sess: Any, export_dir: str, tag_set: str, signatures: Any
-    ) -> NoReturn:
-        TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
+    absolute_path = TFNode.hdfs_path
+    start_cluster_server = TFNode.start_cluster_server
+    export_saved_model = staticmethod(TFNode.export_saved_model)
+    release_port = TFNode.release_port
 
     def get_data_feed(
         self,
@@ -92,9 +83,6 @@ class TFNodeContext:
         input_mapping: Mapping[str, str] | None = None,
     ) -> TFNode.DataFeed:
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
-
-    def release_port(self) -> None:
-        TFNode.release_port(self)
 
 
 def run(
@@ -123,49 +111,33 @@ def run(
         template = cluster_meta["cluster_template"]
         job_name = next((role for role in template if executor_id in template[role]), "default")
         task_index = template[job_name].index(executor_id) if job_name in template else -1
+        node = ClusterNode(executor_id, job_name, task_index)
         host = util.get_ip_address()
         with reserve(host) as held:
             manager = TFManager.start(secrets.token_bytes(16), queues)
             manager.set("state", "running")
             shown = 0
-            if tensorboard and (job_name, task_index) == (_first_role(template), 0):
+            first = next((role for role in ("worker", "chief", "master") if role in template), None)
+            if tensorboard and (job_name, task_index) == (first, 0):
                 shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
-            known = {"addr": manager.address, "tb_pid": 0, "tb_port": shown}
-            address = {"host": host, "port": held.getsockname()[1], **known}
-            node = {**vars(ClusterNode(executor_id, job_name, task_index)), **address}
-            spec = _get_cluster_spec(_register(node, cluster_meta["server_addr"]))
+            address = {"host": host, "port": held.getsockname()[1], "addr": manager.address}
+            described = {**vars(node), **address, "tb_pid": 0, "tb_port": shown}
+            with closing(reservation.Client(cluster_meta["server_addr"])) as client:
+                client.register(described)
+                known = client.await_reservations()
+            spec = _get_cluster_spec(sorted(known, key=lambda one: int(one["executor_id"])))
             if spec.keys() & {"chief", "master"}:
                 task = {"type": job_name, "index": task_index}
                 os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": task})
             _set_gpus(tf_args, spec, job_name, task_index)
-            ctx = TFNodeContext(
-                executor_id,
-                job_name,
-                task_index,
-                spec,
-                cluster_meta["default_fs"],
-                cluster_meta["working_dir"],
-                manager,
-                None if cluster_meta.get("release_port", True) else held,
-            )
-            if ctx.tmp_socket is None:
-                held.close()
+            given = {**vars(node), "defaultFS": cluster_meta["default_fs"], "cluster_spec": spec}
+            given |= {"working_dir": cluster_meta["working_dir"], "mgr": manager}
+            ctx = TFNodeContext(**given, tmp_socket=held)
+            if cluster_meta.get("release_port", True):
+                ctx.release_port()
             fn(tf_args, ctx)
 
     return run_node
-
-
-def _first_role(template: Mapping[str, Any]) -> str | None:
-    return next((role for role in ("worker", "chief", "master") if role in template), None)
-
-
-def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
-    client = reservation.Client(address)
-    try:
-        client.register(dict(node))
-        return sorted(client.await_reservations(), key=lambda known: int(known["executor_id"]))
-    finally:
-        client.close()
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -183,22 +155,20 @@ def _has_spark_resource_api() -> bool:
     return True
 
 
-def _set_gpus(
-    tf_args: Any,
-    spec: Mapping[str, Sequence[str]] | None = None,
-    job_name: str = "",
-    task_index: int = 0,
-) -> None:
+def _set_gpus(tf_args: Any, spec: Any = None, job_name: str = "", task_index: int = 0) -> None:
     """Make this node's GPUs visible to TensorFlow: its task's, or else free ones on its machine.
 
     Raises `ClusterError` if the node has fewer than ``tf_args.num_gpus``.
     """
-    wanted = _wanted_gpus(tf_args)
-    gpus = _gpus_of_task()
+    named = tf_args if isinstance(tf_args, Mapping) else getattr(tf_args, "__dict__", {})
+    wanted = None if named.get("num_gpus") is None else int(named["num_gpus"])
+    gpus, is_pod = _gpus_of_task(), "SPARK_EXECUTOR_POD_IP" in os.environ
     if gpus:
         gpus = gpus if wanted is None else gpus[:wanted]
-    elif wanted != 0 and _may_search():
-        index = _index_on_host(spec, job_name, task_index) if spec else 0
+    # In a pod, only assigned GPUs may be used.
+    elif wanted != 0 and not is_pod and gpu_info.is_gpu_available():
+        nodes = [node for some in (spec or {}).values() for node in some]
+        index = util.index_on_host(nodes, spec[job_name][task_index]) if spec else 0
         count = 1 if wanted is None else wanted
         gpus = list(gpu_info.get_gpus(count, index, format=gpu_info.AS_LIST))
     if wanted is not None and len(gpus) < wanted:
@@ -207,12 +177,6 @@ def _set_gpus(
             "GPUs to Spark's tasks (spark.task.resource.gpu.amount), or request fewer"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-
-
-def _wanted_gpus(tf_args: Any) -> int | None:
-    named = tf_args if isinstance(tf_args, Mapping) else getattr(tf_args, "__dict__", {})
-    wanted = named.get("num_gpus")
-    return None if wanted is None else int(wanted)
 
 
 def _gpus_of_task() -> list[str]:
@@ -225,45 +189,17 @@ def _gpus_of_task() -> list[str]:
     return list(resources["gpu"].addresses) if resources and "gpu" in resources else []
 
 
-def _may_search() -> bool:
-    """Return whether this process may use GPUs that were not assigned to it; False in a pod."""
-    return "SPARK_EXECUTOR_POD_IP" not in os.environ and bool(gpu_info.is_gpu_available())
-
-
-def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
-    own = spec[job_name][task_index]
-    host = own.rpartition(":")[0]
-    nodes = [node for nodes in spec.values() for node in nodes]
-    return [node for node in nodes if node.rpartition(":")[0] == host].index(own)
-
-
 def start_tensorboard(host: str, log_dir: str) -> int:
     """Start TensorBoard, which ends with this worker; return its port, or 0 if it did not start."""
-    port = os.environ.get("TENSORBOARD_PORT", "0")
-    options = [f"--logdir={log_dir}", f"--host={host}", f"--port={port}", "--reload_multifile=true"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    limit = threading.Timer(_SECONDS, process.send_signal, (signal.SIGTERM,))
-    limit.start()
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if found := _SERVES.search(line):
-            limit.cancel()
-            threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
-            return int(found[1])
-    limit.cancel()
-    return 0
+    from pybackend.tracking.tensorboard import TensorBoardView
 
-
-def _drain(lines: Any) -> None:
-    """Read and discard lines: a full pipe would block the writer."""
-    for _ in lines:
-        pass
+    try:
+        board = TensorBoardView(log_dir, host, os.environ.get("TENSORBOARD_PORT", "0"))
+    except ClusterError as error:
+        print(error, flush=True)
+        return 0
+    _boards.append(board)
+    return urlsplit(board.url).port or 0
 
 
 # Names of a node's events: its description, and that its function wants no more rows.
@@ -304,56 +240,30 @@ def run_node(
     context: WorkerContext, map_fun: Callable[[Any, Any], Any], tf_args: Any, settings: NodeSettings
 ) -> None:
     """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, inside a worker."""
-    host, _ = split_address(context.addresses[context.rank])
-    token = settings.feed_token
-    with open_feed(host, token, context.announce) if token else nullcontext() as queue:
-        _call_node(context, map_fun, tf_args, settings, queue)
-
-
-def _call_node(
-    context: WorkerContext,
-    map_fun: Callable[[Any, Any], Any],
-    tf_args: Any,
-    settings: NodeSettings,
-    queue: RowQueue | None,
-) -> None:
-    node = settings.nodes[context.rank]
-    address = context.addresses[context.rank]
+    node, address = settings.nodes[context.rank], context.addresses[context.rank]
     host, port = split_address(address)
-    spec = describe_cluster(settings.nodes, context.addresses)
-    if queue is not None:
-        threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
+    spec: dict[str, list[str]] = {}
+    pairs = zip(settings.nodes, context.addresses, strict=True)
+    for one, its in sorted(pairs, key=lambda pair: pair[0].task_index):
+        spec.setdefault(one.job_name, []).append(its)
     if not spec.keys() & {"chief", "master"}:  # then the nodes are independent
         os.environ.pop("TF_CONFIG", None)
-    shown = 0
-    if settings.tensorboard == node.executor_id:
-        shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{node.executor_id}")
-    ctx = TFNodeContext(
-        node.executor_id,
-        node.job_name,
-        node.task_index,
-        spec,
-        settings.default_fs,
-        settings.working_dir,
-        TFManager.fed_manager(queue),
-        None if settings.release_port else _hold(host, port),
-    )
-    described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
-    context.announce(NODE, json.dumps({**described, "tb_pid": 0, "pid": os.getpid()}))
-    if isinstance(tf_args, list):
-        sys.argv = list(tf_args)
-    map_fun(tf_args, ctx)
-
-
-def describe_cluster(
-    nodes: Sequence[ClusterNode], addresses: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return the addresses of all nodes, by role and in the order of their indices."""
-    spec: dict[str, list[str]] = {}
-    ordered = sorted(range(len(nodes)), key=lambda rank: nodes[rank].task_index)
-    for rank in ordered:
-        spec.setdefault(nodes[rank].job_name, []).append(addresses[rank])
-    return spec
+    token = settings.feed_token
+    with open_feed(host, token, context.announce) if token else nullcontext() as queue:
+        if queue is not None:
+            threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
+        shown = 0
+        if settings.tensorboard == node.executor_id:
+            shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{node.executor_id}")
+        given = {**vars(node), "defaultFS": settings.default_fs, "cluster_spec": spec}
+        given |= {"working_dir": settings.working_dir, "mgr": TFManager.fed_manager(queue)}
+        held = None if settings.release_port else _hold(host, port)
+        ctx = TFNodeContext(**given, tmp_socket=held)
+        described = {**vars(node), "host": host, "port": port, "addr": address, "tb_port": shown}
+        context.announce(NODE, json.dumps({**described, "tb_pid": 0, "pid": os.getpid()}))
+        if isinstance(tf_args, list):
+            sys.argv = list(tf_args)
+        map_fun(tf_args, ctx)
 
 
 def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
@@ -373,19 +283,17 @@ def _hold(host: str, port: int) -> socket.socket:
     return held
 
 
-def count_roles(
-    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
-) -> dict[str, int]:
+def count_roles(num_executors: Any, num_ps: Any, master: Any, eval_node: Any) -> dict[str, int]:
     count = check_whole_number("num_executors", num_executors, least=1)
     servers = check_whole_number("num_ps", num_ps, least=0)
-    if master_node not in (None, "", "chief", "master"):
-        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
-    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
+    if master not in (None, "", "chief", "master"):
+        raise InputError(f"`master_node` must be 'chief' or 'master', not {master!r}")
+    chiefs, evaluators = int(bool(master)), int(bool(eval_node))
     workers = count - servers - chiefs - evaluators
     if workers < 0 or chiefs + workers < 1:
         raise InputError(
             f"`num_executors` is {count}: too few for num_ps={servers}"
-            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
+            f"{', a ' + master if master else ''}{', an evaluator' if eval_node else ''} "
             "and at least one node that trains"
         )
     roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}

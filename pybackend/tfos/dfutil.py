@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,19 +22,12 @@ loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 _ROWS_AT_ONCE = 1000
 # Names of types in `DataFrame.dtypes` and in Arrow.
-_ARROW_TYPES = {
-    "boolean": "bool",
-    "tinyint": "int8",
-    "smallint": "int16",
-    "int": "int32",
-    "bigint": "int64",
-    "long": "int64",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-}
-_WHOLE = ("boolean", "tinyint", "smallint", "int", "bigint")
+DTypes = Sequence[tuple[str, str]]
+Serialized = tuple[bytearray, None]
+_WHOLE = {"boolean": "bool", "tinyint": "int8", "smallint": "int16", "int": "int32"}
+_WHOLE |= {"bigint": "int64", "long": "int64"}
+_LOADED = {**dict.fromkeys(_WHOLE, "bigint"), "float": "double", "double": "double"}
+_ARROW_TYPES = _WHOLE | {name: name for name in ("float", "double", "string", "binary")}
 
 
 def isLoadedDF(df: Any) -> bool:
@@ -70,41 +64,28 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def _loaded_type(name: str, element: str, binary_features: Sequence[str]) -> str:
-    if name in binary_features:
-        return "binary"
-    if element in _WHOLE:
-        return "bigint"
-    return "double" if element in ("float", "double") else "string"
+    return "binary" if name in binary_features else _LOADED.get(element, "string")
 
 
-def toTFExample(
-    dtypes: Sequence[tuple[str, str]],
-) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
+def toTFExample(dtypes: DTypes) -> Callable[[Iterable[Any]], Iterator[Serialized]]:
     """Return a function for ``mapPartitions``: rows to pairs of a serialized Example and None.
 
     ``dtypes`` are ``DataFrame.dtypes`` of the rows. Raises `InputError` for a type that a record
     cannot hold.
     """
-    return _ToExamples(tuple((name, kind) for name, kind in dtypes if _arrow_type(name, kind)))
+    return partial(_encode_rows, [(name, kind) for name, kind in dtypes if _arrow_type(name, kind)])
 
 
-class _ToExamples:
-    def __init__(self, dtypes: tuple[tuple[str, str], ...]) -> None:
-        self._dtypes = dtypes
+def _encode_rows(dtypes: DTypes, rows: Iterable[Any]) -> Iterator[Serialized]:
+    import pyarrow as pa
 
-    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
-        import pyarrow as pa
-
-        schema = pa.schema([(name, _arrow_type(name, kind)) for name, kind in self._dtypes])
-        waiting = iter(rows)
-        while some := list(islice(waiting, _ROWS_AT_ONCE)):
-            columns = [
-                pa.array([row[name] for row in some], schema.field(name).type)
-                for name, _ in self._dtypes
-            ]
-            content, offsets, _ = encode_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-            for first, last in zip(offsets[:-1] + HEAD, offsets[1:] - FOOT, strict=True):
-                yield bytearray(content[first:last].tobytes()), None
+    schema = pa.schema([(name, _arrow_type(name, kind)) for name, kind in dtypes])
+    waiting = iter(rows)
+    while some := list(islice(waiting, _ROWS_AT_ONCE)):
+        columns = [pa.array([row[field.name] for row in some], field.type) for field in schema]
+        content, offsets, _ = encode_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        for first, last in zip(offsets[:-1] + HEAD, offsets[1:] - FOOT, strict=True):
+            yield bytearray(content[first:last].tobytes()), None
 
 
 def _arrow_type(name: str, kind: str) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from typing import Final, Literal, overload
+from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 
 MAX_RETRIES = 3
-AS_STRING: Final = "string"
-AS_LIST: Final = "list"
+AS_STRING = "string"
+AS_LIST = "list"
 # NVIDIA's driver still lists a process for a moment after its end.
 _RETRY_SECONDS = 1.0
 
@@ -24,19 +24,7 @@ def is_gpu_available() -> bool:
         return False
 
 
-@overload
-def get_gpus(
-    num_gpu: int = 1, worker_index: int = -1, format: Literal["string"] = AS_STRING
-) -> str: ...
-
-
-@overload
-def get_gpus(
-    num_gpu: int = 1, worker_index: int = -1, format: Literal["list"] = ...
-) -> list[str]: ...
-
-
-def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
+def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> Any:
     """Return the numbers of GPUs that no process uses.
 
     Workers of one machine that pass their ``worker_index`` take different GPUs; -1: at random.
@@ -71,9 +59,7 @@ def _find_free(count: int) -> list[str]:
                 return free
             time.sleep(_RETRY_SECONDS)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ClusterError(
-            f"cannot list this machine's GPUs: nvidia-smi failed ({error})"
-        ) from None
+        raise ClusterError(f"cannot list this machine's GPUs: nvidia-smi failed: {error}") from None
     raise ClusterError(
         f"{count} free GPUs are needed, but only {len(free)} of this machine's {len(pairs)} are "
         "free: end the processes that use the others (nvidia-smi lists them), or request fewer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -30,35 +31,41 @@ class TFTypeConverters:
         return value
 
 
-def _mixin(name: str, doc: str, convert: Any, title: str = "") -> Any:
+_DICT = TFTypeConverters.toDict
+# Defaults of the Params, by name; those of the mixins are added below.
+_DEFAULTS: dict[str, Any] = {
+    "driver_ps_nodes": False,
+    "input_mode": TFCluster.InputMode.SPARK,
+    "num_ps": 0,
+}
+
+
+def _mixin(name: str, doc: str, convert: Any, default: Any, title: str = "") -> Any:
     """Return the class ``HasTitle``: one Param, with ``setTitle`` and ``getTitle``."""
+    _DEFAULTS[name] = default
     title = title or "".join(map(str.capitalize, name.split("_")))
     members = zip((name, f"set{title}", f"get{title}"), param(name, doc, convert), strict=True)
     return type(f"Has{title}", (Params,), {"__module__": __name__, **dict(members)})
 
 
-HasBatchSize: Any = _mixin("batch_size", "number of rows per batch", _INT)
-HasClusterSize: Any = _mixin("cluster_size", "number of nodes of the cluster", _INT)
-HasEpochs: Any = _mixin("epochs", "number of times that the rows are fed", _INT)
-HasGraceSecs: Any = _mixin("grace_secs", "ignored: shutdown waits for the functions", _INT)
-HasInputMapping: Any = _mixin(
-    "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
-)
-HasMasterNode: Any = _mixin("master_node", "role of the chief node", _TEXT)
-HasModelDir: Any = _mixin("model_dir", "folder of checkpoints", _TEXT)
-HasOutputMapping: Any = _mixin(
-    "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
-)
-HasProtocol: Any = _mixin("protocol", "ignored: TensorFlow chooses it", _TEXT)
-HasReaders: Any = _mixin("readers", "number of reader threads, for the function", _INT)
-HasSteps: Any = _mixin("steps", "largest number of steps, for the function", _INT)
-HasTensorboard: Any = _mixin("tensorboard", "whether to start TensorBoard", _FLAG)
+HasBatchSize: Any = _mixin("batch_size", "number of rows per batch", _INT, 100)
+HasClusterSize: Any = _mixin("cluster_size", "number of nodes of the cluster", _INT, 1)
+HasEpochs: Any = _mixin("epochs", "number of times that the rows are fed", _INT, 1)
+HasGraceSecs: Any = _mixin("grace_secs", "ignored: shutdown waits for the functions", _INT, 30)
+HasInputMapping: Any = _mixin("input_mapping", "mapping from columns to inputs", _DICT, {})
+HasMasterNode: Any = _mixin("master_node", "role of the chief node", _TEXT, "chief")
+HasModelDir: Any = _mixin("model_dir", "folder of checkpoints", _TEXT, None)
+HasOutputMapping: Any = _mixin("output_mapping", "mapping from outputs to columns", _DICT, {})
+HasProtocol: Any = _mixin("protocol", "ignored: TensorFlow chooses it", _TEXT, "grpc")
+HasReaders: Any = _mixin("readers", "number of reader threads, for the function", _INT, 1)
+HasSteps: Any = _mixin("steps", "largest number of steps, for the function", _INT, 1000)
+HasTensorboard: Any = _mixin("tensorboard", "whether to start TensorBoard", _FLAG, False)
 HasTFRecordDir: Any = _mixin(
-    "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT, "TFRecordDir"
+    "tfrecord_dir", "folder of TFRecord files, for the function", _TEXT, None, "TFRecordDir"
 )
-HasExportDir: Any = _mixin("export_dir", "folder of the SavedModel", _TEXT)
-HasSignatureDefKey: Any = _mixin("signature_def_key", "signature of the SavedModel", _TEXT)
-HasTagSet: Any = _mixin("tag_set", "tags of the SavedModel, separated by commas", _TEXT)
+HasExportDir: Any = _mixin("export_dir", "folder of the SavedModel", _TEXT, None)
+HasSignatureDefKey: Any = _mixin("signature_def_key", "signature of the SavedModel", _TEXT, None)
+HasTagSet: Any = _mixin("tag_set", "tags of the SavedModel, separated by commas", _TEXT, None)
 
 
 class HasInputMode(Params):
@@ -78,7 +85,7 @@ class HasNumPS(Params):
     )
 
 
-class Namespace:
+class Namespace(argparse.Namespace):
     """Named arguments of a dict or namespace, or a list of command-line arguments (``argv``)."""
 
     argv: list[str] | None = None
@@ -86,10 +93,8 @@ class Namespace:
     def __init__(self, d: Any) -> None:
         if isinstance(d, list):
             self.argv = d
-        elif isinstance(d, Mapping):
-            vars(self).update(d)
-        elif isinstance(d, (argparse.Namespace, Namespace)):
-            vars(self).update(vars(d))
+        elif isinstance(d, (Mapping, argparse.Namespace)):
+            vars(self).update(d if isinstance(d, Mapping) else vars(d))
         else:
             raise InputError(f"arguments must be a dict, a namespace or a list, not {d!r}")
 
@@ -97,21 +102,20 @@ class Namespace:
         return iter(self.argv or list(vars(self)))
 
     def __repr__(self) -> str:
-        if self.argv:
-            return repr(self.argv)
-        shown = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
-        return f"{type(self).__name__}({shown})"
+        return repr(self.argv) if self.argv else super().__repr__()
 
     def __eq__(self, other: object) -> bool:
         if self.argv:
             return self.argv == (other.argv if isinstance(other, Namespace) else other)
         return isinstance(other, Namespace) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class TFParams(Params):
     args: Any = None
+
+    def _set_up(self, args: Any) -> None:
+        self.args = Namespace(args)
+        self._setDefault(**{one.name: copy.copy(_DEFAULTS[one.name]) for one in self.params})
 
     def merge_args_params(self) -> Any:
         """Return the arguments, overridden by all Params that have a value or a default."""
@@ -165,25 +169,7 @@ class TFEstimator(
                 "args.export_dir, ctx.job_name == 'chief') in train_fn"
             )
         self.train_fn = train_fn
-        self.args = Namespace(tf_args)
-        self._setDefault(
-            input_mapping={},
-            cluster_size=1,
-            num_ps=0,
-            driver_ps_nodes=False,
-            input_mode=TFCluster.InputMode.SPARK,
-            master_node="chief",
-            protocol="grpc",
-            tensorboard=False,
-            model_dir=None,
-            export_dir=None,
-            tfrecord_dir=None,
-            batch_size=100,
-            epochs=1,
-            readers=1,
-            steps=1000,
-            grace_secs=30,
-        )
+        self._set_up(tf_args)
 
     def _fit(self, dataset: Any) -> TFModel:
         merged = self.merge_args_params()
@@ -254,16 +240,7 @@ class TFModel(
 
     def __init__(self, tf_args: Any) -> None:
         super().__init__()
-        self.args = Namespace(tf_args)
-        self._setDefault(
-            input_mapping={},
-            output_mapping={},
-            batch_size=100,
-            model_dir=None,
-            export_dir=None,
-            signature_def_key=None,
-            tag_set=None,
-        )
+        self._set_up(tf_args)
 
     def _transform(self, dataset: Any) -> Any:
         merged = self.merge_args_params()
@@ -283,14 +260,6 @@ def yield_batch(
 
     Rows have at least ``num_tensors`` values; None ends them.
     """
-    tensors: list[list[Any]] = [[] for _ in range(num_tensors)]
-    for row in iterable:
-        if row is None:
-            break
-        for index, values in enumerate(tensors):
-            values.append(row[index])
-        if len(tensors[0]) >= batch_size:
-            yield tensors
-            tensors = [[] for _ in range(num_tensors)]
-    if tensors[0]:
-        yield tensors
+    rows = takewhile(lambda row: row is not None, iterable)
+    while some := list(islice(rows, batch_size)):
+        yield [[row[index] for row in some] for index in range(num_tensors)]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from typing import Any
 
-from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.codec import decode, encode_line
+from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.value_codec import decode_value, encode_value
-from pybackend.core.net.authentication import RejectedError, new_token
+from pybackend.core.net.authentication import new_token
 from pybackend.core.net.rendezvous import Acceptor, connect, listen
 from pybackend.core.net.stream import Stream
 from pybackend.tfos import util
+from pybackend.tfos.feed.dialog import connect_patiently
 
 TFOS_SERVER_PORT = "TFOS_SERVER_PORT"
 TFOS_SERVER_HOST = "TFOS_SERVER_HOST"
@@ -25,21 +24,6 @@ _PURPOSE = "reservation"
 _LONGEST_LINE = 1 << 24
 _SECONDS = 30.0
 _LOOK_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class ReservationRequest:
-    """Request from a client; ``data`` is a value that `encode_value` encoded."""
-
-    type: str
-    data: str = ""
-
-
-@dataclass(frozen=True)
-class ReservationAnswer:
-    """Answer from the server; ``data`` is a value that `encode_value` encoded."""
-
-    data: str
 
 
 class Address(tuple[str, int]):
@@ -59,24 +43,20 @@ class Reservations:
 
     def __init__(self, required: int) -> None:
         self.required = required
-        self.lock = threading.RLock()
         self.reservations: list[Any] = []
 
     def add(self, meta: Any) -> None:
-        with self.lock:
-            self.reservations.append(meta)
+        self.reservations.append(meta)
 
     def done(self) -> bool:
         return self.remaining() <= 0
 
     def get(self) -> list[Any]:
-        with self.lock:
-            return list(self.reservations)
+        return list(self.reservations)
 
     def remaining(self) -> int:
         """Return the number of missing nodes."""
-        with self.lock:
-            return self.required - len(self.reservations)
+        return self.required - len(self.reservations)
 
 
 class Server:
@@ -136,7 +116,7 @@ class Server:
         """Return a socket on the first free port. Raises `ClusterError` if no port is free."""
         ports = self.get_server_ports()
         for port in ports:
-            with contextlib.suppress(ClusterError):
+            with suppress(ClusterError):
                 return listen(self.get_server_ip(), port)
         raise ClusterError(
             f"cannot listen at {self.get_server_ip()} on any port of {ports[0]} to {ports[-1]}: "
@@ -160,23 +140,24 @@ class Server:
         if self.done:
             stream.close()
             return
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
-            while line := stream.read_line(_LONGEST_LINE):
-                request = decode(line, ReservationRequest)
-                answer = ReservationAnswer(encode_value(self._answer(request)))
-                stream.send_all(encode_line(answer), _SECONDS)
-                if request.type == "STOP":
+        with (
+            suppress(OSError, ValueError, SerializationError),
+            closing(stream),
+        ):
+            while (request := _receive(stream)) is not None:
+                kind, data = request
+                _send(stream, self._answer(kind, data))
+                if kind == "STOP":
                     threading.Thread(target=self.stop, daemon=True).start()
 
-    def _answer(self, request: ReservationRequest) -> Any:
-        if request.type == "REG":
-            self.reservations.add(decode_value(request.data))
-            return "OK"
-        if request.type == "QUERY":
+    def _answer(self, kind: str, data: Any) -> Any:
+        if kind == "REG":
+            self.reservations.add(data)
+        elif kind == "QUERY":
             return self.reservations.done()
-        if request.type == "QINFO":
+        elif kind == "QINFO":
             return self.reservations.get()
-        return "OK" if request.type == "STOP" else "ERR"
+        return "OK" if kind in ("REG", "STOP") else "ERR"
 
 
 class Client:
@@ -196,7 +177,7 @@ class Client:
                 "Server.start() returned. A host and a port alone are not enough to connect"
             )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._stream = _connect(address, token)
+        self._stream = connect_patiently(lambda left: connect(address, token, 0, _PURPOSE, left))
 
     def close(self) -> None:
         self._stream.close()
@@ -217,23 +198,19 @@ class Client:
         return self._request("STOP")
 
     def _request(self, kind: str, data: Any = None) -> Any:
-        request = ReservationRequest(kind, encode_value(data))
-        self._stream.send_all(encode_line(request), _SECONDS)
-        line = self._stream.read_line(_LONGEST_LINE, _SECONDS)
-        if not line:
+        _send(self._stream, [kind, data])
+        answer = _receive(self._stream, _SECONDS)
+        if answer is None:
             raise ConnectionError("the server closed the connection")
-        return decode_value(decode(line, ReservationAnswer).data)
+        return answer
 
 
-def _connect(address: str, token: str) -> Stream:
-    """Connect, and retry while the server has too many new connections at once."""
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        try:
-            return connect(address, token, 0, _PURPOSE, _SECONDS)
-        except (ConnectionRefusedError, RejectedError):
-            raise
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_LOOK_SECONDS)
+def _send(stream: Stream, value: Any) -> None:
+    """Send a value as a line of JSON."""
+    stream.send_all(encode_value(value).encode() + b"\n", _SECONDS)
+
+
+def _receive(stream: Stream, seconds: float | None = None) -> Any:
+    """Return the next value; None if the other end has closed the connection."""
+    line = stream.read_line(_LONGEST_LINE, seconds)
+    return decode_value(line.decode()) if line else None

@@ -7,7 +7,7 @@ executors, too; the driver sends it there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from pybackend.core.data.arrays import to_dense
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
-from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec, list_columns
 from pybackend.core.data.predictions import nest_lists
 from pybackend.core.data.spark_rows import column_as_array, describe_type
 from pybackend.core.errors import InputError
@@ -30,6 +30,9 @@ from pybackend.core.launchers import (
 )
 from pybackend.core.words import show, term
 
+# Types of a column, in NumPy and in Spark, by the kind of the output's type.
+_KINDS = {"f": ("float64", "double"), "i": ("int64", "bigint"), "b": ("bool", "boolean")}
+_KINDS |= {"u": _KINDS["i"], "O": ("O", "binary")}
 _lock = threading.Lock()
 # The last model that was loaded: its key, and the model with its function.
 _loaded: dict[Any, Any] = {}
@@ -64,7 +67,7 @@ class SavedModelTask:
                 rows = reader.read(batch.slice(first, self.batch_size))
                 found = self._compute(loaded[1], {key.partition("/")[2]: rows[key] for key in rows})
                 yield pa.RecordBatch.from_arrays(
-                    [_to_arrow(found[name], name, self.batch_size) for name in self.outputs],
+                    [_to_arrow(found[name], name) for name in self.outputs],
                     list(self.outputs),
                 )
 
@@ -104,26 +107,18 @@ def describe_signature(model: SavedModel) -> dict[str, Any]:
                 f"the model's output {show(name)} has the shape {spec.shape}: its first dimension "
                 "must be the rows"
             )
-        outputs[name] = [_column_kind(spec.dtype), spec.shape.rank - 1]
-    return {"inputs": dict.fromkeys(function.structured_input_signature[1]), "outputs": outputs}
+        kind = np.dtype(spec.dtype.as_numpy_dtype).kind
+        outputs[name] = [_KINDS.get(kind, _KINDS["O"])[1], spec.shape.rank - 1]
+    return {"inputs": list(function.structured_input_signature[1]), "outputs": outputs}
 
 
-def _column_kind(dtype: Any) -> str:
-    if dtype.is_floating:
-        return "double"
-    if dtype.is_integer:
-        return "int64"
-    return "bool" if dtype.is_bool else "binary"
-
-
-def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
-    kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
-    if values.dtype.kind not in kinds:
+def _to_arrow(values: Any, name: str) -> Any:
+    if values.dtype.kind not in _KINDS:
         raise InputError(
             f"the model's output {show(name)} has the type {values.dtype}, which a column cannot "
             "store"
         )
-    return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
+    return nest_lists(values.astype(_KINDS[values.dtype.kind][0]), values.ndim - 1)
 
 
 def _load(model: SavedModel) -> tuple[Any, Any]:
@@ -153,10 +148,7 @@ def _describe_files(folder: str) -> tuple[Any, ...]:
         for name in sorted(names):
             path = files.join(place, name)
             status = files.stat(path)
-            content = b""
-            if name == "fingerprint.pb":
-                with files.GFile(path, "rb") as file:
-                    content = file.read()
+            content = files.GFile(path, "rb").read() if name == "fingerprint.pb" else b""
             found.append((path, status.length, status.mtime_nsec, content))
     return tuple(found)
 
@@ -174,9 +166,6 @@ def _read(model: SavedModel) -> tuple[Any, Any]:
             f"has {', '.join(loaded.signatures) or 'none'}"
         )
     return loaded, loaded.signatures[model.signature]
-
-
-_KINDS = {"double": "double", "int64": "bigint", "bool": "boolean", "binary": "binary"}
 
 
 def apply_saved_model(
@@ -200,17 +189,16 @@ def apply_saved_model(
     ship_package(session)
     # Read in a task, because this process may not see the model's folder.
     signature = call_in_task(session, describe_signature, model)
-    _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
-    groups, read = group_columns(spec, kinds, "float64", "dataset")
-    _check_names("output_mapping", "output", outputs, signature["outputs"])
+    _check_names("input", inputs, signature["inputs"])
+    groups = group_columns(spec, kinds, "float64", "dataset")
+    _check_names("output", outputs, signature["outputs"])
     fields: list[str] = []
     for name in outputs:
-        dtype, depth = signature["outputs"][name]
-        kind = "array<" * depth + _KINDS[dtype] + ">" * depth
-        fields.append(f"o{len(fields)} {kind}")
+        kind, depth = signature["outputs"][name]
+        fields.append(f"o{len(fields)} {'array<' * depth}{kind}{'>' * depth}")
     columns = [
         column_as_array(frame, name, types[name]).alias(f"c{place}")
-        for place, name in enumerate(read)
+        for place, name in enumerate(list_columns(groups))
     ]
     task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
 
@@ -223,14 +211,9 @@ def apply_saved_model(
         return ask(session, "a plan", plan)
 
 
-def _check_names(
-    argument: str,
-    what: str,
-    given: Mapping[str, Any],
-    known: Mapping[str, Any],
-    needs_all: bool = False,
-) -> None:
-    listed = ", ".join(known)
+def _check_names(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check names of ``inputs``, of which all are needed, or of ``outputs``."""
+    listed, argument = ", ".join(known), f"{what}_mapping"
     if not given:
         raise InputError(f"`{argument}` is empty: the model's {what}s are {listed}")
     for name in given:
@@ -239,5 +222,5 @@ def _check_names(
                 f"`{argument}` has the {what} {show(name)}, but the model's {what}s are {listed}"
             )
     missing = [name for name in known if name not in given]
-    if needs_all and missing:
+    if missing and what == "input":
         raise InputError(f"`{argument}` has no column for the model's {what} {show(missing[0])}")

@@ -28,13 +28,16 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
     """
     visible = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
-        index = worker_index
-        if worker_index >= 0 and nodes:
-            host = nodes[worker_index].partition(":")[0]
-            near = [node for node in nodes if node.partition(":")[0] == host]
-            index = near.index(nodes[worker_index])
+        is_known = worker_index >= 0 and nodes
+        index = index_on_host(nodes, nodes[worker_index]) if is_known else worker_index
         visible = gpu_info.get_gpus(num_gpus, index)
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def index_on_host(nodes: Sequence[str], own: str) -> int:
+    """Return the number of a node among those on its host; all are ``host:port``."""
+    host = own.rpartition(":")[0]
+    return [node for node in nodes if node.rpartition(":")[0] == host].index(own)
 
 
 def get_ip_address() -> str:
@@ -79,14 +82,9 @@ def default_fs(context: Any) -> str:
     folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
     if known is None and folder:
         with suppress(OSError):
-            text = Path(folder, "core-site.xml").read_text()
             pattern = r"<name>\s*fs\.default(?:FS|\.name)\s*</name>\s*<value>\s*([^<\s]+)"
-            found = re.search(pattern, text)
-            known = found[1] if found else None
+            found = re.search(pattern, Path(folder, "core-site.xml").read_text())
+            known = found and found[1]
     known = known or "file://"
     # Without the trailing slash, as absolute paths are appended.
-    return (
-        known[:-1]
-        if known.startswith("file://") and known.endswith("/") and known != "file://"
-        else known
-    )
+    return known.removesuffix("/") if re.match("file://.", known) else known

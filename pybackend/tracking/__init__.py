@@ -4,90 +4,160 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pybackend
-from pybackend.core.api.observer import list_numbers
+from pybackend.core.api.observer import Tracked, Tracker, list_numbers
 from pybackend.core.api.planning import describe_plan
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import write_whole
 from pybackend.core.errors import ClusterError, InputError, TfdistError, WorkerFailedError
-from pybackend.core.words import install, show, term
+from pybackend.core.job.arguments import check_flag
+from pybackend.core.words import install, show
 from pybackend.reporting.reports import report, write_report
 
 # One chart per worker and value: more than these would hide all others.
 _MOST_WORKERS = 64
+_OF_WORKERS = ("rows", "steps", "seconds", "waited", "rows_per_second")
+_OF_STEPS = ("data", "compute", "communication", "waiting")
 _GIT_SECONDS = 5.0
 
 
-def load_package(module: str, title: str) -> Any:
-    """Import an optional package of this session; `InputError` if it is not installed."""
-    check_package(module, title)
-    return importlib.import_module(module)
+@dataclass(frozen=True)
+class RunTracker(Tracker):
+    """Settings of any tracking system; ``arguments`` are those of a trial.
+
+    A subclass has the name of the system, its package, advice for errors at the start, and the
+    class of its runs.
+    """
+
+    run_name: str | None
+    steps: bool
+    log_model: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    package: ClassVar[str]
+    advice: ClassVar[str]
+    run: ClassVar[Any]
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.type == "bool":
+                check_flag(one.name, value)
+            is_text = isinstance(value, str) and value
+            if one.type == "str | None" and value is not None and not is_text:
+                raise InputError(f"`{one.name}` must be text or {show(None)}, not {show(value)}")
+        if find_spec(self.package) is None:
+            missing = f"{self.system} is not installed for {sys.executable}"
+            raise InputError(f"{missing}: {install(self.package)}")
+
+    def begin(self, prepared: PreparedTraining) -> Tracked:
+        try:
+            return cast("Tracked", self.run(importlib.import_module(self.package), self, prepared))
+        except Exception as error:  # of its process, its stores and its servers
+            raise ClusterError(
+                f"{self.system} cannot start a run: {type(error).__name__}: {error}. {self.advice}"
+            ) from error
 
 
-def check_package(module: str, title: str) -> None:
-    if find_spec(module) is None:
-        raise InputError(f"{title} is not installed for {sys.executable}: {install(module)}")
+class TrackedRun(Tracked):
+    """Record of a training run: a subclass sends its contents to a tracking system."""
+
+    def __init__(self, tracker: RunTracker) -> None:
+        self._tracker = tracker
+
+    def finish(self, result: TrainResult) -> None:
+        try:
+            self._add_result(result)
+            with self._files("report") as folder:
+                write_whole(str(folder / "result.json"), result.record.encode())
+                if self._tracker.log_model:
+                    report(result, folder / "report.html")
+                else:  # without the model, whose description imports TensorFlow in this process
+                    write_report(json.loads(result.record), None, folder / "report.html")
+            if self._tracker.log_model and result.model_uri is None:
+                self.add_model(result)
+        finally:
+            self._end(None)
+
+    def fail(self, error: BaseException) -> None:
+        try:
+            self._add_error(f"{type(error).__name__}: {error}")
+            with self._files("report") as folder:
+                if isinstance(error, WorkerFailedError):
+                    report(error, folder / "report.html")
+        finally:
+            self._end(error)
+
+    @contextmanager
+    def _files(self, kind: str) -> Iterator[Path]:
+        """Yield a folder, whose files become artifacts; a plan or a failure may have none."""
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            yield Path(folder)
+            if os.listdir(folder):
+                self._add_files(folder, kind)
+
+    def _add_plan(self, prepared: PreparedTraining) -> None:
+        """Add what the training run starts; nothing if the launcher cannot describe it now."""
+        with self._files("plan") as folder, suppress(TfdistError):
+            write_whole(str(folder / "plan.txt"), f"{describe_plan(prepared)}\n".encode())
+
+    @abstractmethod
+    def _add_result(self, result: TrainResult) -> None: ...
+
+    @abstractmethod
+    def _add_error(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _add_files(self, folder: str, kind: str) -> None: ...
+
+    def add_model(self, result: TrainResult) -> None:
+        """Write the model in the format in which the workers returned it."""
+        with self._files("model") as folder:
+            result.save(folder / f"model.{result.model_format}")
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> None:
+        """End the run, unless it was active before; None: the training succeeded."""
 
 
-def check_text(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InputError(f"`{name}` must be text or {show(None)}, not {show(value)}")
+def describe_parameters(prepared: PreparedTraining, tracker: RunTracker) -> dict[str, Any]:
+    """Return the settings, and the arguments of a trial: ``model.<name>`` if a name is taken."""
+    settings = _flatten(prepared.settings)
+    arguments = _flatten(tracker.arguments).items()
+    return settings | {f"model.{k}" if k in settings else k: value for k, value in arguments}
 
 
-def check_flags(**values: Any) -> None:
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
-
-
-def check_tags(tags: Any) -> dict[str, str]:
-    if tags is None:
-        return {}
-    if not isinstance(tags, Mapping) or not all(isinstance(name, str) for name in tags):
-        raise InputError(f"`tags` must be a {term('dict')} of text, not {show(tags)}")
-    return {name: str(value) for name, value in tags.items()}
-
-
-def explain_start(system: str, advice: str, error: Exception) -> ClusterError:
-    """Return the error for a run that cannot be started, before any worker is."""
-    return ClusterError(f"{system} cannot start a run: {type(error).__name__}: {error}. {advice}")
-
-
-def describe_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all settings that are set, nested ones with dots in their names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= describe_parameters(value, f"{prefix}{name}.")
+            found |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
             plain = isinstance(value, (str, int, float))
             found[prefix + name] = value if plain else json.dumps(value, default=str)
     return found
 
 
-def add_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the arguments of a trial; those whose name is taken start with ``model.``."""
-    found = describe_parameters(arguments).items()
-    own = {f"model.{name}" if name in parameters else name: value for name, value in found}
-    return {**parameters, **own}
-
-
 def describe_origin() -> dict[str, str]:
     """Return tags for the version of tfdist, and for the commit of the working directory if any."""
     found = {"tfdist.version": pybackend.__version__}
     try:
-        git = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, timeout=_GIT_SECONDS, text=True
-        )
+        command = ["git", "rev-parse", "HEAD"]
+        git = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, text=True)
     except (OSError, subprocess.TimeoutExpired):
         return found
     return {**found, "tfdist.git_commit": git.stdout.strip()} if git.returncode == 0 else found
@@ -111,40 +181,8 @@ def describe_result(result: TrainResult) -> dict[str, float]:
         **{f"audit/{name}": value for name, value in (record["audit"] or {}).items()},
     }
     for worker in record["workers"][:_MOST_WORKERS]:
-        values = {name: worker[name] for name in ("rows", "steps", "seconds", "waited")}
-        values["rows_per_second"] = worker["rows_per_second"]
         times = worker["step_times"] or {}
-        parts = ("data", "compute", "communication", "waiting")
-        values |= {f"step_{part}": times[part] for part in parts if part in times}
+        values = {name: worker[name] for name in _OF_WORKERS}
+        values |= {f"step_{part}": times[part] for part in _OF_STEPS if part in times}
         found |= {f"system/worker_{worker['rank']}/{name}": value for name, value in values.items()}
     return list_numbers({k: v for k, v in found.items() if isinstance(v, (int, float))})
-
-
-def write_plan(prepared: PreparedTraining, folder: Path) -> None:
-    """Write what the training run starts; nothing if the launcher cannot describe it now."""
-    try:
-        text = str(describe_plan(prepared))
-    except TfdistError:
-        return
-    write_whole(str(folder / "plan.txt"), f"{text}\n".encode())
-
-
-def write_result(result: TrainResult, folder: Path, *, reads_model: bool) -> None:
-    """Write a result's report, and its record as JSON. ``reads_model``: the report shows the model,
-    which imports TensorFlow in this process.
-    """
-    write_whole(str(folder / "result.json"), result.record.encode())
-    if reads_model:
-        report(result, folder / "report.html")
-    else:
-        write_report(json.loads(result.record), None, folder / "report.html")
-
-
-def write_failure(error: BaseException, folder: Path) -> None:
-    if isinstance(error, WorkerFailedError):
-        report(error, folder / "report.html")
-
-
-def write_model(result: TrainResult, folder: Path) -> Path:
-    """Write the model in the format in which the workers returned it."""
-    return result.save(folder / f"model.{result.model_format}")

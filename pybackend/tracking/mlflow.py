@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pybackend.tracking as tracking
@@ -18,12 +16,12 @@ from pybackend.core.api.calls import explain_arguments
 from pybackend.core.api.observer import Tracked, Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.train_result import TrainResult
+from pybackend.core.errors import InputError
+from pybackend.core.words import show, term
 
-_ADVICE = "Check MLFLOW_TRACKING_URI or `tracking_uri`, and that the server runs"
 _STEP_SECONDS = 5.0
 # MLflow's limits for one request, and for a tag.
-_MOST_METRICS = 1000
-_MOST_PARAMS = 100
+_MOST = {"metrics": 1000, "params": 100, "tags": 100}
 _MOST_CHARACTERS = 5000
 # MLflow retries for minutes otherwise, while this session waits.
 _RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
@@ -93,45 +91,14 @@ def track_mlflow(
     --------
     >>> callbacks = [track_mlflow(experiment="digits")]  # doctest: +SKIP
     """
-    tracking.check_text(experiment=experiment, run_name=run_name, tracking_uri=tracking_uri)
-    tracking.check_flags(nested=nested, steps=steps, log_model=log_model)
-    named = tracking.check_tags(tags)
-    tracking.check_package("mlflow", "MLflow")
-    return MlflowTracker(experiment, run_name, named, nested, tracking_uri, steps, log_model)
+    tags = {} if tags is None else tags
+    if not isinstance(tags, Mapping) or not all(isinstance(name, str) for name in tags):
+        raise InputError(f"`tags` must be a {term('dict')} of text, not {show(tags)}")
+    texts = {name: str(value) for name, value in tags.items()}
+    return MlflowTracker(run_name, steps, log_model, experiment, texts, nested, tracking_uri)
 
 
-@dataclass(frozen=True)
-class MlflowTracker(Tracker):
-    """Settings of `track_mlflow`."""
-
-    experiment: str | None
-    run_name: str | None
-    tags: dict[str, str]
-    nested: bool
-    tracking_uri: str | None
-    steps: bool
-    log_model: bool
-    parent: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    system: str = field(default="MLflow", repr=False)
-
-    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> MlflowTracker:
-        """Return the settings for a child of the run that is active in this thread, if any is."""
-        active = tracking.load_package("mlflow", "MLflow").active_run()
-        name = f"{self.run_name or 'trial'}-{number}"
-        parent = active and active.info.run_id
-        return replace(self, run_name=name, parent=parent, arguments=arguments)
-
-    def begin(self, prepared: PreparedTraining) -> Tracked:
-        mlflow = tracking.load_package("mlflow", "MLflow")
-        try:
-            with _few_retries():
-                return _MlflowRun(mlflow, self, prepared)
-        except Exception as error:  # of its stores and servers
-            raise tracking.explain_start(self.system, _ADVICE, error) from error
-
-
-class _MlflowRun(Tracked):
+class _MlflowRun(tracking.TrackedRun):
     """A run. A thread sends the metrics, so that workers never wait for the server.
 
     MLflow's own client object is used with the run's ID, because its module-level functions write
@@ -139,16 +106,17 @@ class _MlflowRun(Tracked):
     """
 
     def __init__(self, mlflow: Any, tracker: MlflowTracker, prepared: PreparedTraining) -> None:
+        super().__init__(tracker)
         if tracker.tracking_uri is not None:
             mlflow.set_tracking_uri(tracker.tracking_uri)
-        self._mlflow, self._tracker = mlflow, tracker
-        self._is_silent = prepared.request.job.verbose == 0
+        self._mlflow, self._kinds = mlflow, mlflow.entities
+        self._is_silent = prepared.job.verbose == 0
         self._client = mlflow.MlflowClient()
         active = mlflow.active_run()
         self._is_own = active is None or tracker.nested
         if self._is_own:
             active = mlflow.start_run(
-                experiment_id=self._find_experiment(),
+                experiment_id=self._find_experiment(tracker.experiment),
                 run_name=tracker.run_name,
                 nested=active is not None,
                 parent_run_id=tracker.parent,
@@ -157,15 +125,14 @@ class _MlflowRun(Tracked):
         self._pending: list[Any] = []
         self._sent = time.monotonic()
         self._sender = ThreadPoolExecutor(1, "tfdist-mlflow")
-        self._sending: Future[None] | None = None
+        self._sending: Future[Any] = self._sender.submit(bool)
         try:
             self._set_tags({**tracking.describe_origin(), **tracker.tags})
-            settings = tracking.describe_parameters(prepared.settings)
-            self._log_parameters(tracking.add_arguments(settings, tracker.arguments))
-            with self._artifacts() as folder:
-                tracking.write_plan(prepared, folder)
-        except BaseException:
-            self._end("FAILED")
+            settings = tracking.describe_parameters(prepared, tracker)
+            self._write("params", [self._kinds.Param(k, str(v)) for k, v in settings.items()])
+            self._add_plan(prepared)
+        except BaseException as error:
+            self._end(error)
             raise
 
     def log(self, axis: Literal["epoch", "step"], number: int, values: Mapping[str, float]) -> None:
@@ -174,101 +141,80 @@ class _MlflowRun(Tracked):
         if axis == "epoch" or time.monotonic() - self._sent >= _STEP_SECONDS:
             self._send()
 
-    def finish(self, result: TrainResult) -> None:
-        try:
-            self._add(tracking.describe_result(result), result.initial_epoch + result.epochs)
-            self._conclude()
-            self._set_tags(tracking.describe_hosts(result))
-            with self._artifacts() as folder:
-                tracking.write_result(result, folder, reads_model=self._tracker.log_model)
-            if self._tracker.log_model and result.model_uri is None:
-                self._log_model(result)
-        finally:
-            self._end("FINISHED")
-
     def fail(self, error: BaseException) -> None:
-        try:
-            with _few_retries():
-                self._conclude()
-                text = f"{type(error).__name__}: {error}"
-                self._set_tags({"tfdist.error": text[:_MOST_CHARACTERS]})
-                with self._artifacts() as folder:
-                    tracking.write_failure(error, folder)
-        finally:
-            self._end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        with _few_retries():
+            super().fail(error)
 
-    @contextlib.contextmanager
-    def _artifacts(self) -> Iterator[Path]:
-        """Yield a folder, whose files become artifacts."""
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            yield Path(folder)
-            self._client.log_artifacts(self._id, folder)
+    def _add_result(self, result: TrainResult) -> None:
+        self._add(tracking.describe_result(result), result.initial_epoch + result.epochs)
+        self._conclude()
+        self._set_tags(tracking.describe_hosts(result))
 
-    def _find_experiment(self) -> str | None:
-        name = self._tracker.experiment
+    def _add_error(self, text: str) -> None:
+        self._conclude()
+        self._set_tags({"tfdist.error": text[:_MOST_CHARACTERS]})
+
+    def _add_files(self, folder: str, kind: str) -> None:
+        self._client.log_artifacts(self._id, folder)
+
+    def _find_experiment(self, name: str | None) -> str | None:
         if name is None:
             return None
         found = self._client.get_experiment_by_name(name)
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
-        kind = self._mlflow.entities.RunTag
-        self._client.log_batch(self._id, tags=[kind(name, text) for name, text in tags.items()])
+        self._write("tags", [self._kinds.RunTag(name, text) for name, text in tags.items()])
 
-    def _log_parameters(self, parameters: Mapping[str, Any]) -> None:
-        kind = self._mlflow.entities.Param
-        all_params = [kind(name, str(value)) for name, value in parameters.items()]
-        for first in range(0, len(all_params), _MOST_PARAMS):
-            self._client.log_batch(self._id, params=all_params[first : first + _MOST_PARAMS])
+    def _write(self, kind: str, values: Sequence[Any]) -> None:
+        for first in range(0, len(values), _MOST[kind]):
+            self._client.log_batch(self._id, **{kind: values[first : first + _MOST[kind]]})
 
     def _add(self, values: Mapping[str, float], number: int) -> None:
-        kind, now = self._mlflow.entities.Metric, int(time.time() * 1000)  # milliseconds
-        self._pending += [kind(name, value, now, number) for name, value in values.items()]
+        now = int(time.time() * 1000)  # milliseconds
+        self._pending += [self._kinds.Metric(k, v, now, number) for k, v in values.items()]
 
     def _send(self) -> None:
         """Start to send what is pending; raise the error of an earlier attempt."""
-        if self._sending is not None and self._sending.done():
+        if self._sending.done():
             self._sending.result()  # `api/observer.py` turns the error into a note
         metrics, self._pending = self._pending, []
         self._sent = time.monotonic()
-        self._sending = self._sender.submit(self._write, self._sending, metrics)
+        self._sending = self._sender.submit(self._write_metrics, self._sending, metrics)
 
-    def _write(self, earlier: Future[None] | None, metrics: list[Any]) -> None:
-        if earlier is not None:
-            earlier.result()  # after an error, no further attempt
-        for first in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=metrics[first : first + _MOST_METRICS])
+    def _write_metrics(self, earlier: Future[Any], metrics: list[Any]) -> None:
+        earlier.result()  # after an error, no further attempt
+        self._write("metrics", metrics)
 
     def _conclude(self) -> None:
         """Wait until all metrics are sent; raise the first error."""
         self._send()
         self._sender.shutdown()
-        if self._sending is not None:
-            self._sending.result()
+        self._sending.result()
 
-    def _log_model(self, result: TrainResult) -> None:
+    def add_model(self, result: TrainResult) -> None:
         """Record the model, or only its weights if Keras cannot write it to a file."""
         if result.model_format == "weights.h5":
-            with self._artifacts() as folder:
-                tracking.write_model(result, folder)
+            super().add_model(result)
             return
-        flavor = tracking.load_package("mlflow.keras", "MLflow")
         versions = result.settings["versions"]
         # Else MLflow loads the model in another process to find out what it needs.
         needed = [f"{name}=={versions[name]}" for name in ("keras", "tensorflow", "numpy")]
         model = result.model
         with self._quiet():
-            flavor.log_model(
+            self._mlflow.keras.log_model(
                 model,
                 name="model",
                 signature=_sign(model),
                 pip_requirements=[one for one in needed if not one.endswith("None")],
             )
 
-    def _end(self, status: str) -> None:
+    def _end(self, error: BaseException | None) -> None:
         self._sender.shutdown(wait=False, cancel_futures=True)
         if not self._is_own:
             return
+        stopped = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        status = "FINISHED" if error is None else stopped
         active = self._mlflow.active_run()
         with self._quiet(), _few_retries():
             if active is not None and active.info.run_id == self._id:
@@ -281,6 +227,35 @@ class _MlflowRun(Tracked):
         return silent if self._is_silent else contextlib.nullcontext()
 
 
+@dataclass(frozen=True)
+class MlflowTracker(tracking.RunTracker):
+    """Settings of `track_mlflow`."""
+
+    experiment: str | None
+    tags: dict[str, str]
+    nested: bool
+    tracking_uri: str | None
+    parent: str | None = None
+
+    system = "MLflow"
+    package = "mlflow"
+    run = _MlflowRun
+    advice = "Check MLFLOW_TRACKING_URI or `tracking_uri`, and that the server runs"
+
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> MlflowTracker:
+        """Return the settings for a child of the run that is active in this thread, if any is."""
+        import mlflow
+
+        name = f"{self.run_name or 'trial'}-{number}"
+        active = mlflow.active_run()
+        parent = active and active.info.run_id
+        return replace(self, run_name=name, parent=parent, arguments=arguments)
+
+    def begin(self, prepared: PreparedTraining) -> Tracked:
+        with _few_retries():
+            return super().begin(prepared)
+
+
 def _sign(model: Any) -> Any:
     """Return a model's signature: its inputs and outputs, for any number of rows."""
     import numpy as np
@@ -288,35 +263,29 @@ def _sign(model: Any) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    def describe(tensors: list[Any], names: list[Any]) -> Any:
-        return Schema(
-            [
-                TensorSpec(
-                    np.dtype(str if tensor.dtype == "string" else tensor.dtype),
-                    tuple(-1 if size is None else size for size in tensor.shape),
-                    *names[index : index + 1],
-                )
-                for index, tensor in enumerate(tensors)
-            ]
-        )
+    def describe(tensor: Any, *name: str) -> Any:
+        dtype = np.dtype(str if tensor.dtype == "string" else tensor.dtype)
+        return TensorSpec(dtype, tuple(-1 if n is None else n for n in tensor.shape), *name)
 
     inputs = list(getattr(model, "inputs", None) or ())
     outputs = tree.flatten(getattr(model, "outputs", None) or ())
     if not inputs or not outputs:
         return None
     # MLflow takes names for all inputs of a schema, or for none.
-    named = [tensor.name for tensor in inputs] if len(inputs) > 1 else []
+    named = [one.name for one in inputs] if len(inputs) > 1 else []
     keys = list(getattr(model, "output_names", ())) if len(outputs) > 1 else []
-    return ModelSignature(describe(inputs, named), describe(outputs, keys))
+    return ModelSignature(
+        Schema([describe(one, *named[n : n + 1]) for n, one in enumerate(inputs)]),
+        Schema([describe(one, *keys[n : n + 1]) for n, one in enumerate(outputs)]),
+    )
 
 
 @contextlib.contextmanager
 def _few_retries() -> Iterator[None]:
-    if _RETRIES in os.environ:
-        yield
-        return
-    os.environ[_RETRIES] = "2"
+    is_set = _RETRIES in os.environ
+    os.environ.setdefault(_RETRIES, "2")
     try:
         yield
     finally:
-        os.environ.pop(_RETRIES, None)
+        if not is_set:
+            os.environ.pop(_RETRIES, None)

@@ -18,13 +18,14 @@ from pybackend.core.api.observer import EventFolder
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import LOGS, check_log_folder, check_tensorboard, is_uri
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.words import call_of, setting, show, term
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _SHOWN_LINES = 20
+_OPTIONS = ("--reload_multifile=true", "--reload_interval=5")
 # It ends when its input is closed, so it never outlives the process that started it.
 _PROGRAM = """
 import sys
@@ -43,7 +44,7 @@ run_main()
 
 
 @explain_arguments
-def track_tensorboard(folder: Place | None = None) -> EventFolder:
+def track_tensorboard(folder: PathOrUri | None = None) -> EventFolder:
     """Write a training run's event files for TensorBoard. Pass the result in ``callbacks``.
 
     They contain the metrics of each epoch, the metrics of rank 0's rows every 50 steps, and the
@@ -86,14 +87,11 @@ class TensorBoardView:
         Folder that it shows.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, host: str = "127.0.0.1", port: str = "0") -> None:
         self.folder = folder
+        options = [f"--logdir={folder}", f"--host={host}", f"--port={port}", *_OPTIONS]
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _PROGRAM, f"--logdir={folder}"),
-                *("--host=127.0.0.1", "--port=0", "--reload_multifile=true"),
-                *("--reload_interval=5",),
-            ],
+            [sys.executable, "-c", _PROGRAM, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -178,9 +176,7 @@ def _find_folder(what: Any) -> str:
         what = what.tensorboard
     folder = LOGS if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
-        raise InputError(
-            f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(folder)}"
-        )
+        raise InputError(f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(what)}")
     folder = os.fspath(folder)
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(

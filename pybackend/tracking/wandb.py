@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pybackend.tracking as tracking
 from pybackend.core.api.calls import explain_arguments
-from pybackend.core.api.observer import Tracked, Tracker
+from pybackend.core.api.observer import Tracker
 from pybackend.core.api.prepared_training import PreparedTraining
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.errors import InputError
@@ -20,7 +17,6 @@ from pybackend.core.words import listed, show
 
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _NOT_IN_PROJECT = "\\#?%:"
-_ADVICE = "Log in with `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later"
 
 
 @explain_arguments
@@ -68,29 +64,15 @@ def track_wandb(
     --------
     >>> callbacks = [track_wandb(project="digits")]  # doctest: +SKIP
     """
-    tracking.check_text(project=project, run_name=run_name, group=group)
-    _check_project("`project`", project)
-    _check_environment()
-    tracking.check_flags(steps=steps, log_model=log_model)
     if isinstance(tags, str):
         tags = [tags]
     if tags is not None and not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"`tags` must be a list of text, not {show(tags)}")
-    tracking.check_package("wandb", "wandb")
-    return WandbTracker(project, run_name, tuple(tags or ()), group, steps, log_model)
+    return WandbTracker(run_name, steps, log_model, project, tuple(tags or ()), group)
 
 
-def _check_environment() -> None:
-    _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT"))
-    mode = os.environ.get("WANDB_MODE")
-    if mode and mode not in _MODES:
-        raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
-
-
-def _check_project(source: str, name: str | None) -> None:
+def _check_project(source: str, name: str) -> None:
     """Check a name as wandb does, but before the training run is prepared."""
-    if name is None:
-        return
     if "/" in name:
         entity, _, rest = name.partition("/")
         raise InputError(
@@ -101,39 +83,12 @@ def _check_project(source: str, name: str | None) -> None:
         raise InputError(f"{source} must not contain {' '.join(found)}, as {show(name)} does")
 
 
-@dataclass(frozen=True)
-class WandbTracker(Tracker):
-    """Settings of `track_wandb`."""
-
-    project: str | None
-    run_name: str | None
-    tags: tuple[str, ...]
-    group: str | None
-    steps: bool
-    log_model: bool
-    is_trial: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    system: str = field(default="wandb", repr=False)
-
-    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> WandbTracker:
-        """Return the settings for a run beside others of this process, in the same group."""
-        name = f"{self.run_name or 'trial'}-{number}"
-        group = self.group or "trials"
-        return replace(self, run_name=name, group=group, is_trial=True, arguments=arguments)
-
-    def begin(self, prepared: PreparedTraining) -> Tracked:
-        wandb = tracking.load_package("wandb", "wandb")
-        try:
-            return _WandbRun(wandb, self, prepared)
-        except Exception as error:  # of its process and its server
-            raise tracking.explain_start(self.system, _ADVICE, error) from error
-
-
-class _WandbRun(Tracked):
+class _WandbRun(tracking.TrackedRun):
     """A run. wandb itself sends what is logged in the background."""
 
     def __init__(self, wandb: Any, tracker: WandbTracker, prepared: PreparedTraining) -> None:
-        self._wandb, self._tracker = wandb, tracker
+        super().__init__(tracker)
+        self._wandb = wandb
         # Trials run at the same time: none of them is the active run of this process.
         active = None if tracker.is_trial else wandb.run
         self._is_own = active is None
@@ -143,13 +98,9 @@ class _WandbRun(Tracked):
             tags=list(tracker.tags),
             group=tracker.group,
             reinit="create_new" if tracker.is_trial else None,
-            settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
+            settings=wandb.Settings(silent=prepared.job.verbose == 0),
         )
-        parameters = {
-            **tracking.describe_parameters(prepared.settings),
-            **tracking.describe_origin(),
-        }
-        config = tracking.add_arguments(parameters, tracker.arguments)
+        config = tracking.describe_parameters(prepared, tracker) | tracking.describe_origin()
         self._run.config.update(config, allow_val_change=True)
         # Values of an epoch and of a step have axes of their own, or wandb's count of calls, which
         # mixes both, is the axis of all charts.
@@ -157,44 +108,51 @@ class _WandbRun(Tracked):
         self._run.define_metric("*", step_metric="epoch")
         self._run.define_metric("step/number")
         self._run.define_metric("step/*", step_metric="step/number")
-        with self._artifact("plan") as folder:
-            tracking.write_plan(prepared, folder)
+        self._add_plan(prepared)
 
     def log(self, axis: Literal["epoch", "step"], number: int, values: Mapping[str, float]) -> None:
         """Record metrics with their own axis: wandb counts the calls itself."""
         self._run.log({"epoch" if axis == "epoch" else "step/number": number, **values})
 
-    def finish(self, result: TrainResult) -> None:
-        try:
-            self._run.summary.update(
-                {**tracking.describe_result(result), **tracking.describe_hosts(result)}
-            )
-            with self._artifact("report") as folder:
-                tracking.write_result(result, folder, reads_model=self._tracker.log_model)
-            if self._tracker.log_model and result.model_uri is None:
-                with self._artifact("model") as folder:
-                    tracking.write_model(result, folder)
-        finally:
-            self._end(0)
+    def _add_result(self, result: TrainResult) -> None:
+        self._run.summary.update(tracking.describe_result(result) | tracking.describe_hosts(result))
 
-    def fail(self, error: BaseException) -> None:
-        try:
-            self._run.summary["tfdist/error"] = f"{type(error).__name__}: {error}"
-            with self._artifact("report") as folder:
-                tracking.write_failure(error, folder)
-        finally:
-            self._end(1)
+    def _add_error(self, text: str) -> None:
+        self._run.summary["tfdist/error"] = text
 
-    @contextmanager
-    def _artifact(self, kind: str) -> Iterator[Path]:
-        """Yield a folder, whose files become an artifact; a plan or a failure may have none."""
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            yield Path(folder)
-            if any(Path(folder).iterdir()):
-                artifact = self._wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
-                artifact.add_dir(folder)
-                self._run.log_artifact(artifact)
+    def _add_files(self, folder: str, kind: str) -> None:
+        artifact = self._wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+        artifact.add_dir(folder)
+        self._run.log_artifact(artifact)
 
-    def _end(self, code: int) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if self._is_own:
-            self._run.finish(exit_code=code)
+            self._run.finish(exit_code=int(error is not None))
+
+
+@dataclass(frozen=True)
+class WandbTracker(tracking.RunTracker):
+    """Settings of `track_wandb`."""
+
+    project: str | None
+    tags: tuple[str, ...]
+    group: str | None
+    is_trial: bool = False
+
+    system = package = "wandb"
+    run = _WandbRun
+    advice = "Log in with `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_project("`project`", self.project or "")
+        _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT", ""))
+        mode = os.environ.get("WANDB_MODE")
+        if mode and mode not in _MODES:
+            raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
+
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> WandbTracker:
+        """Return the settings for a run beside others of this process, in the same group."""
+        name = f"{self.run_name or 'trial'}-{number}"
+        group = self.group or "trials"
+        return replace(self, run_name=name, group=group, is_trial=True, arguments=arguments)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_whole_number
@@ -72,9 +72,7 @@ class ModelFunction:
                     "`model` function: rename the argument of the function"
                 )
             if name in RESERVED:
-                raise InputError(
-                    f"`grid` has `{name}`, which is a column of the result: rename the argument"
-                )
+                raise InputError(f"`grid` has `{name}`, which is a column of the result: rename it")
             if name not in (*OPTIONS, *self.known) and not self.takes_any:
                 raise InputError(
                     f"`grid` has `{name}`, which is neither an argument of the `model` function "
@@ -145,67 +143,45 @@ def _as_plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-class TrialSource(Protocol):
-    """Object that chooses the arguments of trials."""
-
-    count: int
-    mode: Mode
-
-    @property
-    def sees_epochs(self) -> bool:
-        """True if `prunes` must be called after each epoch."""
-
-    def list_known(self) -> list[Arguments]:
-        """Return the arguments that are known in advance; if only names are, with any values."""
-
-    def ask(self, number: int) -> Arguments | None:
-        """Return the arguments of a trial; None: there are no more trials."""
-
-    def prunes(self, number: int, epoch: int, value: float) -> bool:
-        """Return whether to stop a trial, given its metric after an epoch."""
-
-    def tell(self, trial: Trial, value: float | None) -> None:
-        """Note the result of a trial, and the value of its metric."""
-
-
 class ListedTrials:
     """Trials with known arguments, and a rule that stops poor ones."""
 
     def __init__(self, trials: list[Arguments], rule: Pruning | None, mode: Mode) -> None:
         self.count, self.mode = len(trials), mode
         self._trials, self._rule = trials, rule
+        self.sees_epochs = rule is not None  # then `prunes` must be called after each epoch
         self._values: dict[int, dict[int, float]] = {}
 
-    @property
-    def sees_epochs(self) -> bool:
-        return self._rule is not None
-
     def list_known(self) -> list[Arguments]:
+        """Return the arguments that are known in advance; if only names are, with any values."""
         return self._trials
 
     def ask(self, number: int) -> Arguments | None:
+        """Return the arguments of a trial; None: there are no more trials."""
         return self._trials[number - 1] if number <= self.count else None
 
     def prunes(self, number: int, epoch: int, value: float) -> bool:
+        """Return whether to stop a trial, given its metric after an epoch."""
         own = self._values.setdefault(number, {})
         own[epoch] = rank_value(value, self.mode)
         others = [values for other, values in self._values.items() if other != number]
         return self._rule is not None and self._rule.prunes(epoch, own, others)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        pass
+        """Note the result of a trial, and the value of its metric."""
 
 
 class StudiedTrials:
     """Trials whose arguments an Optuna study suggests, and whose poor ones its pruner stops.
 
-    The methods of the study are called on one thread.
+    The methods are as in `ListedTrials`; those of the study are called on one thread.
     """
 
     sees_epochs = True
 
-    def __init__(self, study: Any, space: dict[str, Any], count: int, mode: Mode) -> None:
-        self.count, self.mode = count, mode
+    def __init__(self, study: Any, space: dict[str, Any], count: int) -> None:
+        self.count = count
+        self.mode: Mode = "max" if study.direction.name == "MAXIMIZE" else "min"
         self._study, self._space = study, space
         self._asked: dict[int, Any] = {}
 
@@ -233,41 +209,18 @@ class StudiedTrials:
             self._study.tell(asked, value)
 
 
-def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> TrialSource:
-    rule = check_pruning(rule)
-    if study is None:
-        if trials is not None:
-            raise InputError(
-                "`trials` is only used with `study`: `grid` has a fixed number of trials"
-            )
-        return ListedTrials(list_trials(grid), rule, mode)
-    if rule is not None:
-        raise InputError("`prune` cannot be combined with `study`, which has its own pruner")
-    _check_study(study)
-    kind = sys.modules["optuna"].distributions.BaseDistribution
-    if not isinstance(grid, dict) or not all(isinstance(one, kind) for one in grid.values()):
-        raise InputError(
-            "with `study`, `grid` must map names to Optuna's distributions, e.g. "
-            "{'units': optuna.distributions.IntDistribution(4, 64)}, not " + show(grid)
-        )
-    if trials is None:
-        raise InputError(f"`study` needs a number of trials, e.g. {setting(trials=20)}")
-    return StudiedTrials(study, grid, check_whole_number("trials", trials, least=1), mode)
+TrialSource = ListedTrials | StudiedTrials
 
 
-def choose_direction(metric: Any, mode: Any, study: Any) -> Mode:
-    """Return whether smaller or larger values of the metric are better: as a study says, if any."""
+def choose_source(
+    grid: Any, study: Any, trials: Any, rule: Any, metric: Any, mode: Any
+) -> TrialSource:
+    """Return the trials for these arguments of `train_many`."""
     chosen = choose_mode(metric, mode)
     if study is None:
-        return chosen
-    _check_study(study)
-    direction: Mode = "max" if study.direction.name == "MAXIMIZE" else "min"
-    if mode not in (None, direction):
-        raise InputError(f"{setting(mode=mode)}, but `study` has the other direction")
-    return direction
-
-
-def _check_study(study: Any) -> None:
+        if trials is not None:
+            raise InputError("`trials` is only used with `study`: a grid has its own number")
+        return ListedTrials(list_trials(grid), check_pruning(rule), chosen)
     optuna = sys.modules.get("optuna")  # it is imported if there is a study
     if optuna is None or not isinstance(study, optuna.Study):
         raise InputError(
@@ -276,3 +229,17 @@ def _check_study(study: Any) -> None:
         )
     if len(study.directions) > 1:
         raise InputError("`study` has several objectives, but trials are compared by one `metric`")
+    kind = optuna.distributions.BaseDistribution
+    if not isinstance(grid, dict) or not all(isinstance(one, kind) for one in grid.values()):
+        raise InputError(
+            "with `study`, `grid` must map names to Optuna's distributions, e.g. "
+            "{'units': optuna.distributions.IntDistribution(4, 64)}, not " + show(grid)
+        )
+    if trials is None:
+        raise InputError(f"`study` needs a number of trials, e.g. {setting(trials=20)}")
+    source = StudiedTrials(study, grid, check_whole_number("trials", trials, least=1))
+    if mode not in (None, source.mode):
+        raise InputError(f"{setting(mode=mode)}, but `study` has the other direction")
+    if rule is not None:
+        raise InputError("`prune` cannot be combined with `study`, which has its own pruner")
+    return source

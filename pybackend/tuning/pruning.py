@@ -6,10 +6,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pybackend.core.errors import InputError
-from pybackend.core.job.arguments import check_choice, check_whole_number, name_arguments
+from pybackend.core.job.arguments import (
+    check_choice,
+    check_fields,
+    check_whole_number,
+    name_arguments,
+)
 from pybackend.core.words import either, show
 
 Mode = Literal["min", "max"]
@@ -44,9 +50,8 @@ class MedianPruning:
     warmup_trials: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("warmup_epochs", "warmup_trials"):
-            number = check_whole_number(name, getattr(self, name), least=1)
-            object.__setattr__(self, name, number)
+        number = partial(check_whole_number, least=1)
+        check_fields(self, warmup_epochs=number, warmup_trials=number)
 
     def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
         """Return whether to stop a trial after an epoch, given the values of all trials."""
@@ -82,9 +87,8 @@ class SuccessiveHalving:
     factor: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 1), ("factor", 2)):
-            number = check_whole_number(name, getattr(self, name), least=least)
-            object.__setattr__(self, name, number)
+        number = check_whole_number
+        check_fields(self, first=partial(number, least=1), factor=partial(number, least=2))
 
     def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
         """Return whether to stop a trial after an epoch, given the values of all trials."""

@@ -18,19 +18,7 @@ from pybackend.core.job.arguments import counted
 from pybackend.core.words import setting, show, show_loss
 from pybackend.tuning.pruning import Mode, choose_mode, rank_value
 
-
-@dataclass(frozen=True, eq=False)
-class StoredResult:
-    """Result of a trial, without its model file. A pickle of it has the file."""
-
-    result: TrainResult  # with an empty `content`
-    read: Callable[[], bytes]  # returns the content
-
-    def load(self) -> TrainResult:
-        return replace(self.result, content=self.read())
-
-    def __reduce__(self) -> Any:
-        return _keep, (self.load(),)
+Load = Callable[[], TrainResult]
 
 
 class ModelFiles:
@@ -46,33 +34,29 @@ class ModelFiles:
         self._end = 0
         weakref.finalize(self, file.close)
 
-    def store(self, result: TrainResult) -> StoredResult:
-        """Write the model file to disk; if there is too little space, it stays in memory."""
+    def store(self, result: TrainResult) -> Load:
+        """Write the model file to disk; if there is too little space, it stays in memory.
+
+        Returns a function that returns the result.
+        """
         try:
             begin = self._write(result.content)
         except OSError:
-            return _keep(result)
-        read = partial(self._read, begin, len(result.content))
-        return StoredResult(replace(result, content=b""), read)
+            return partial(replace, result)
+        return partial(self._load, replace(result, content=b""), begin, len(result.content))
 
     def _write(self, content: bytes) -> int:
         begin, left = self._end, memoryview(content)
-        at = begin
         while left:  # a system call writes at most 2 GB
-            written = os.pwrite(self._number, left, at)
-            left, at = left[written:], at + written
-        self._end = at
+            written = os.pwrite(self._number, left, self._end)
+            left, self._end = left[written:], self._end + written
         return begin
 
-    def _read(self, begin: int, size: int) -> bytes:
+    def _load(self, result: TrainResult, begin: int, size: int) -> TrainResult:
         found = os.pread(self._number, size, begin)
         while len(found) < size:
             found += os.pread(self._number, size - len(found), begin + len(found))
-        return found
-
-
-def _keep(result: TrainResult) -> StoredResult:
-    return StoredResult(replace(result, content=b""), partial(bytes, result.content))
+        return replace(result, content=found)
 
 
 Status = Literal["completed", "pruned", "failed"]
@@ -114,16 +98,17 @@ class Trial:
     seconds: float
     seed: int
     error: str | None = None
-    stored: StoredResult | None = field(default=None, repr=False, compare=False)
+    stored: Load | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the model, which can be decoded again.
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        # Without the model, which can be decoded again, but with its file.
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**known, "stored": self.stored and partial(replace, self.stored())}
 
     @property
     def result(self) -> TrainResult | None:
         """Its `TrainResult`, whose model file each access reads from disk; None if it failed."""
-        return None if self.stored is None else self.stored.load()
+        return None if self.stored is None else self.stored()
 
     @cached_property
     def model(self) -> Any:
@@ -136,7 +121,7 @@ class Trial:
         """
         if self.stored is None:
             raise InputError(f"trial {self.number} has no model: {self.error}")
-        return self.stored.load().model
+        return self.stored().model
 
     @property
     def label(self) -> str:
@@ -264,7 +249,7 @@ class Trials:
             f"once, {self.seconds:.1f} s",
             *(trial.describe() for trial in self.trials),
         ]
-        if self._has_best():
+        if any(t.status == "completed" and self.metric in t.metrics for t in self.trials):
             lines.append(f"best {self.metric}: trial {self.best().number}")
         return "\n".join(lines)
 
@@ -272,21 +257,14 @@ class Trials:
         records = self.records
         heads = list(records[0]) if records else []
         given = self.arguments
-        rows = [
-            [
-                "" if value is None else show(value) if name in given else _show(value)
-                for name, value in record.items()
-            ]
-            for record in records
-        ]
+        rows = [[_show(value, name in given) for name, value in one.items()] for one in records]
         first = NOTEBOOK.lines([str(self).partition("\n")[0]])
         return NOTEBOOK.element("div", first, NOTEBOOK.table(heads, rows), kind="block")
 
-    def _has_best(self) -> bool:
-        return any(t.status == "completed" and self.metric in t.metrics for t in self.trials)
 
-
-def _show(value: Any) -> str:
+def _show(value: Any, is_given: bool = False) -> str:
+    if value is None or is_given:
+        return "" if value is None else show(value)
     if isinstance(value, float):
         return show_loss(value)
     return value if isinstance(value, str) else show(value)

@@ -36,15 +36,12 @@
 #'   column, or `NULL` at the end. If you also pass `roles`, it may contain only chiefs and workers.
 #' @param verbose 2 shows the workers' output; 0 and 1 do not.
 #' @param timeout As in [barrier_train()]. The function `f` itself has no time limit.
-#'
 #' @return A list with one value per worker, in rank order. Vectors, factors, lists and data frames
 #'   retain their attributes. Return a Keras model as
 #'   `reticulate::import("pybackend")$model_to_base64(model)`.
-#'
 #' @section Errors:
 #' An error in `f` stops all workers and is raised in this session as a `tfdist_error_worker_failed`
 #' with the message, the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
-#'
 #' @export
 #' @examples
 #' \dontrun{
@@ -85,45 +82,37 @@ barrier_apply <- function(
   settings <- check_arguments(c("workers", "resources", "verbose", "timeout"))
   data <- check_apply_data(data, route)
 
-  call <- rlang::current_env()
-  fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f", call = call)
+  fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f")
   run <- function(rows) {
-    arguments <- list(pybackend()$barrier_run, open_r_workers(route, call), fn)
-    plain <- as_python_settings(settings, call)
-    do.call(call_python, c(arguments, plain, list(roles = roles, data = rows, call = call)))
+    plain <- c(as_python_settings(settings), list(roles = roles, data = rows))
+    call_python(pybackend()$barrier_run, open_r_workers(route), fn, !!!plain)
   }
-  session <- if (identical(data$kind, "table")) open_session(route, call)
-  values <- with_python_data(data, session, run, call = call)
+  session <- if (identical(data$kind, "table")) open_session(route)
+  values <- with_python_data(data, session, run)
   lapply(values, function(value) if (!is.null(value)) unpack_value(value))
 }
 
-check_worker_function <- function(f, arg = caller_arg(f), call = caller_env()) {
+check_worker_function <- function(f, arg = caller_arg(f)) {
   fits <- is.function(f) && !is_python(f) && !is.primitive(f)
-  check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg, call)
+  check_fits(f, fits, "an R function of the worker's context, `function(ctx)`", FALSE, arg)
   if (length(formals(f)) == 0L) {
     problem <- sprintf("`%s` must take an argument, the worker's context.", arg)
-    advice <- "Write `function(ctx)`; `ctx$rank` is the number of the worker."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = "Write `function(ctx)`; `ctx$rank` is the number of the worker.")
   }
 }
 
 # Counts of workers by role, as a list for Python, which checks the names and combinations.
-check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
+check_roles <- function(x, arg = caller_arg(x)) {
   counts <- unlist(x)
-  is_count <- length(counts) == length(x) && is.numeric(counts)
-  is_count <- is_count && rlang::is_integerish(counts, finite = TRUE)
-  if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
-    abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
-  }
-  invisible(as.list(counts))
+  fits <- has_unique_names(x) && length(counts) == length(x) && is.numeric(counts)
+  fits <- fits && rlang::is_integerish(counts, finite = TRUE) && all(counts >= 0)
+  expected <- "counts of workers by role, e.g. `c(chief = 1, worker = 2)`"
+  check_fits(x, fits, expected, TRUE, arg)
+  invisible(as_list_or_null(counts))
 }
 
 # The argument `data` of barrier_apply(): named columns whose rows the function iterates over.
-
-check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_env()) {
+check_apply_data <- function(data, route, arg = caller_arg(data)) {
   if (is.null(data)) {
     return(NULL)
   }
@@ -131,31 +120,25 @@ check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_
     return(list(kind = "python", value = data))
   }
   if (inherits(data, "tbl_spark")) {
-    check_has_spark(route, arg, call)
+    check_has_spark(route, arg)
     return(list(kind = "table", value = data))
   }
   if (!is.list(data)) {
-    abort_apply_data(data, arg, call)
+    abort_input(
+      sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
+      i = "It can be:",
+      "*" = "a data frame, or a list of arrays with names;",
+      "*" = "a sparklyr table, or a PySpark or pandas DataFrame."
+    )
   }
-  if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
+  if (!has_unique_names(data)) {
     problem <- sprintf("`%s` must have columns with unique names.", arg)
-    advice <- "Write `list(image = x, label = y)`, or pass a data frame."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = "Write `list(image = x, label = y)`, or pass a data frame.")
   }
   at <- rlang::set_names(paste0(arg, "$", names(data)), names(data))
   for (name in names(data)) {
-    check_array(data[[name]], at[[name]], call)
+    check_array(data[[name]], at[[name]])
   }
-  check_same_rows(data, at, call)
+  check_same_rows(data, at)
   list(kind = "columns", value = as.list(data))
-}
-
-abort_apply_data <- function(data, arg, call) {
-  abort_input(
-    sprintf("`%s` is %s, which is not a set of rows with columns.", arg, describe(data)),
-    i = "It can be:",
-    "*" = "a data frame, or a list of arrays with names;",
-    "*" = "a sparklyr table, or a PySpark or pandas DataFrame.",
-    call = call
-  )
 }

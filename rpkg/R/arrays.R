@@ -1,21 +1,21 @@
 # R's arrays in Python: element [i + 1, j + 1, k + 1] in R is [i, j, k] in numpy, stored row by row.
 # Doubles become float32, which Keras computes in; integers remain int32, and strings text.
 
-check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty = FALSE) {
+check_array <- function(x, arg, label = FALSE, text = FALSE, may_be_empty = FALSE) {
   if (is_python(x)) {
     return(invisible(x))
   }
-  check_array_type(x, arg, call, label, text)
+  check_array_type(x, arg, label, text)
   if (length(x) == 0L && !(may_be_empty && count_rows(x) == 0L)) {
-    abort_input(sprintf("`%s` is empty.", arg), i = "Pass at least one row.", call = call)
+    abort_input(sprintf("`%s` is empty.", arg), i = "Pass at least one row.")
   }
-  check_no_missing(x, arg, call)
-  check_characters(x, arg, call)
+  check_no_missing(x, arg)
+  check_characters(x, arg)
   invisible(x)
 }
 
 # Reject text that is not valid in its encoding, as from a file that was read with a wrong one.
-check_characters <- function(x, arg, call) {
+check_characters <- function(x, arg) {
   if (!is.factor(x) && !is.character(x)) {
     return(invisible(x))
   }
@@ -31,14 +31,13 @@ check_characters <- function(x, arg, call) {
   abort_input(
     sprintf(problem, arg, row, shown),
     i = "Read the file in its own encoding, e.g. `read.csv(file, fileEncoding = \"latin1\")`.",
-    i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`.",
-    call = call
+    i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`."
   )
 }
 
 # Column names of a matrix, or of each matrix in a named list.
 matrix_columns <- function(x) {
-  if (is.list(x) && !is_python(x)) {
+  if (is_r_list(x)) {
     found <- lapply(x, matrix_columns)
     is_known <- has_unique_names(x) && all(vapply(found, is.character, NA))
     return(if (is_known) found)
@@ -49,11 +48,11 @@ matrix_columns <- function(x) {
 
 # Select the columns of the training by their names, in their order, as from a data frame. Arrays
 # without column names are used by position.
-order_columns <- function(x, known, arg, call) {
-  if (is.list(x) && !is_python(x)) {
+order_columns <- function(x, known, arg) {
+  if (is_r_list(x)) {
     both <- if (is.list(known)) intersect(names(x), names(known))
     x[both] <- lapply(both, function(name) {
-      order_columns(x[[name]], known[[name]], sprintf("%s$%s", arg, name), call)
+      order_columns(x[[name]], known[[name]], sprintf("%s$%s", arg, name))
     })
     return(x)
   }
@@ -67,8 +66,7 @@ order_columns <- function(x, known, arg, call) {
     abort_input(
       sprintf(problem, arg, absent[[1L]]),
       i = sprintf("Its columns are %s.", list_names(present)),
-      i = "If they are in the order of the training, remove their names: `unname(x)`.",
-      call = call
+      i = "If they are in the order of the training, remove their names: `unname(x)`."
     )
   }
   x[, known, drop = FALSE]
@@ -101,60 +99,61 @@ complete_rows <- function(x) {
   rowSums(array(lacks, c(count_rows(x), length(x) / count_rows(x)))) == 0L
 }
 
-check_array_type <- function(x, arg, call, label, text) {
+check_array_type <- function(x, arg, label, text) {
   if (inherits(x, "integer64")) {
     problem <- sprintf("`%s` contains 64-bit integers (integer64).", arg)
-    abort_input(problem, i = "Convert it with `as.integer()` or `as.numeric()`.", call = call)
+    abort_input(problem, i = "Convert it with `as.integer()` or `as.numeric()`.")
   }
   if (is.character(x) && label) {
     problem <- sprintf("`%s` contains strings.", arg)
-    abort_input(problem, i = "Make it a factor: `factor(y)`.", call = call)
+    abort_input(problem, i = "Make it a factor: `factor(y)`.")
   }
   if (text && is.character(x) && length(x) > count_rows(x)) {
     problem <- sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x)))
     advice <- "Strings are one per row: pass a list of arrays, one for each input of the model."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   # is.numeric() is FALSE for factors, dates and times.
   fits <- is.numeric(x) || is.logical(x) || is.raw(x)
   fits <- fits || (text && is.character(x)) || (label && is.factor(x))
-  expected <- if (label) "a numeric array or a factor" else "a numeric array"
-  check_fits(x, fits, expected, FALSE, arg, call)
+  check_fits(x, fits, if (label) "a numeric array or a factor" else "a numeric array", FALSE, arg)
 }
 
-check_no_missing <- function(x, arg, call) {
+check_no_missing <- function(x, arg) {
   if (anyNA(x)) {
     at <- which(is.na(x))[[1L]]
     where <- if (is.null(dim(x))) at else paste(arrayInd(at, dim(x)), collapse = ", ")
     problem <- sprintf("`%s` has missing values; the first is element [%s].", arg, where)
-    abort_input(problem, i = "Remove these rows, or fill in the values.", call = call)
+    abort_input(problem, i = "Remove these rows, or fill in the values.")
   }
 }
+
+# Python's lists and dicts are lists of R, too.
+is_r_list <- function(x) is.list(x) && !is_python(x)
 
 count_rows <- function(x) {
   if (is_python(x)) {
     # A Spark DataFrame has no length here.
-    return(tryCatch(reticulate::py_len(x), error = function(error) NA_integer_))
+    tryCatch(reticulate::py_len(x), error = function(error) NA_integer_)
+  } else {
+    NROW(x)
   }
-  if (is.null(dim(x))) length(x) else dim(x)[[1L]]
 }
 
-as_numpy <- function(x, dtype) {
+as_numpy <- function(x, dtypes) {
   if (is_python(x)) {
     return(x)
   }
   numpy <- reticulate::import("numpy", convert = FALSE)
+  dtype <- c(integer = "int32", raw = "uint8", dtypes)[typeof(x)]
+  dtype <- if (is.na(dtype)) dtypes[["double"]] else unname(dtype)
   numpy$ascontiguousarray(as_plain_array(x), dtype = dtype)
 }
 
-as_feature_array <- function(x) {
-  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32"))
-}
+as_feature_array <- function(x) as_numpy(x, c(character = "str", double = "float32"))
 
 # Columns of barrier_apply() retain their type: doubles are not converted to float32.
-as_column_array <- function(x) {
-  as_numpy(x, switch(typeof(x), integer = "int32", raw = "uint8", logical = "bool", "float64"))
-}
+as_column_array <- function(x) as_numpy(x, c(logical = "bool", double = "float64"))
 
 as_label_array <- function(y) {
   if (is.factor(y)) {
@@ -181,9 +180,6 @@ as_plain_array <- function(x) {
 
 # Arguments for Keras: one array, or a list of several; a named list becomes a dict.
 as_input <- function(x, as_array) {
-  if (!is.list(x) || is_python(x)) {
-    return(as_array(x))
-  }
   # Not reticulate::dict(), which replaces a name by the variable of that name if there is one.
-  reticulate::r_to_py(lapply(x, as_array))
+  if (is_r_list(x)) reticulate::r_to_py(lapply(x, as_array)) else as_array(x)
 }

@@ -21,15 +21,14 @@
 #' @param project Largest number of workers to predict step times for, with a model that is fitted
 #'   to the measured steps. `NULL`: no prediction.
 #' @param verbose 1 prints one line per training run; 0 prints nothing.
-#'
 #' @return A data frame with one row for each combination of mode and number of workers: `mode`,
 #'   `workers`, `batch_size` (rows per worker), `seconds` (per step) and its parts `data`,
 #'   `compute`, `communication` and `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is
 #'   linear), `is_crowded` (more workers than cores), `steps` (number of measured steps), `jitter`
 #'   (how much the duration of a worker's own part of a step varies, as the standard deviation of
-#'   its logarithm) and `is_projected`. What was not measured of a projected row is
-#'   `NA`. Speedups are relative to the smallest number of workers, which is assumed to scale
-#'   linearly. `print()` shows the most important columns.
+#'   its logarithm) and `is_projected`. What was not measured of a projected row is `NA`. Speedups
+#'   are relative to the smallest number of workers, which is assumed to scale linearly. `print()`
+#'   shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{
@@ -63,12 +62,8 @@ bench_scale <- function(
     pybackend()$bench_scale,
     if (is.function(train)) python_train(train) else path.expand(train),
     as.list(workers),
-    mode = mode,
-    batch_size = batch_size,
-    steps = steps,
-    repeats = repeats,
-    arguments = as.list(as.character(arguments)),
-    verbose = verbose
+    !!!mget(c("mode", "batch_size", "steps", "repeats", "verbose")),
+    arguments = as.list(as.character(arguments))
   )
   measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
   class(measured) <- c("tfdist_scaling", class(measured))
@@ -85,19 +80,14 @@ bench_scale <- function(
   rbind(complete(measured), complete(projected))
 }
 
-check_train <- function(train, call = rlang::caller_env()) {
-  if (rlang::is_string(train)) {
-    return(invisible())
-  }
-  fits <- is.function(train) && !is_python(train)
+check_train <- function(train) {
+  is_script <- rlang::is_string(train)
   expected <- "a function that calls `barrier_train()`, or the path of a script"
-  check_fits(train, fits, expected, FALSE, "train", call)
-  takes <- names(formals(args(train)))
-  if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
-    abort_input(
-      "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`.",
-      call = call
-    )
+  check_fits(train, is_script || (is.function(train) && !is_python(train)), expected)
+  takes <- if (!is_script) names(formals(args(train)))
+  if (!is_script && !"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
+    needed <- "`train` must take `workers` and `batch_size`"
+    abort_input(paste0(needed, ", and pass both on to `barrier_train()`."))
   }
 }
 
@@ -144,6 +134,4 @@ python_train <- function(train) {
   }
 }
 
-scaling_frame <- function(records) {
-  as.data.frame(do.call(rbind.data.frame, c(records, stringsAsFactors = FALSE)))
-}
+scaling_frame <- function(records) as.data.frame(do.call(rbind.data.frame, records))

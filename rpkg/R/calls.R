@@ -20,50 +20,47 @@ new_maker <- function(name, kind = NULL) {
   rlang::new_function(arguments, body, environment(new_options))
 }
 
-new_options <- function(fields, class, call = caller_env()) {
-  check_values(fields, call)
+new_options <- function(fields, class) {
+  check_values(fields)
   made <- structure(fields, class = c(class, "tfdist_options"))
   # Observers hold R functions, which Python gets when the training starts.
   if (!is.null(the$pybackend) && !inherits(made, "tfdist_observer")) {
-    as_python_options(made, call)
+    as_python_options(made)
   }
   made
 }
 
 # Python has neither missing values, except NA in `tensors` for any length, nor a name twice. The
 # first value of a rule has no name.
-check_values <- function(values, call, shown = names(values)) {
+check_values <- function(values, shown = names(values)) {
   for (i in which(names(values) != "tensors")) {
     value <- values[[i]]
     if ((is.atomic(value) || rlang::is_bare_list(value)) && anyNA(unlist(value))) {
-      abort_input(sprintf("`%s` must not have missing values.", shown[[i]]), call = call)
+      abort_input(sprintf("`%s` must not have missing values.", shown[[i]]))
     }
-    check_kind(value, names(values)[[i]], shown[[i]], call)
+    check_kind(value, names(values)[[i]], shown[[i]])
     is_rule <- names(values)[[i]] %in% c("scale_lr", "prune")
     if (!is_rule && is.vector(value) && !is.null(names(value)) && !has_unique_names(value)) {
-      abort_input(
-        sprintf("`%s` must have a different name for each value.", shown[[i]]),
-        call = call
-      )
+      abort_input(sprintf("`%s` must have a different name for each value.", shown[[i]]))
     }
   }
 }
 
 # What would mean something else in Python: a vector of length 0 is NULL there, which is the default
 # of many arguments, and a difftime is a number without its unit.
-check_kind <- function(value, name, shown, call) {
+check_kind <- function(value, name, shown) {
   if (is.atomic(value) && !is.null(value) && !length(value)) {
-    abort_input(sprintf("`%s` must not be a vector of length 0.", shown), call = call)
+    abort_input(sprintf("`%s` must not be a vector of length 0.", shown))
   }
   if (inherits(value, "difftime")) {
     problem <- sprintf("`%s` must not be a difftime.", shown)
     advice <- "Pass a number in the unit of its help page, or text such as \"10min\"."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   maker <- if (name == "workers") "elastic" else name
   if (is.function(value) && maker %in% names(python_makers)) {
     problem <- sprintf("`%s` must not be a function.", shown)
-    abort_input(problem, i = sprintf("Call it: `%s = %s(...)`.", shown, maker), call = call)
+    abort_input(problem, i = sprintf("Call it: `%s = %s(...)`.", shown, maker))
   }
 }
 
@@ -78,9 +75,9 @@ print.tfdist_options <- function(x, ...) {
 shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
 
 # The value of an option as Python takes it. A named vector becomes a dict, as a named list does.
-as_python_setting <- function(value, call) {
+as_python_setting <- function(value) {
   if (inherits(value, "tfdist_options")) {
-    return(as_python_options(value, call))
+    return(as_python_options(value))
   }
   if (is.factor(value)) {
     value <- as.character(value)
@@ -92,13 +89,13 @@ as_python_setting <- function(value, call) {
   null_if_empty(if (rlang::is_string(value)) path.expand(value) else value)
 }
 
-as_python_settings <- function(settings, call) {
-  plain <- lapply(settings[names(settings) != "callbacks"], as_python_setting, call = call)
-  callbacks <- as_python_callbacks(settings$callbacks, call)
+as_python_settings <- function(settings) {
+  plain <- lapply(settings[names(settings) != "callbacks"], as_python_setting)
+  callbacks <- as_python_callbacks(settings$callbacks)
   c(plain, if (!is.null(callbacks)) list(callbacks = callbacks))
 }
 
-as_python_options <- function(options, call) {
+as_python_options <- function(options) {
   if (is.null(options)) {
     return(NULL)
   }
@@ -107,27 +104,26 @@ as_python_options <- function(options, call) {
   if (maker == "data_options") {
     fields <- as_python_data_options(fields)
   } else if (maker == "exchange") {
-    fields["scale_lr"] <- list(as_python_rule(fields$scale_lr, "ScaleLearningRate", call))
+    fields["scale_lr"] <- list(as_python_rule(fields$scale_lr, "ScaleLearningRate"))
   }
   # reticulate converts a vector of length one to a string.
   for (name in intersect(c("ssh_options", "tags"), names(fields))) {
     fields[name] <- list(as_list_or_null(fields[[name]]))
   }
-  fields <- lapply(fields, as_python_setting, call = call)
+  fields <- lapply(fields, as_python_setting)
   if (inherits(options, "tfdist_launcher")) {
     fields <- drop_null(fields)
   }
-  do.call(call_python, c(list(pybackend(call)[[python_makers[[maker]]]], call = call), fields))
+  call_python(pybackend()[[python_makers[[maker]]]], !!!fields)
 }
 
 # `list("linear", warmup_epochs = 5)` as an object of Python's class.
-as_python_rule <- function(rule, class, call) {
+as_python_rule <- function(rule, class) {
   if (!rlang::is_bare_list(rule)) {
     return(rule)
   }
-  check_values(rule[nzchar(rlang::names2(rule))], call)
-  fields <- lapply(rule, as_python_setting, call = call)
-  do.call(call_python, c(list(pybackend(call)[[class]], call = call), fields))
+  check_values(rule[nzchar(rlang::names2(rule))])
+  call_python(pybackend()[[class]], !!!lapply(rule, as_python_setting))
 }
 
 # Values of the options with these names, taken from the calling function and checked by Python.
@@ -135,46 +131,40 @@ as_python_rule <- function(rule, class, call) {
 check_arguments <- function(names, frame = caller_env()) {
   values <- mget(names, envir = frame)
   if ("callbacks" %in% names) {
-    values["callbacks"] <- list(check_callbacks(values$callbacks, "callbacks", frame))
+    values["callbacks"] <- list(check_callbacks(values$callbacks, "callbacks"))
   }
   plain <- values[setdiff(names, "callbacks")]
   shown <- vapply(names(plain), name_argument, "", frame = frame)
-  check_values(plain, frame, shown)
+  check_values(plain, shown)
   if (has_pybackend()) {
-    plain <- lapply(plain, as_python_setting, call = frame)
     takes_elastic <- exists("validation_data", frame, inherits = FALSE)
-    call_bridge("check_options", plain, as.list(shown), takes_elastic, call = frame)
+    call_bridge("check_options", lapply(plain, as_python_setting), as.list(shown), takes_elastic)
   }
   values
 }
 
-check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_callbacks <- function(x, arg = caller_arg(x)) {
   is_callback <- function(x) is_python(x) || is_observer(x) || inherits(x, "tfdist_tracker")
   if (is_callback(x)) {
     x <- list(x)
   }
-  if (!is.null(x) && !is.list(x)) {
-    expected <- "a list of Keras callbacks (Python objects), observers and trackers"
-    abort_expected(x, expected, TRUE, arg, call, hint = hint_observer(x))
-  }
-  for (i in seq_along(x)) {
-    if (!is_callback(x[[i]])) {
-      expected <- "a Keras callback (a Python object), an observer or a tracker"
-      element <- sprintf("%s[[%d]]", arg, i)
-      abort_expected(x[[i]], expected, FALSE, element, call, hint = hint_observer(x[[i]]))
+  hint_observer <- function(x) {
+    if (is.function(x)) {
+      "Pass `observer(on_epoch_end = )`, which calls your function in this session."
     }
+  }
+  expected <- "a list of Keras callbacks (Python objects), observers and trackers"
+  check_fits(x, is.list(x), expected, TRUE, arg, hint_observer(x))
+  one <- "a Keras callback (a Python object), an observer or a tracker"
+  for (i in seq_along(x)) {
+    element <- sprintf("%s[[%d]]", arg, i)
+    check_fits(x[[i]], is_callback(x[[i]]), one, FALSE, element, hint_observer(x[[i]]))
   }
   invisible(if (length(x)) unname(x))
 }
 
-hint_observer <- function(x) {
-  if (is.function(x)) {
-    "Pass `observer(on_epoch_end = )`, which calls your function in this session."
-  }
-}
-
-check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_custom_objects <- function(x, arg = caller_arg(x)) {
   is_dict <- inherits(x, "python.builtin.dict")
-  fits <- is_dict || (is.list(x) && !is_python(x) && rlang::is_named(x))
-  check_fits(x, fits, "a named list of Python classes or functions", TRUE, arg, call)
+  fits <- is_dict || (is_r_list(x) && rlang::is_named(x))
+  check_fits(x, fits, "a named list of Python classes or functions", TRUE, arg)
 }

@@ -1,41 +1,40 @@
 # Every check returns its value invisibly, so that it can be used where the value is needed.
 
-check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+check_count <- function(x, min = 1L, allow_null = FALSE, arg = caller_arg(x)) {
   # A factor is made of integers, and is.numeric() is FALSE for it.
   fits <- is.numeric(x) && rlang::is_scalar_integerish(x, finite = TRUE)
   fits <- fits && x >= min && x <= .Machine$integer.max
   is_large <- is_number(x) && x > .Machine$integer.max
   range <- if (is_large) sprintf("from %d to %d", min, .Machine$integer.max)
   expected <- paste("a whole number", range %||% sprintf("of at least %d", min))
-  check_fits(x, fits, expected, allow_null, arg, call)
+  check_fits(x, fits, expected, allow_null, arg)
   invisible(if (!is.null(x)) as.integer(x))
 }
 
-check_positive <- function(x, finite = TRUE, arg = caller_arg(x), call = caller_env()) {
-  fits <- is_number(x) && x > 0 && !(finite && is.infinite(x))
+check_positive <- function(x, finite = TRUE, arg = caller_arg(x)) {
   expected <- sprintf("a %snumber greater than 0", if (finite) "finite " else "")
-  check_fits(x, fits, expected, FALSE, arg, call)
+  check_fits(x, is_number(x) && x > 0 && !(finite && is.infinite(x)), expected, FALSE, arg)
 }
 
 is_number <- function(x) is.numeric(x) && length(x) == 1L && !is.na(x)
 
-check_flag <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_fits(x, rlang::is_bool(x), "`TRUE` or `FALSE`", FALSE, arg, call)
+check_flag <- function(x, arg = caller_arg(x)) {
+  check_fits(x, rlang::is_bool(x), "`TRUE` or `FALSE`", FALSE, arg)
 }
 
-check_string <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
-  check_fits(x, rlang::is_string(x) && nzchar(x), "one string", allow_null, arg, call)
+check_string <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
+  check_fits(x, rlang::is_string(x) && nzchar(x), "one string", allow_null, arg)
 }
 
-check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x)) {
   fits <- is.character(x) && length(x) > 0L && !anyNA(x) && all(nzchar(x))
-  check_fits(x, fits, "a vector of strings", allow_null, arg, call)
+  check_fits(x, fits, "a vector of strings", allow_null, arg)
 }
 
-check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
-  fits <- length(x) == 1L && x %in% choices
-  expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
-  check_fits(x, fits, expected, allow_null, arg, call)
+check_one_of <- function(x, choices, allow_null = FALSE, arg = caller_arg(x)) {
+  quote <- if (is.character(choices)) "\"" else ""
+  expected <- paste("one of", toString(encodeString(choices, quote = quote)))
+  check_fits(x, length(x) == 1L && x %in% choices, expected, allow_null, arg)
 }
 
 check_fits <- function(
@@ -44,30 +43,23 @@ check_fits <- function(
   expected,
   allow_null = FALSE,
   arg = caller_arg(x),
-  call = caller_env()
+  hint = NULL
 ) {
   if (!fits && !(allow_null && is.null(x))) {
-    abort_expected(x, expected, allow_null, arg, call)
+    expected <- paste0(if (allow_null) "`NULL` or ", expected)
+    abort_input(sprintf("`%s` must be %s, not %s.", arg, expected, describe(x)), i = hint)
   }
   invisible(x)
 }
 
-check_installed <- function(packages, why, call = caller_env()) {
+check_installed <- function(packages, why) {
   for (package in packages) {
     if (!requireNamespace(package, quietly = TRUE)) {
       problem <- sprintf("%s needs the R package %s, which is not installed.", why, package)
-      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package), call = call)
+      abort_input(problem, i = sprintf("Run `install.packages(\"%s\")`.", package))
     }
   }
 }
-
-abort_expected <- function(x, expected, allow_null, arg, call, hint = NULL) {
-  null_or <- if (allow_null) "`NULL` or " else ""
-  problem <- sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x))
-  abort_input(problem, i = hint, call = call)
-}
-
-quote_for <- function(choices) if (is.character(choices)) "\"" else ""
 
 # Description of an unexpected value for an error: "the string \"two\"", "a list of 3".
 describe <- function(x) {
@@ -79,17 +71,7 @@ describe <- function(x) {
     sprintf("a Python object of class %s", class(x)[[1L]])
   } else if (is.function(x)) {
     "a function"
-  } else if (is.object(x) || !is.atomic(x) || !is.null(dim(x))) {
-    describe_object(x)
-  } else if (length(x) == 1L) {
-    describe_scalar(x)
-  } else {
-    describe_vector(x)
-  }
-}
-
-describe_object <- function(x) {
-  if (is.data.frame(x)) {
+  } else if (is.data.frame(x)) {
     sprintf("a data frame of %s", format_count(nrow(x), "row"))
   } else if (is.object(x)) {
     sprintf("an object of class %s", class(x)[[1L]])
@@ -98,35 +80,29 @@ describe_object <- function(x) {
   } else if (!is.null(dim(x))) {
     kind <- if (is.numeric(x)) "an array" else sprintf("an array of type %s", typeof(x))
     sprintf("%s, %s", kind, paste(dim(x), collapse = " x "))
-  } else {
+  } else if (!is.atomic(x)) {
     sprintf("an object of type %s", typeof(x))
-  }
-}
-
-describe_scalar <- function(x) {
-  if (is.na(x) && !is.nan(x)) {
-    "`NA`"
-  } else if (is.character(x)) {
-    sprintf("the string %s", encodeString(shorten(x), quote = "\""))
-  } else if (is.logical(x)) {
-    sprintf("`%s`", x)
-  } else if (is.numeric(x)) {
-    sprintf("the number %s", format(x, digits = 15, decimal.mark = "."))
   } else {
-    sprintf("a value of type %s", typeof(x))
+    describe_vector(x, type = if (is.numeric(x)) "numeric" else typeof(x))
   }
 }
 
-describe_vector <- function(x) {
-  kind <- switch(
-    typeof(x),
-    character = "strings",
-    double = ,
-    integer = "numbers",
-    logical = "logical values",
-    sprintf("values of type %s", typeof(x))
+describe_vector <- function(x, type) {
+  if (length(x) != 1L) {
+    kinds <- c(character = "strings", numeric = "numbers", logical = "logical values")
+    kind <- if (type %in% names(kinds)) kinds[[type]] else sprintf("values of type %s", type)
+    return(sprintf("a vector of %d %s", length(x), kind))
+  }
+  if (is.na(x) && !is.nan(x)) {
+    return("`NA`")
+  }
+  switch(
+    type,
+    character = sprintf("the string %s", encodeString(shorten(x), quote = "\"")),
+    logical = sprintf("`%s`", x),
+    numeric = sprintf("the number %s", format(x, digits = 15, decimal.mark = ".")),
+    sprintf("a value of type %s", type)
   )
-  sprintf("a vector of %d %s", length(x), kind)
 }
 
 shorten <- function(x, width = 60L) {
@@ -136,33 +112,34 @@ shorten <- function(x, width = 60L) {
 # Errors about unknown arguments, with what to pass instead.
 
 # Arguments after `...` must be named. What `...` receives is misspelt, unnamed or unknown.
-check_dots_empty <- function(..., call = caller_env()) {
+check_dots_empty <- function(..., frame = caller_env()) {
   given <- rlang::enquos(..., .ignore_empty = "all")
   if (!length(given)) {
-    return(check_given(call))
+    return(check_given(frame))
   }
   name <- rlang::names2(given)[[1L]]
-  called <- name_called(call)
+  called <- name_called(frame)
   if (!nzchar(name)) {
     value <- rlang::as_label(given[[1L]])
     problem <- sprintf("%s got the unnamed argument %s.", called, value)
-    abort_input(problem, i = sprintf("Only %s may be unnamed.", list_positions(call)), call = call)
+    known <- names(formals(rlang::frame_fn(frame)))
+    positions <- paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
+    abort_input(problem, i = sprintf("Only %s may be unnamed.", positions))
   }
-  known <- names(formals(rlang::frame_fn(call)))
-  instead <- find_instead(name, setdiff(known, "..."))
-  abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead, call = call)
+  instead <- find_instead(name, setdiff(names(formals(rlang::frame_fn(frame))), "..."))
+  abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead)
 }
 
 # Arguments without a default.
-check_given <- function(call = caller_env()) {
-  required <- required_arguments(rlang::frame_fn(call))
-  is_absent <- function(name) eval(as.call(list(quote(missing), as.name(name))), call)
+check_given <- function(frame = caller_env()) {
+  required <- required_arguments(rlang::frame_fn(frame))
+  is_absent <- function(name) eval(call("missing", as.name(name)), frame)
   absent <- Filter(is_absent, required)
   if (length(absent)) {
     named <- sub("(.*), ", "\\1 and ", toString(sprintf("`%s`", absent)))
-    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(call)))
+    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(frame)))
     advice <- if (absent[[1L]] != "sc" || starts_workers) required_advice[[absent[[1L]]]]
-    abort_input(sprintf("%s needs %s.", name_called(call), named), i = advice, call = call)
+    abort_input(sprintf("%s needs %s.", name_called(frame), named), i = advice)
   }
 }
 
@@ -174,16 +151,11 @@ required_advice <- list(
 )
 
 # "`barrier_train()`"; "The function" if do.call() received a function without a name.
-name_called <- function(frame) {
+name_called <- function(frame = user_frame()) {
   called <- rlang::frame_call(frame)
   # Users call a method by the name of its generic.
   name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
   if (is.null(name)) "The function" else sprintf("`%s()`", name)
-}
-
-list_positions <- function(frame) {
-  known <- names(formals(rlang::frame_fn(frame)))
-  paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
 }
 
 # Python knows what to pass instead of arguments that have another form here.

@@ -2,22 +2,21 @@
 # the packages that it needs, and nothing from this package.
 
 # The RFunction in Python, which the workers call. `pack` converts its value for Python.
-as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
-  variables <- find_variables(f, arg, call)
-  check_no_python(extra, arg, call)
-  check_closure_size(f, variables$globals, extra, arg, call)
+as_r_function <- function(f, packages, pack, extra = list(), arg) {
+  variables <- find_variables(f, arg)
+  check_no_python(extra, arg)
+  check_closure_size(f, variables$globals, extra, arg)
   carrier <- new_carrier(utils::removeSource(f), variables$globals, extra, pack)
   bytes <- serialize(carrier, NULL)
   # The size of environments, such as those of R6 objects, is known only after serializing.
-  if (length(bytes) > max_closure_bytes(call)) {
-    abort_too_large(length(bytes), NULL, arg, call)
+  if (length(bytes) > max_closure_bytes()) {
+    abort_too_large(length(bytes), NULL, arg)
   }
   call_python(
-    pybackend(call)$RFunction,
+    pybackend()$RFunction,
     bytes,
     packages = as.list(union(packages, variables$packages)),
-    library_paths = as.list(.libPaths()),
-    call = call
+    library_paths = as.list(.libPaths())
   )
 }
 
@@ -37,15 +36,16 @@ new_carrier <- function(f, globals, extra, pack) {
 # The variables of the workspace that the function uses, which serialize() omits, and the attached
 # packages. serialize() includes the function's own environment. All functions of the workspace are
 # sent: S3 methods, and functions that do.call() names, cannot be found in the source text.
-find_variables <- function(f, arg, call) {
+find_variables <- function(f, arg) {
   found <- find_globals(f)
   for (g in list_functions(found$values)) {
     found <- Map(c, found, find_globals(g))
   }
-  check_no_python(found$values, arg, call)
+  check_no_python(found$values, arg)
   in_workspace <- vapply(found$where, is_workspace, NA)
   used <- found$values[in_workspace]
-  left_out <- c(default_packages, if (!"package:tfdist" %in% search()) "tfdist")
+  left_out <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
+  left_out <- c(left_out, if (!"package:tfdist" %in% search()) "tfdist")
   list(
     globals = c(used, workspace_functions(except = names(used))),
     packages = setdiff(found$packages, left_out)
@@ -98,7 +98,7 @@ mark_unpacked <- function(expr) {
 
 # Functions in lists, in which globalsOf() does not search.
 list_functions <- function(values) {
-  lists <- Filter(function(value) is.list(value) && !is_python(value), values)
+  lists <- Filter(function(value) is_r_list(value), values)
   members <- do.call(c, c(list(list()), lapply(unname(lists), unclass)))
   Filter(function(member) is.function(member) && !is.primitive(member), members)
 }
@@ -120,33 +120,29 @@ workspace_functions <- function(except) {
   lapply(functions, utils::removeSource)
 }
 
-default_packages <- c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
-
-check_no_python <- function(found, arg, call) {
+check_no_python <- function(found, arg) {
   is_pointer <- vapply(found, contains_python, NA)
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
     if (inherits(found[[name]], "python.builtin.type")) {
-      abort_python_class(found[[name]], arg, call)
+      abort_python_class(found[[name]]$`__name__`, arg)
     }
-    module <- if (is_python(found[[name]])) {
-      tryCatch(found[[name]]$`__name__`, error = function(error) NULL)
-    }
-    hint <- if (inherits(found[[name]], "python.builtin.module") && is.character(module)) {
+    hint <- if (inherits(found[[name]], "python.builtin.module")) {
+      module <- tryCatch(found[[name]]$`__name__`, error = function(error) name)
       sprintf("Import it inside the function: `%s <- reticulate::import(\"%s\")`.", name, module)
     } else {
       "Create it inside the function."
     }
     problem <- "`%s` uses `%s`, a Python or Spark object that exists only in this session."
-    abort_input(sprintf(problem, arg, name), i = hint, call = call)
+    abort_input(sprintf(problem, arg, name), i = hint)
   }
 }
 
 # For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
-abort_python_class <- function(class, arg, call) {
+abort_python_class <- function(class, arg) {
   advice <- "Define the class inside `%s`, or in a Python module that is installed on the workers."
   problem <- "`%s` uses the class `%s`, which exists only in this session: workers cannot get it."
-  abort_input(sprintf(problem, arg, class$`__name__`), i = sprintf(advice, arg), call = call)
+  abort_input(sprintf(problem, arg, class), i = sprintf(advice, arg))
 }
 
 contains_python <- function(x) {
@@ -155,22 +151,22 @@ contains_python <- function(x) {
 }
 
 # Measured before serializing, which takes minutes for gigabytes.
-check_closure_size <- function(f, globals, extra, arg, call) {
+check_closure_size <- function(f, globals, extra, arg) {
   carried <- c(globals, captured_variables(environment(f)), extra)
   # A missing argument has no size.
   size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
   sizes <- vapply(carried, size_of, 1)
-  if (sum(sizes) > max_closure_bytes(call)) {
-    abort_too_large(sum(sizes), sizes, arg, call)
+  if (sum(sizes) > max_closure_bytes()) {
+    abort_too_large(sum(sizes), sizes, arg)
   }
 }
 
-abort_too_large <- function(bytes, sizes, arg, call) {
+abort_too_large <- function(bytes, sizes, arg) {
   largest <- utils::head(sort(sizes[sizes > sum(sizes) / 100], decreasing = TRUE), 3L)
   named <- sprintf("`%s` (%s MB)", names(largest), format_mb(largest))
   problem <- "`%s` would carry %s MB to every worker; at most %s MB are allowed."
   abort_input(
-    sprintf(problem, arg, format_mb(bytes), format_mb(max_closure_bytes(call))),
+    sprintf(problem, arg, format_mb(bytes), format_mb(max_closure_bytes())),
     x = if (length(named)) {
       sprintf("The largest variables it captures are %s.", toString(named))
     } else {
@@ -178,8 +174,7 @@ abort_too_large <- function(bytes, sizes, arg, call) {
     },
     i = "Pass rows as `data`, or let the function read them from a file on the workers.",
     i = "Define the function outside of functions that have large variables it does not need.",
-    i = "`options(tfdist.max_function_mb = )` allows more.",
-    call = call
+    i = "`options(tfdist.max_function_mb = )` allows more."
   )
 }
 
@@ -205,6 +200,4 @@ is_local_environment <- function(environment) {
     is.null(attr(environment, "name"))
 }
 
-format_mb <- function(bytes) {
-  format_number(round(bytes / 2^20))
-}
+format_mb <- function(bytes) format_number(round(bytes / 2^20))

@@ -1,15 +1,13 @@
 # Columns of data frames, tables and files to use, with their options: ColumnSpec in Python.
 
-column_spec <- function(label, features, weight, options, call = caller_env()) {
+column_spec <- function(label, features, weight, options) {
   options <- options %||% data_options()
   list(
-    label = check_label(label, call = call),
-    features = check_features(features, call = call),
-    weight = check_string(weight, allow_null = TRUE, call = call),
+    label = check_label(label),
+    features = check_features(features),
+    weight = check_string(weight, allow_null = TRUE),
     tensors = options$tensors,
-    categories = if (!is.null(options$categories)) {
-      lapply(options$categories, as_comparable_values)
-    },
+    categories = null_if_empty(lapply(options$categories, as_comparable_values)),
     encode = unlist(options$encode),
     tfrecord_spec = options$tfrecord_spec,
     options = options
@@ -17,28 +15,28 @@ column_spec <- function(label, features, weight, options, call = caller_env()) {
 }
 
 # One label is a string, those of several outputs are a named list of strings.
-check_label <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_label <- function(x, arg = caller_arg(x)) {
   if (!is.list(x)) {
-    return(check_string(x, allow_null = TRUE, arg = arg, call = call))
+    return(check_string(x, allow_null = TRUE, arg = arg))
   }
   expected <- "the name of a column, or a named list of them such as `list(left = \"a\")`"
-  check_named_parts(x, check_string, expected, arg, call)
+  check_named_parts(x, check_string, expected, arg)
 }
 
 # One input is a vector of columns, several are a named list of such vectors.
-check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_features <- function(x, arg = caller_arg(x)) {
   if (!is.list(x)) {
-    return(invisible(unname(check_strings(x, allow_null = TRUE, arg = arg, call = call))))
+    return(invisible(unname(check_strings(x, allow_null = TRUE, arg = arg))))
   }
   expected <- "names of columns, or a named list of them such as `list(left = c(\"a\", \"b\"))`"
-  check_named_parts(x, check_strings, expected, arg, call)
+  check_named_parts(x, check_strings, expected, arg)
 }
 
-check_named_parts <- function(x, check, expected, arg, call) {
+check_named_parts <- function(x, check, expected, arg) {
   fits <- has_unique_names(x) && !any(grepl("/", names(x), fixed = TRUE))
-  check_fits(x, fits, expected, TRUE, arg, call)
+  check_fits(x, fits, expected, TRUE, arg)
   for (name in names(x)) {
-    check(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
+    check(x[[name]], arg = sprintf("%s$%s", arg, name))
   }
   invisible(lapply(x, unname))
 }
@@ -49,15 +47,15 @@ label_values <- function(columns) {
 }
 
 # Every column that the arguments name must exist.
-check_named_columns <- function(columns, present, arg, call) {
-  check_columns(unlist(columns$label), present, arg, "the `label`", call)
-  check_columns(columns$weight, present, arg, "the `weight`", call)
-  check_columns(unlist(columns$features), present, arg, "one of the `features`", call)
-  check_columns(names(columns$tensors), present, arg, "named in `tensors`", call)
-  check_columns(names(columns$categories), present, arg, "named in `categories`", call)
-  check_columns(names(columns$encode), present, arg, "named in `encode`", call)
+check_named_columns <- function(columns, present, arg) {
+  check_columns(unlist(columns$label), present, arg, "the `label`")
+  check_columns(columns$weight, present, arg, "the `weight`")
+  check_columns(unlist(columns$features), present, arg, "one of the `features`")
+  for (option in c("tensors", "categories", "encode")) {
+    check_columns(names(columns[[option]]), present, arg, sprintf("named in `%s`", option))
+  }
   features <- columns$features %||% setdiff(present, c(unlist(columns$label), columns$weight))
-  check_feature_names(unlist(features), columns, arg, call)
+  check_feature_names(unlist(features), columns, arg)
   features
 }
 
@@ -68,24 +66,24 @@ with_named_fields <- function(present, named) {
   union(present, named[is_field])
 }
 
-check_feature_names <- function(features, columns, arg, call) {
+check_feature_names <- function(features, columns, arg) {
   if (length(features) == 0L) {
-    text <- "`%s` has no column other than the label %s."
-    problem <- sprintf(text, arg, list_names(unlist(columns$label)))
-    abort_input(problem, i = "Add at least one feature column.", call = call)
+    problem <- "`%s` has no column other than the label %s."
+    problem <- sprintf(problem, arg, list_names(unlist(columns$label)))
+    abort_input(problem, i = "Add at least one feature column.")
   }
   for (part in c("label", "weight")) {
     both <- intersect(unlist(columns[[part]]), features)
     if (length(both)) {
       problem <- sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part)
       advice <- sprintf("Leave it out of `features`, or name another column as `%s`.", part)
-      abort_input(problem, i = advice, call = call)
+      abort_input(problem, i = advice)
     }
   }
 }
 
 # Reject arguments about columns if the data have none. Data frames list those that they used.
-check_has_columns <- function(columns, data, validation = NULL, call = caller_env()) {
+check_has_columns <- function(columns, data, validation = NULL) {
   if (has_named_columns(data) || has_named_columns(validation)) {
     return(invisible())
   }
@@ -93,13 +91,10 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
-    also <- "`weight`, `categories` and `encode`"
     problem <- "`%s` describes columns, but `data` has no columns to which it applies."
-    abort_input(
-      sprintf(problem, unused[[1L]]),
-      i = sprintf("It works with tables and files; %s also with data frames.", also),
-      call = call
-    )
+    advice <- "`weight`, `categories` and `encode` also with data frames."
+    advice <- paste("It works with tables and files;", advice)
+    abort_input(sprintf(problem, unused[[1L]]), i = advice)
   }
 }
 
@@ -109,11 +104,11 @@ has_named_columns <- function(data) {
 }
 
 # The arguments about columns for Python: only the label and options if it receives arrays.
-as_python_columns <- function(columns, data, validation, call) {
+as_python_columns <- function(columns, data, validation) {
   options <- columns$options
   if (!has_named_columns(data) && !has_named_columns(validation)) {
     options[c("tensors", "categories", "encode", "tfrecord_spec")] <- list(NULL)
-    return(list(label = columns$label, data_options = as_python_options(options, call)))
+    return(list(label = columns$label, data_options = as_python_options(options)))
   }
   options["categories"] <- list(columns$categories)
   # Python does not encode text that is an input by itself.
@@ -124,7 +119,7 @@ as_python_columns <- function(columns, data, validation, call) {
     label = columns$label,
     features = null_if_empty(as_python_features(columns$features)),
     weight = columns$weight,
-    data_options = as_python_options(options, call)
+    data_options = as_python_options(options)
   )
 }
 

@@ -16,8 +16,8 @@
 #'
 #' The condition contains the fields of the worker's report: `rank` (from 0), `host`,
 #' `exception_type` (the class of the Python exception), `traceback`, `log` (the last lines that the
-#' worker printed) and `timeline` (what all workers did and when, a data frame as in
-#' [tfdist_fit]). Unknown fields are `NULL`.
+#' worker printed) and `timeline` (what all workers did and when, a data frame as in [tfdist_fit]).
+#' Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples
@@ -37,44 +37,54 @@ condition_classes <- c(
   DatabaseError = "tfdist_error_database"
 )
 
-abort_tfdist <- function(message, class, ..., call = caller_env()) {
+abort_tfdist <- function(message, class, ..., call = user_frame()) {
+  # Up to the call that the error names: in scripts, rlang would also show the calls within it.
+  trace <- if (!is.null(call)) rlang::trace_back(bottom = call)
   # Messages contain paths, code and Python text, which must not be formatted or wrapped.
-  abort(message, class = c(class, "tfdist_error"), ..., trace = trace_user(call), call = call)
+  abort(message, class = c(class, "tfdist_error"), ..., trace = trace, call = call)
 }
 
-# The trace up to the call that the error names: in scripts, rlang would also show the calls within
-# it. NULL, for which rlang shows the whole trace, if that call is not running.
-trace_user <- function(call) {
-  is_call <- function(frame) identical(frame, call)
-  if (is.environment(call) && any(vapply(c(globalenv(), sys.frames()), is_call, NA))) {
-    rlang::trace_back(bottom = call)
+# The frame of the call that an error names: the outermost function of this package that led here,
+# but inside of any function of the user's. C code calls from the workspace (0), or from itself.
+user_frame <- function() {
+  parents <- sys.parents()
+  number <- length(parents)
+  found <- NULL
+  while (number > 0L) {
+    home <- environment(sys.function(number))
+    if (identical(topenv(home), topenv())) {
+      found <- sys.frame(number)
+    } else if (!is.null(found) && !isNamespace(topenv(home))) {
+      break
+    }
+    parent <- parents[[number]]
+    is_known <- parent < number && (parent > 0L || identical(home, topenv()))
+    number <- if (is_known) parent else number - 1L
   }
+  found
 }
 
 # The parts of the message are those of rlang::abort().
-abort_input <- function(..., call = caller_env()) {
-  abort_tfdist(c(...), "tfdist_error_input", call = call)
+abort_input <- function(...) {
+  abort_tfdist(c(...), "tfdist_error_input")
 }
 
-abort_python <- function(error, call) {
-  known <- condition_classes[error$class]
-  class <- if (is.na(known)) "tfdist_error_python" else unname(known)
-  if (is.na(known)) {
-    message <- sprintf("%s: %s", error$class, error$message)
-    message <- c(message, i = traceback_tail(error$traceback))
-  } else {
-    message <- as_sentences(error$message)
-  }
+abort_python <- function(error) {
+  class <- unname(condition_classes[error$class])
+  is_known <- !is.na(class)
   abort_tfdist(
-    message,
-    class,
+    if (is_known) {
+      as_sentences(error$message)
+    } else {
+      c(sprintf("%s: %s", error$class, error$message), i = traceback_tail(error$traceback))
+    },
+    if (is_known) class else "tfdist_error_python",
     rank = error$rank,
     host = error$host,
     exception_type = error$exception_type,
     traceback = error$traceback,
     log = as.character(unlist(error$log)),
-    timeline = if (length(error$timeline)) timeline_frame(error$timeline),
-    call = call
+    timeline = if (length(error$timeline)) timeline_frame(error$timeline)
   )
 }
 
@@ -128,8 +138,8 @@ last_message <- function(error) {
 }
 
 # The value of code of another package; its errors become errors of an argument.
-or_abort <- function(code, problem, ..., call) {
+or_abort <- function(code, problem, ...) {
   tryCatch(code, error = function(error) {
-    abort_input(problem, x = last_message(error), ..., call = call)
+    abort_input(problem, x = last_message(error), ...)
   })
 }

@@ -6,15 +6,15 @@ most_one_hot <- 1000L
 
 # Categories and encodings of the encoded feature columns: those that were passed or are known from
 # a training run, and those found in the data.
-encode_frame <- function(data, features, columns, arg, call) {
+encode_frame <- function(data, features, columns, arg) {
   texts <- list_text_columns(features, columns$text_inputs)
   features <- unique(unlist(features))
   for (name in features) {
-    check_characters(data[[name]], sprintf("%s$%s", arg, name), call)
+    check_characters(data[[name]], sprintf("%s$%s", arg, name))
   }
   unused <- setdiff(names(columns$encode), features)
   if (length(unused)) {
-    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]), call = call)
+    abort_input(sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]))
   }
   categories <- columns$categories
   encode <- list()
@@ -25,7 +25,7 @@ encode_frame <- function(data, features, columns, arg, call) {
     }
     encode[[name]] <- encoding
     if (encoding != "text" && is.null(categories[[name]])) {
-      categories[[name]] <- find_values(data[[name]], name, encoding, columns, arg, call)
+      categories[[name]] <- find_values(data[[name]], name, encoding, columns, arg)
     }
   }
   list(categories = categories, encode = null_if_empty(encode))
@@ -56,58 +56,47 @@ choose_encoding <- function(name, column, columns, is_text_input) {
     }
 }
 
-find_values <- function(column, name, encoding, columns, arg, call) {
+find_values <- function(column, name, encoding, columns, arg) {
   if (isFALSE(columns$finds_levels)) {
-    abort_unknown_codes(name, column, arg, columns$known_from, call)
+    abort_unknown_codes(name, column, arg, columns$known_from)
   }
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
     problem <- sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column))
     advice <- "Text, factors and whole numbers can be encoded; other types need `categories`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
-  check_column_missing(column, name, arg, call)
+  check_column_missing(column, name, arg)
   values <- column_values(column)
   if (encoding == "one_hot" && length(values) > most_one_hot) {
     advice <- "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding."
     problem <- "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\"."
-    abort_input(sprintf(problem, name, arg, length(values)), i = sprintf(advice, name), call = call)
+    abort_input(sprintf(problem, name, arg, length(values)), i = sprintf(advice, name))
   }
   values
 }
 
 # `known_from` names what fixed the types of the columns, or is NULL.
-abort_unknown_codes <- function(name, column, arg, known_from, call) {
+abort_unknown_codes <- function(name, column, arg, known_from) {
   problem <- sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column))
   if (!is.null(known_from)) {
-    abort_input(problem, i = sprintf("It was numeric in %s.", known_from), call = call)
+    abort_input(problem, i = sprintf("It was numeric in %s.", known_from))
   }
   abort_input(
     problem,
     i = "The codes of its values come from the training and are not known here.",
-    i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name),
-    call = call
+    i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
   )
 }
 
 # The levels of a factor, or the sorted values, in Python's order regardless of the locale.
 column_values <- function(column) {
-  if (is.factor(column)) {
-    levels(column)
-  } else {
-    as_comparable_values(sort(unique(column), method = "radix"))
-  }
+  levels(column) %||% as_comparable_values(sort(unique(column), method = "radix"))
 }
 
 is_one_hot <- function(name, encode) identical(as.list(encode)[[name]], "one_hot")
 
 remains_text <- function(name, encode) identical(as.list(encode)[[name]], "text")
-
-# A one-hot matrix with a column for each value, or a matrix of the codes, which start at 0.
-encode_values <- function(column, values, one_hot) {
-  codes <- match_values(column, values)
-  if (one_hot) outer(codes, seq_along(values), `==`) else as.matrix(codes - 1L)
-}
 
 # Names of the numbers of each input, in their order: `column_value` if one-hot.
 name_numbers <- function(data, features, categories, encode) {
@@ -125,14 +114,13 @@ name_numbers <- function(data, features, categories, encode) {
   }))
 }
 
-name_features <- function(data, features, coded, arg, call) {
+name_features <- function(data, features, coded, arg) {
   names <- name_numbers(data, features, coded$categories, coded$encode)
   twice <- Filter(length, lapply(as_groups(names), function(one) one[duplicated(one)]))
   if (length(twice)) {
     abort_input(
       sprintf("Two features of `%s` are called \"%s\".", arg, twice[[1L]][[1L]]),
-      i = "A factor or text has a column `column_level` for each level: rename the other column.",
-      call = call
+      i = "A factor or text has a column `column_level` for each level: rename the other column."
     )
   }
   names
@@ -154,9 +142,6 @@ narrow_columns <- function(columns, data) {
 }
 
 # Check before any worker starts that the model takes as many numbers per row as the features have.
-check_inputs <- function(model, names, call) {
-  if (!is.null(names)) {
-    names <- if (is.list(names)) lapply(names, as.list) else as.list(names)
-    call_bridge("check_inputs", model, names, call = call)
-  }
+check_inputs <- function(model, names) {
+  if (!is.null(names)) call_bridge("check_inputs", model, as_python_features(names))
 }

@@ -2,39 +2,36 @@
 python_range <- ">=3.11,<3.14"
 
 # Path of the Python that creates the environment.
-find_python <- function(python, call = caller_env()) {
+find_python <- function(python) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
     wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
     problem <- sprintf("No %s was found on this machine.", wanted)
     advice <- "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
-  version <- version_of_python(found, call)
+  version <- version_of_python(found)
   if (version < "3.11" || version >= "3.14") {
     problem <- sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version)
-    advice <- "Leave out `python` to use the newest of these on this machine."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = "Leave out `python` to use the newest of these on this machine.")
   }
   found
 }
 
-version_of_python <- function(python, call) {
+version_of_python <- function(python) {
   program <- "import sys; print('%d.%d.%d' % sys.version_info[:3])"
   answer <- suppressWarnings(system2(python, c("-c", shQuote(program)), stdout = TRUE))
   version <- numeric_version(utils::tail(c("", answer), 1L), strict = FALSE)
   if (is.na(version)) {
-    abort_input(sprintf("%s cannot be run as Python.", python), call = call)
+    abort_input(sprintf("%s cannot be run as Python.", python))
   }
   version
 }
 
-create_environment <- function(envname, python, call = caller_env()) {
-  path <- if (grepl("/", envname, fixed = TRUE)) {
-    path.expand(envname)
-  } else {
-    file.path(path.expand(reticulate::virtualenv_root()), envname)
-  }
+create_environment <- function(envname, python) {
+  is_path <- grepl("/", envname, fixed = TRUE)
+  path <- if (is_path) envname else file.path(reticulate::virtualenv_root(), envname)
+  path <- path.expand(path)
   is_made <- FALSE
   # The next call would take a partial environment for a complete one.
   on.exit(if (!is_made) unlink(path, recursive = TRUE))
@@ -42,26 +39,24 @@ create_environment <- function(envname, python, call = caller_env()) {
     python,
     c("-m", "venv", path),
     title = sprintf("Creating the environment %s", path),
-    problem = sprintf("Python cannot create the environment %s.", path),
-    call = call
+    problem = sprintf("Python cannot create the environment %s.", path)
   )
   is_made <- TRUE
 }
 
-run_pip <- function(path, requirements, options = NULL, call = caller_env()) {
+run_pip <- function(path, requirements, options = NULL) {
   run_logged(
     file.path(path, "bin", "python"),
     c("-m", "pip", "install", "--upgrade", "--no-input", "--disable-pip-version-check"),
     c(options, requirements),
     title = "Installing the Python package of tfdist",
-    problem = sprintf("pip cannot install the Python package into %s.", path),
-    call = call
+    problem = sprintf("pip cannot install the Python package into %s.", path)
   )
 }
 
 # Run a program with one line of progress. Its output goes to a log, whose last lines are in the
 # error if the program fails.
-run_logged <- function(program, ..., title, problem, call = caller_env()) {
+run_logged <- function(program, ..., title, problem) {
   current <- ""
   cli::cli_progress_step("{title}{current}", msg_done = "{title}", msg_failed = "{title}")
   folder <- tempfile("install-tfdist-")
@@ -84,27 +79,21 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   has_ended <- TRUE
   close_program(run)
   if (scan(run$status, quiet = TRUE) != 0) {
-    abort_logged(problem, run$log, call)
+    abort_logged(problem, run$log)
   }
   unlink(folder, recursive = TRUE)
 }
 
 # Start a program in a shell that waits for it: in a shell's background it would ignore Ctrl-C.
 start_program <- function(words, folder) {
-  files <- as.list(file.path(folder, c("log", "pid", "status")))
-  names(files) <- basename(unlist(files))
+  names <- rlang::set_names(c("log", "pid", "status"))
+  files <- lapply(names, function(name) file.path(folder, name))
   file.create(files$log)
   quoted <- lapply(files, shQuote)
   inner <- sprintf("echo $$ >%s; exec %s", quoted$pid, paste(shQuote(words), collapse = " "))
   # The status is written by renaming a file, so it is complete if it exists.
-  outer <- sprintf(
-    "sh -c %s >%s 2>&1 </dev/null; echo $? >%s; mv %s %s",
-    shQuote(inner),
-    quoted$log,
-    quoted$pid,
-    quoted$pid,
-    quoted$status
-  )
+  outer <- "sh -c %1$s >%2$s 2>&1 </dev/null; echo $? >%3$s; mv %3$s %4$s"
+  outer <- sprintf(outer, shQuote(inner), quoted$log, quoted$pid, quoted$status)
   c(files, shell = list(pipe(outer, "r")), lines = list(file(files$log, "r", blocking = FALSE)))
 }
 
@@ -119,35 +108,27 @@ end_program <- function(run) {
 }
 
 close_program <- function(run) {
-  close(run$lines)
-  close(run$shell)
+  for (connection in run[c("lines", "shell")]) {
+    close(connection)
+  }
 }
 
 # What pip is working on, from a line of its output; NULL if the line does not show it.
 name_package <- function(line) {
-  doing <- "Collecting|Downloading|Installing collected packages:?|Processing"
-  pattern <- sprintf("^ *(%s) +([^ ,<>=!~;]+).*", doing)
-  if (!grepl(pattern, line)) {
-    return(NULL)
+  pattern <- "^ *(Collecting|Downloading|Processing) +([^ ,<>=!~;]+).*"
+  if (startsWith(trimws(line), "Installing collected packages")) {
+    ": unpacking"
+  } else if (grepl(pattern, line)) {
+    file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
+    sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
   }
-  if (startsWith(trimws(line), "Installing")) {
-    return(": unpacking")
-  }
-  file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
-  sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
 }
 
-abort_logged <- function(problem, log, call, lines = 8L) {
+abort_logged <- function(problem, log, lines = 8L) {
   printed <- if (file.exists(log)) readLines(log, warn = FALSE)
-  abort_tfdist(
-    c(
-      problem,
-      x = paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n"),
-      i = sprintf("Its complete output is in %s until R exits.", log)
-    ),
-    "tfdist_error_python",
-    call = call
-  )
+  last <- paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n")
+  whole <- sprintf("Its complete output is in %s until R exits.", log)
+  abort_tfdist(c(problem, x = last, i = whole), "tfdist_error_python")
 }
 
 #' Pack a Python environment for workers on other hosts
@@ -166,7 +147,6 @@ abort_logged <- function(problem, log, call, lines = 8L) {
 #' @param environment `"this"` (default): the environment of this session, such as the one that
 #'   [install_tfdist()] made. Or the folder of a virtual environment on this machine. For conda
 #'   environments use conda-pack, whose files [resources()] accepts.
-#'
 #' @return `path`, invisibly. A message shows the size of the file and what it contains.
 #' @export
 #' @examplesIf FALSE

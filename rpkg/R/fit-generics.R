@@ -12,7 +12,6 @@
 #'   that [barrier_evaluate()] accepts.
 #' @param label The label column, as in [barrier_train()]. `NULL`: the label that the fit was
 #'   trained with.
-#'
 #' @return The same value that [barrier_evaluate()] returns: a named vector with the `loss` and each
 #'   metric; a list if a metric has several values.
 #' @exportS3Method generics::evaluate
@@ -34,13 +33,11 @@ evaluate.tfdist_fit <- function(
 ) {
   check_dots_empty(...)
   label <- rlang::enquo(label)
-  if (rlang::quo_is_null(label)) {
-    label <- object$label %||% "label"
-  }
+  label <- if (rlang::quo_is_null(label)) object$label %||% "label" else label
   features <- rlang::enquo(features)
   weight <- rlang::enquo(weight)
   data <- if (is.null(y)) x else list(x, y)
-  if (!is.list(data) || is_python(data) || inherits(data, "tbl_spark")) {
+  if (!is_r_list(data) || inherits(data, "tbl_spark")) {
     sc <- if (inherits(data, "tbl_spark")) sparklyr::spark_connection(data) else "local"
     return(barrier_evaluate(
       sc,
@@ -58,19 +55,17 @@ evaluate.tfdist_fit <- function(
   given <- list(label = label, features = features, weight = weight)
   arg <- if (is.null(y)) "x" else "list(x, y)"
   rows <- check_scored_rows(given, data_options, data, object, check_sc("local"), arg)
-  evaluate_in_session(object, rows$data, batch_size, rlang::current_env())
+  evaluate_in_session(object, rows$data, batch_size)
 }
 
-evaluate_in_session <- function(fit, data, batch_size, call) {
-  model <- fit_model(fit, call)
+evaluate_in_session <- function(fit, data, batch_size) {
+  model <- fit_model(fit)
   if (!isTRUE(model$compiled)) {
     problem <- "The model of this fit is not compiled."
-    abort_input(problem, i = "Compile `fit$model`, and evaluate that.", call = call)
+    abort_input(problem, i = "Compile `fit$model`, and evaluate that.")
   }
-  figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size, call = call)
-  figures <- plain_metrics(figures[order(names(figures) != "loss")])
-  record_evaluation(figures)
-  figures
+  figures <- call_bridge("evaluate_rows", model, as_python_arrays(data), batch_size)
+  record_evaluation(plain_metrics(figures[order(names(figures) != "loss")]))
 }
 
 plain_metrics <- function(figures) {
@@ -89,7 +84,6 @@ plain_metrics <- function(figures) {
 #' @param export_dir_base Folder to write to.
 #' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
 #'   `bundle()`.
-#'
 #' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` returns a bundle.
 #' @name export_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
@@ -138,7 +132,6 @@ bundle.tfdist_fit <- function(x, ...) {
 #' @param x A [tfdist_fit].
 #' @param new_data As `newdata` in [predict.tfdist_fit()]: a data frame or a sparklyr table.
 #' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
-#'
 #' @return Tibbles, or data frames if the tibble package is not installed.
 #' * `tidy()`: the history, as in `as.data.frame()`;
 #' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last value of
@@ -163,13 +156,8 @@ tidy.tfdist_fit <- function(x, ...) {
 #' @exportS3Method generics::glance
 glance.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
-  training <- list(
-    workers = nrow(x$workers),
-    epochs = x$epochs,
-    rows = sum(x$workers$rows),
-    seconds = x$seconds,
-    seed = x$seed %||% NA_integer_
-  )
+  counts <- list(workers = nrow(x$workers), epochs = x$epochs, rows = sum(x$workers$rows))
+  training <- c(counts, seconds = x$seconds, seed = x$seed %||% NA_integer_)
   as_rows(c(training, as.list(last_metrics(x))))
 }
 
@@ -180,7 +168,7 @@ augment.tfdist_fit <- function(x, new_data, ...) {
   if (inherits(new_data, "tbl_spark")) {
     return(stats::predict(x, new_data, ...))
   }
-  check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
+  check_no_database(new_data, "new_data", predicts = TRUE)
   check_fits(new_data, is.data.frame(new_data), "a data frame or a Spark table")
   predicted <- stats::predict(x, new_data, ...)
   if (!is.data.frame(predicted)) {

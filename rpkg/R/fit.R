@@ -47,8 +47,8 @@
 #'   one-hot column have the form `column_level`;
 #' * `formula`, `preparation`: the formula, and, for a recipe or a formula that transforms columns,
 #'   the steps to apply to new rows;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If [model_options()]
-#'   has a `uri`, `model_base64` is empty;
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If [model_options()] has a
+#'   `uri`, `model_base64` is empty;
 #' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
 #'   builds it. `model_base64` then contains only the weights and the optimizer's state
 #'   (`"weights.h5"`). When you use `model`, the function is called and this state is loaded into
@@ -61,7 +61,6 @@
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Must be empty.
-#'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
 #'   [fitted.tfdist_fit()], [tidy.tfdist_fit], [export_fit].
 #' @return `summary()` returns a list of class `summary.tfdist_fit` with everything that it prints.
@@ -70,7 +69,6 @@
 #'   and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"` or
 #'   `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
 #'   base graphics drew the plot.
-#'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 1, epochs = 2, limit = 640, verbose = 0)
@@ -80,7 +78,7 @@
 NULL
 
 # `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is the result
-# of keep_model_fn().
+# of keep_builder().
 new_fit <- function(result, columns = list(), settings = list(), call = NULL, kept = NULL) {
   fields <- result$to_dict()
   # The decoded model is stored in an environment, so that all copies of the fit share it.
@@ -228,21 +226,21 @@ worker_frame <- function(reports) {
 
 #' @export
 `$.tfdist_fit` <- function(x, name) {
-  fit_element(x, name, caller_env())
+  fit_element(x, name)
 }
 
 #' @export
 `[[.tfdist_fit` <- function(x, i, ...) {
   # Positions are those of names().
-  fit_element(x, if (is.character(i)) i else names(x)[[i]], caller_env())
+  fit_element(x, if (is.character(i)) i else names(x)[[i]])
 }
 
-fit_element <- function(fit, name, call) {
+fit_element <- function(fit, name) {
   if (name == "model") {
-    return(fit_model(fit, call))
+    return(fit_model(fit))
   }
   if (!name %in% names(unclass(fit))) {
-    abort_no_element(name, names(fit), call)
+    abort_no_element(name, names(fit))
   }
   .subset2(fit, name)
 }
@@ -267,17 +265,17 @@ str.tfdist_fit <- function(object, ...) {
   utils::str(as.list(object), ...)
 }
 
-abort_no_element <- function(name, known, call, class = "tfdist_fit") {
+abort_no_element <- function(name, known, class = "tfdist_fit") {
   advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))
-  abort_input(sprintf("A %s has no element \"%s\".", class, name), i = advice, call = call)
+  abort_input(sprintf("A %s has no element \"%s\".", class, name), i = advice)
 }
 
-fit_model <- function(fit, call = caller_env()) {
+fit_model <- function(fit) {
   decoded <- .subset2(fit, "decoded")
   # A fit read by readRDS() has a pointer from the session that wrote it.
   if (is.null(decoded$model) || reticulate::py_is_null_xptr(decoded$model)) {
-    decoded$model <- decode_fit(fit, call)
+    decoded$model <- decode_fit(fit)
   }
   decoded$model
 }

@@ -9,14 +9,12 @@
 #' for other versions. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's
 #' workers need an additional jar with later versions. If your cluster runs a different version of
 #' Spark, specify it in `pip_options`, for example `"pyspark==3.5.8"`.
-#'
 #' @section Spark for sparklyr:
 #' PySpark contains a complete Spark installation. For `sparklyr::spark_connect(master = "local")`
 #' to use it, you must set `SPARK_HOME` to the folder of that installation. The installer prints
 #' this path at the end, and [tfdist_sitrep()] returns it:
 #' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. If you install Spark with
 #' `sparklyr::spark_install()`, sparklyr finds it without `SPARK_HOME`.
-#'
 #' @param source Source of the Python package. `NULL` (default): the copy inside this R package.
 #'   Otherwise, the path to a wheel (`.whl`) or to a checkout (a directory with `pyproject.toml`).
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
@@ -27,7 +25,6 @@
 #' @param python Python interpreter to create the environment with, as a path or a version from 3.11
 #'   to 3.13. `NULL` (default): the newest of these versions that is found.
 #' @param pip_options Additional command-line arguments for `pip install`: options or requirements.
-#'
 #' @return The path to the environment, invisibly.
 #' @export
 #' @examples
@@ -61,42 +58,38 @@ install_tfdist <- function(
 }
 
 inform_installed <- function(envname, path, extras) {
-  next_steps <- c(
-    v = sprintf("Installed the Python package of tfdist %s in %s.", own_version(), path)
-  )
-  if (!identical(envname, "r-tfdist")) {
-    python <- reticulate::virtualenv_python(envname)
-    step <- "Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`."
-    next_steps <- c(next_steps, i = sprintf(step, python))
-  }
+  setting <- "Before `%s`: `Sys.setenv(%s = \"%s\")`."
   spark <- Sys.glob(file.path(path, "lib", "python*", "site-packages", "pyspark"))
-  if ("spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))) {
-    step <- "Before `sparklyr::spark_connect()`: `Sys.setenv(SPARK_HOME = \"%s\")`."
-    next_steps <- c(next_steps, i = sprintf(step, spark[[1L]]))
-  }
-  if (reticulate::py_available()) {
-    next_steps <- c(next_steps, i = "Restart R: this session is already running another Python.")
-  }
-  command <- sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist"))
-  next_steps <- c(next_steps, i = command)
-  rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
+  needs_home <- "spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))
+  rlang::inform(c(
+    v = sprintf("Installed the Python package of tfdist %s in %s.", own_version(), path),
+    i = if (!identical(envname, "r-tfdist")) {
+      python <- reticulate::virtualenv_python(envname)
+      sprintf(setting, "library(tfdist)", "RETICULATE_PYTHON", python)
+    },
+    i = if (needs_home) {
+      sprintf(setting, "sparklyr::spark_connect()", "SPARK_HOME", spark[[1L]])
+    },
+    i = if (reticulate::py_available()) {
+      "Restart R: this session is already running another Python."
+    },
+    i = sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist")),
+    i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."
+  ))
 }
 
-check_source <- function(source, arg = caller_arg(source), call = caller_env()) {
-  check_string(source, allow_null = TRUE, arg = arg, call = call)
-  if (is.null(source)) {
-    return(invisible())
-  }
-  is_wheel <- grepl("\\.whl$", source) && file.exists(source)
-  is_checkout <- file.exists(file.path(source, "pyproject.toml"))
-  if (!is_wheel && !is_checkout) {
+check_source <- function(source, arg = caller_arg(source)) {
+  check_string(source, allow_null = TRUE, arg = arg)
+  is_wheel <- function() grepl("\\.whl$", source) && file.exists(source)
+  is_checkout <- function() file.exists(file.path(source, "pyproject.toml"))
+  if (!is.null(source) && !is_wheel() && !is_checkout()) {
     problem <- if (file.exists(source)) {
       "is neither a wheel (.whl) nor a directory with pyproject.toml"
     } else {
       "does not exist"
     }
     problem <- sprintf("`%s` %s: %s.", arg, problem, source)
-    abort_input(problem, i = "Leave it out to install the copy inside the R package.", call = call)
+    abort_input(problem, i = "Leave it out to install the copy inside the R package.")
   }
 }
 
@@ -104,8 +97,8 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
 spark_bound <- "pyspark<4.3"
 
 # Requirements for pip.
-python_requirements <- function(source, extras, r = getRversion(), call = caller_env()) {
-  source <- source %||% bundled_python() %||% abort_no_source(call)
+python_requirements <- function(source, extras, r = getRversion()) {
+  source <- source %||% bundled_python() %||% abort_no_source()
   # The newest rpy2 calls a function that R has since 4.5; the extra r44 installs an older rpy2.
   extras[extras == "r" & r < "4.5"] <- "r44"
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
@@ -125,7 +118,7 @@ bundled_python <- function(directory = system.file("python", package = "tfdist")
   }
 }
 
-abort_no_source <- function(call) {
+abort_no_source <- function() {
   abort_input(
     "This installation of the R package does not contain the Python package.",
     i = "There are three ways to get it:",
@@ -134,7 +127,6 @@ abort_no_source <- function(call) {
       "Install `rpkg` from a git clone of the repository, which has its symbolic links:",
       "`R CMD INSTALL path/to/tfdist/rpkg`."
     ),
-    "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`.",
-    call = call
+    "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."
   )
 }

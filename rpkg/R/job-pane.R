@@ -4,9 +4,9 @@
 # RStudio ends a job by itself when its progress is complete.
 pane_units <- 1000L
 
-new_pane <- function(call = caller_env()) {
+new_pane <- function() {
   shown <- getOption("tfdist.job_pane", TRUE)
-  check_flag(shown, arg = "options(tfdist.job_pane = )", call = call)
+  check_flag(shown, arg = "options(tfdist.job_pane = )")
   rlang::env(is_shown = shown, job = NULL, units = 0L, status = NULL)
 }
 
@@ -85,7 +85,7 @@ close_job <- function(pane, outcome) {
   if (outcome == "left" || identical(pane$status, "running")) {
     rstudioapi::jobRemove(pane$job)
   } else {
-    is_cancelled <- identical(pane$status, "cancelled")
-    rstudioapi::jobSetState(pane$job, if (is_cancelled) "cancelled" else outcome)
+    state <- if (identical(pane$status, "cancelled")) "cancelled" else outcome
+    rstudioapi::jobSetState(pane$job, state)
   }
 }

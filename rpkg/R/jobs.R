@@ -19,14 +19,12 @@
 #' * `job$remove()`: removes the folder of a job that has ended, with its result.
 #'
 #' `job$id` and `job$folder` are its id and its folder.
-#'
 #' @param id Id of a job, or enough of its end to be unique.
 #' @param callbacks [observer()] objects. While this session waits for the job, their functions are
 #'   called for the epochs and steps that end from now on. The workers do not wait for them:
 #'   training stops soon after one returns `TRUE`.
 #' @param folder Folder with the jobs, or URI with their copies. `NULL` (default): the environment
 #'   variable `TFDIST_JOBS`, or `~/.local/state/tfdist/jobs`.
-#'
 #' @return
 #' * `attach_job()`: an object of class `tfdist_job`.
 #' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,
@@ -48,12 +46,9 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
   check_given()
   check_string(id)
   check_string(folder, allow_null = TRUE)
-  callbacks <- check_callbacks(callbacks)
-  call <- rlang::current_env()
-  callbacks <- as_python_callbacks(callbacks, call)
-  folder <- jobs_folder(folder)
-  attach <- pybackend(call)$attach_job
-  as_job(call_python(attach, id, callbacks = callbacks, folder = folder, call = call))
+  callbacks <- as_python_callbacks(check_callbacks(callbacks))
+  attach <- pybackend()$attach_job
+  as_job(call_python(attach, id, callbacks = callbacks, folder = jobs_folder(folder)))
 }
 
 #' @rdname attach_job
@@ -70,10 +65,9 @@ jobs <- function(folder = NULL) {
 #' @export
 `$.tfdist_job` <- function(x, name) {
   methods <- job_methods(x)
-  known <- c("id", "folder", names(methods))
   found <- methods[[name]] %||% .subset2(x, name)
   if (is.null(found) && !name %in% c("python", "own")) {
-    abort_no_element(name, known, caller_env(), "tfdist_job")
+    abort_no_element(name, c("id", "folder", names(methods)), "tfdist_job")
   }
   found
 }
@@ -85,10 +79,7 @@ jobs <- function(folder = NULL) {
 }
 
 job_methods <- function(job) {
-  call_job <- function(fn, ...) {
-    frame <- caller_env()
-    call_python(fn, ..., call = frame, stops_workers = FALSE)
-  }
+  call_job <- function(fn, ...) call_python(fn, ..., stops_workers = FALSE)
   list(
     status = function() call_job(pybackend()$bridge$job_status, find_job(job)),
     result = function(seconds = NULL, verbose = getOption("tfdist.verbose")) {

@@ -3,10 +3,10 @@
 #' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()]. The hosts need Python with TensorFlow, and an ssh server
 #' that lets you log in without a password. tfdist, the model and the rows are sent to them. This
-#' machine reaches them only over ssh; the workers connect to each other. When a call ends, for
-#' any reason, it leaves nothing behind on the hosts. Only with
-#' `resources(fork_server = TRUE)`, a process on each host waits for later calls; it ends with this
-#' session, or after ten minutes without a call.
+#' machine reaches them only over ssh; the workers connect to each other. When a call ends, for any
+#' reason, it leaves nothing behind on the hosts. Only with `resources(fork_server = TRUE)`, a
+#' process on each host waits for later calls; it ends with this session, or after ten minutes
+#' without a call.
 #'
 #' @param hosts Host names, each with its number of slots (default 1), as one string or several:
 #'   `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as a different user; `"[fd00::1]:2"` is
@@ -20,7 +20,6 @@
 #'   `~/.ssh/config` is respected.
 #' @param environment Environment variables for the workers, as a named vector. If you set `TMPDIR`,
 #'   the workers store their rows there during the call.
-#'
 #' @return An object for the `sc` argument. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
@@ -63,7 +62,6 @@ hosts <- new_maker("hosts", "launcher")
 #' @param address An address of this machine that the nodes can reach. `NULL` (default): the address
 #'   that this machine uses to connect to the nodes.
 #' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
-#'
 #' @inherit hosts return
 #' @export
 #' @examples
@@ -98,7 +96,6 @@ slurm <- new_maker("slurm", "launcher")
 #'   `"python3"`.
 #' @param labels Additional labels for the Job, its pods and the Service, as a named vector.
 #' @param patience Seconds to wait until all pods are running. `NULL` (default): 600.
-#'
 #' @inherit hosts return
 #' @export
 #' @examples

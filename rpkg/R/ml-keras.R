@@ -37,13 +37,11 @@ ml_options <- setdiff(
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param sc A `spark_connection`.
 #' @param path Path for `ml_save()`: a path that all machines share, or a URI that Spark supports.
-#'
 #' @return
 #' * For a connection or a pipeline, a `tfdist_ml_pipeline`.
 #' * For a table, the result of `ml_fit()`: a `tfdist_ml_model`. Its element `keras` is the trained
 #'   stage, a Python object with `keras$model`, `keras$history` and `keras$levels`.
 #' * `ml_load_keras()`: the saved `tfdist_ml_pipeline` or `tfdist_ml_model`.
-#'
 #' @inheritSection barrier_train Errors
 #' @export
 #' @examples
@@ -95,15 +93,18 @@ ml_keras <- take_options(
     known <- options$model_options
     options["model_options"] <- list(if (!is.null(known$uri)) model_options(known$uri))
 
-    call <- rlang::current_env()
     # Stages are made of the classes of the attached PySpark.
-    open_session(check_pipeline_connection(sc), call)
+    open_session(check_pipeline_connection(sc))
     names(settings)[names(settings) == "batch_size"] <- "batchSize"
-    params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
-    keras_model <- as_python_model(model, call, settings$seed)
-    given <- list(pybackend_ml(call)$KerasEstimator, keras_model, call = call)
-    loading <- list(customObjects = known$custom_objects, safeMode = known$safe_mode %||% TRUE)
-    stage <- do.call(call_python, c(given, loading, drop_null(params)))
+    params <- c(columns, settings, list(trainOptions = as_train_options(options)))
+    keras_model <- as_python_model(model, settings$seed)
+    stage <- call_python(
+      pybackend_ml()$KerasEstimator,
+      keras_model,
+      customObjects = known$custom_objects,
+      safeMode = known$safe_mode %||% TRUE,
+      !!!drop_null(params)
+    )
     if (inherits(x, "tbl_spark")) {
       return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
     }
@@ -113,12 +114,12 @@ ml_keras <- take_options(
 )
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
-as_train_options <- function(options, call) {
+as_train_options <- function(options) {
   is_equal <- function(value, default) isTRUE(all.equal(value, default))
   is_default <- mapply(is_equal, options, option_defaults[names(options)])
   options <- options[!is_default]
-  options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
-  found <- drop_null(as_python_settings(options, call))
+  options$class_weight <- class_weight_codes(options$class_weight, NULL)
+  found <- drop_null(as_python_settings(options))
   # Without names, reticulate would make an empty list of Python, not a dict.
   names(found) <- as.character(names(found))
   found
@@ -160,13 +161,12 @@ new_ml_model <- function(sc, stages) {
 
 #' @exportS3Method sparklyr::ml_fit
 ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
-  call <- rlang::current_env()
   session <- open_session(check_pipeline_connection(x$sc))
   fitted <- list()
   for (stage in x$stages) {
     # A stage is trained on the rows that the stages before it return.
-    dataset <- transform_by(fitted[length(fitted)], dataset, session, call)
-    fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session, call)
+    dataset <- transform_by(fitted[length(fitted)], dataset, session)
+    fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session)
   }
   new_ml_model(x$sc, fitted)
 }
@@ -174,7 +174,7 @@ ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
 #' @exportS3Method sparklyr::ml_transform
 ml_transform.tfdist_ml_model <- function(x, dataset, ...) {
   session <- open_session(check_pipeline_connection(x$sc))
-  transform_by(x$stages, dataset, session, rlang::current_env())
+  transform_by(x$stages, dataset, session)
 }
 
 #' @exportS3Method sparklyr::ml_predict
@@ -220,22 +220,21 @@ print_stages <- function(title, x) {
   invisible(x)
 }
 
-fit_stage <- function(stage, dataset, session, call) {
+fit_stage <- function(stage, dataset, session) {
   if (!is_python(stage)) {
     return(if (inherits(stage, "ml_transformer")) stage else sparklyr::ml_fit(stage, dataset))
   }
-  with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame, call = call))
+  with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame))
 }
 
 # Lazily, one stage after another: a stage of Python returns a view that Spark computes if needed.
-transform_by <- function(stages, dataset, session, call) {
+transform_by <- function(stages, dataset, session) {
   for (stage in stages) {
     if (is_python(stage)) {
-      name <- paste0("tfdist_predictions_", random_hex())
-      with_spark_frame(dataset, session, function(frame) {
-        call_python(stage$transform, frame, call = call)$createOrReplaceTempView(name)
+      sc <- sparklyr::spark_connection(dataset)
+      dataset <- with_spark_frame(dataset, session, function(frame) {
+        show_spark_frame(call_python(stage$transform, frame), sc, "predictions")
       })
-      dataset <- dplyr::tbl(sparklyr::spark_connection(dataset), name)
     } else {
       dataset <- sparklyr::ml_transform(stage, dataset)
     }
@@ -249,31 +248,27 @@ delete_from_spark <- function(sc, path) {
   sparklyr::invoke(sparklyr::invoke(place, "getFileSystem", settings), "delete", place, TRUE)
 }
 
-pipeline_connection <- function(x, call = caller_env()) {
+pipeline_connection <- function(x) {
   if (inherits(x, "tfdist_ml_pipeline")) {
     return(x$sc)
   }
   fits <- inherits(x, c("spark_connection", "ml_pipeline", "tbl_spark"))
-  expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
-  check_fits(x, fits, expected, call = call)
-  sc <- sparklyr::spark_connection(x)
-  check_pipeline_connection(sc, call)
-  sc
+  check_fits(x, fits, "a connection, an `ml_pipeline()` or a table of sparklyr")
+  check_pipeline_connection(sparklyr::spark_connection(x))$sc
 }
 
-check_pipeline_connection <- function(sc, call = caller_env()) {
-  route <- check_sc(sc, "sc", call)
+check_pipeline_connection <- function(sc) {
+  route <- check_sc(sc, "sc")
   if (route$kind != "sparklyr") {
-    problem <- "Pipelines with Keras need a connection of sparklyr itself."
     advice <- "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
-    abort_input(problem, i = advice, call = call)
+    abort_input("Pipelines with Keras need a connection of sparklyr itself.", i = advice)
   }
-  check_installed("dplyr", "A Spark table", call)
+  check_installed("dplyr", "A Spark table")
   route
 }
 
-pybackend_ml <- function(call = caller_env()) {
-  pybackend(call)
+pybackend_ml <- function() {
+  pybackend()
   reticulate::import("pybackend.ml")
 }
 

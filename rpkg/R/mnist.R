@@ -8,7 +8,6 @@
 #' @param path Path to a file in the format of Keras's `mnist.npz`, or `NULL`.
 #' @param limit Maximum number of training images and of test images. The first ones are used.
 #'   `NULL` (default): all.
-#'
 #' @return A list: `x_train` and `x_test`, integer arrays of shape images x 28 x 28 with gray values
 #'   from 0 to 255; `y_train` and `y_test`, the digits; `source`, where the images came from;
 #'   `subset`, `TRUE` if only the images included in the package were available. The full set takes
@@ -22,22 +21,20 @@ mnist <- function(path = NULL, limit = NULL) {
   check_string(path, allow_null = TRUE)
   limit <- check_count(limit, allow_null = TRUE)
   found <- call_python(pybackend()$mnist, path, limit = limit)
-  digits <- list(
-    x_train = found$x_train,
-    y_train = as_plain_labels(found$y_train),
-    x_test = found$x_test,
-    y_test = as_plain_labels(found$y_test),
-    source = as.character(found$source),
-    subset = found$subset
-  )
-  if (isTRUE(digits$subset)) {
+  if (isTRUE(found$subset)) {
     text <- "The full MNIST was not found; using the images that come with tfdist."
     rlang::inform(text, class = "tfdist_message_subset")
   }
-  digits
+  as_labels <- function(y) as.integer(as.vector(y))
+  list(
+    x_train = found$x_train,
+    y_train = as_labels(found$y_train),
+    x_test = found$x_test,
+    y_test = as_labels(found$y_test),
+    source = as.character(found$source),
+    subset = found$subset
+  )
 }
-
-as_plain_labels <- function(y) as.integer(as.vector(y))
 
 #' Train a first network on MNIST
 #'
@@ -49,7 +46,6 @@ as_plain_labels <- function(y) as.integer(as.vector(y))
 #' @param workers Number of workers. `NULL`: 3, or the number of sessions that join (see
 #'   [join_workers()]).
 #' @param path,limit See [mnist()].
-#'
 #' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -67,21 +63,14 @@ train_mnist <- take_options(
     seed = 1
   ) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_string(path, allow_null = TRUE)
     limit <- check_count(limit, allow_null = TRUE)
-    settings <- check_arguments(mnist_options)
-    arguments <- list(pybackend()$train_mnist, open_session(route), path = path, limit = limit)
-    plain <- as_python_settings(settings, call)
-    result <- do.call(call_python, c(arguments, plain, list(call = call)))
-    fit <- new_fit(result, list(levels = as.character(0:9)), settings)
-    record_training(fit)
-    fit
+    settings <- c("workers", "epochs", "batch_size", "callbacks", "seed")
+    settings <- check_arguments(c(settings, "resources", "recovery", "verbose"))
+    plain <- c(list(path = path, limit = limit), as_python_settings(settings))
+    result <- call_python(pybackend()$train_mnist, open_session(route), !!!plain)
+    record_training(new_fit(result, list(levels = as.character(0:9)), settings))
   },
   c("callbacks", "resources", "recovery", "verbose")
-)
-
-mnist_options <- c(
-  c("workers", "epochs", "batch_size", "callbacks", "seed", "resources", "recovery", "verbose")
 )

@@ -25,7 +25,6 @@
 #'   only if it computes the same as Keras, up to rounding (1e-4 of the largest value), for random
 #'   rows. It needs `install_tfdist(extras = c("cpu", "onnx"))`. Functional and Sequential models
 #'   can be written, except with text inputs and layers that look up or hash values.
-#'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` returns a Keras model;
 #'   `write_model()` returns its `path`, invisibly; `read_fit()` returns a [tfdist_fit].
 #' @export
@@ -41,7 +40,7 @@ model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
   encode <- pybackend()$model_to_base64
-  model <- as_python_model(model, rlang::current_env())
+  model <- as_python_model(model)
   call_python(encode, model, format = format, include_optimizer = include_optimizer)
 }
 
@@ -61,7 +60,14 @@ model_from_base64 <- function(
   is_digest <- rlang::is_string(sha256) && grepl("^[0-9a-fA-F]{64}$", sha256)
   check_fits(sha256, is_digest, "a string of 64 hexadecimal digits", allow_null = TRUE)
   check_flag(compile)
-  decode_model(text, custom_objects, safe_mode, sha256, compile, rlang::current_env())
+  call_python(
+    pybackend()$model_from_base64,
+    text,
+    custom_objects = custom_objects,
+    safe_mode = safe_mode,
+    sha256 = sha256,
+    compile = compile
+  )
 }
 
 #' @rdname model_to_base64
@@ -74,17 +80,15 @@ write_model <- function(x, path) {
   }
   is_fit <- inherits(x, "tfdist_fit")
   check_model_path(path, c("h5", "keras", if (!is_text) "onnx", if (is_fit) "json"))
-  call <- rlang::current_env()
   file <- path.expand(path)
   if (endsWith(path, ".json")) {
-    save_fit(x, file, call)
+    save_fit(x, file)
   } else if (endsWith(path, ".onnx")) {
-    model <- if (is_fit) fit_model(x, call) else x
-    call_bridge("write_onnx", model, file, call = call)
+    call_bridge("write_onnx", as_python_model(x), file)
   } else if (is_fit) {
-    write_fit(x, file, call)
+    write_fit(x, file)
   } else {
-    call_python(pybackend(call)$save_model, x, file, call = call)
+    call_python(pybackend()$save_model, x, file)
   }
   invisible(path)
 }
@@ -112,115 +116,87 @@ plain_label <- function(label) {
 }
 
 # Save a whole fit, including what only R knows of its columns.
-save_fit <- function(fit, path, call) {
+save_fit <- function(fit, path) {
   if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
     problem <- "This fit contains R code, which a .json file cannot store."
-    abort_input(problem, i = "Use `saveRDS()`, which saves all of it for R.", call = call)
+    abort_input(problem, i = "Use `saveRDS()`, which saves all of it for R.")
   }
   as_json_list <- function(x) if (is.character(x)) as.list(x) else x
-  named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
   changes <- list(
     label = fit$label,
     labels = null_if_empty(lapply(fit$labels, lapply, as_json_list)),
     levels = as_list_or_null(fit$levels),
-    features = named(fit$features),
-    feature_names = named(fit$feature_names),
+    features = null_if_empty(as_python_features(fit$features)),
+    feature_names = null_if_empty(as_python_features(fit$feature_names)),
     categories = null_if_empty(lapply(fit$categories, as.list)),
     encode = null_if_empty(as.list(fit$encode))
   )
-  changes <- Filter(Negate(is.null), changes)
-  call_bridge("save_result", fit$record, fit$model_base64, path, changes, call = call)
+  call_bridge("save_result", fit$record, fit$model_base64, path, drop_null(changes))
 }
 
 # Write the trained file unchanged, or through Keras if the path has the other format.
-write_fit <- function(fit, path, call) {
-  format <- fit$model_format
-  is_weights <- identical(format, "weights.h5")
+write_fit <- function(fit, path) {
+  is_weights <- identical(fit$model_format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     problem <- "Keras cannot write this model as a whole: the fit has only its weights."
-    advice <- "Name the file *.weights.h5, and load it with `model$load_weights()`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = "Name the file *.weights.h5, and load it with `model$load_weights()`.")
   }
-  save <- pybackend(call)$save_model
-  if (!endsWith(path, paste0(".", format))) {
-    model <- fit_model(fit, call)
-    call_python(save, model, path, include_optimizer = TRUE, call = call)
+  save <- pybackend()$save_model
+  if (!endsWith(path, paste0(".", fit$model_format))) {
+    call_python(save, fit_model(fit), path, include_optimizer = TRUE)
   } else if (is.null(fit$model_uri)) {
-    call_python(save, fit$model_base64, path, call = call)
+    call_python(save, fit$model_base64, path)
   } else {
-    call_bridge("copy_model", fit$model_uri, path, call = call)
+    call_bridge("copy_model", fit$model_uri, path)
   }
-}
-
-decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE, call) {
-  call_python(
-    pybackend(call)$model_from_base64,
-    text,
-    custom_objects = custom_objects,
-    safe_mode = safe_mode,
-    sha256 = sha256,
-    compile = compile,
-    call = call
-  )
 }
 
 # The model of a fit: that of this session's training, or, for a fit that was read from a file,
 # decoded from its text or read from its URI.
-decode_fit <- function(fit, call) {
+decode_fit <- function(fit) {
   if (is_rebuilt(fit)) {
-    return(rebuild_model(fit, call))
+    return(rebuild_model(fit))
   }
   result <- .subset2(fit, "decoded")$result
   if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
-    return(call_bridge("model_of", result, call = call))
+    return(call_bridge("model_of", result))
   }
-  custom_objects <- living_objects(fit$custom_objects)
-  if (is.null(fit$model_uri)) {
-    text <- fit$model_base64
-    return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256, call = call))
-  }
-  call_bridge(
-    "read_model",
-    fit$model_uri,
-    custom_objects = custom_objects,
+  is_here <- is.null(fit$model_uri)
+  call_python(
+    if (is_here) pybackend()$model_from_base64 else pybackend()$bridge$read_model,
+    if (is_here) fit$model_base64 else fit$model_uri,
+    custom_objects = living_objects(fit$custom_objects),
     safe_mode = fit$safe_mode,
-    sha256 = fit$model_sha256,
-    call = call
+    sha256 = fit$model_sha256
   )
 }
 
 any_model <- "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
 
 # Check what barrier_train() accepts: a model, a fit, or a function that returns a model.
-check_model <- function(model, expected = any_model, arg = caller_arg(model), call = caller_env()) {
+check_model <- function(model, expected = any_model, arg = caller_arg(model)) {
   if (is_python(model) || inherits(model, "tfdist_fit")) {
-    return(check_model_object(model, arg, call))
+    return(check_model_object(model, arg))
   }
-  if (!is.function(model)) {
-    abort_no_model(model, expected, arg, call)
-  }
+  check_fits(model, is.function(model), expected, FALSE, arg, hint_saved_model(model))
   required <- required_arguments(model)
   if (length(required)) {
-    text <- "`%s` must be a function without arguments, but `%s` is required."
-    problem <- sprintf(text, arg, required[[1L]])
-    abort_input(problem, i = "Wrap it: `function() build(...)`.", call = call)
+    problem <- "`%s` must be a function without arguments, but `%s` is required."
+    abort_input(sprintf(problem, arg, required[[1L]]), i = "Wrap it: `function() build(...)`.")
   }
 }
 
-check_model_object <- function(model, arg = caller_arg(model), call = caller_env()) {
-  if (!is_keras_model(model) && !inherits(model, "tfdist_fit")) {
-    abort_no_model(model, "a Keras model (a Python object) or a tfdist_fit", arg, call)
-  }
-  invisible(model)
+check_model_object <- function(model, arg = caller_arg(model)) {
+  fits <- is_keras_model(model) || inherits(model, "tfdist_fit")
+  expected <- "a Keras model (a Python object) or a tfdist_fit"
+  check_fits(model, fits, expected, FALSE, arg, hint_saved_model(model))
 }
 
-abort_no_model <- function(model, expected, arg, call) {
-  advice <- if (is_saved_model(model)) {
-    reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
-    sprintf("Load the file: `%s(\"%s\")`.", reader, model)
+hint_saved_model <- function(x) {
+  if (is_saved_model(x)) {
+    reader <- if (endsWith(x, ".json")) "read_fit" else "keras3::load_model"
+    sprintf("Load the file: `%s(\"%s\")`.", reader, x)
   }
-  problem <- sprintf("`%s` must be %s, not %s.", arg, expected, describe(model))
-  abort_input(problem, i = advice, call = call)
 }
 
 is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)
@@ -236,12 +212,12 @@ required_arguments <- function(fn) {
   names(arguments)[vapply(arguments, rlang::is_missing, NA)]
 }
 
-as_python_model <- function(model, call, seed = NULL) {
+as_python_model <- function(model, seed = NULL) {
   if (is_python(model)) {
     return(model)
   }
   if (inherits(model, "tfdist_fit")) {
-    return(fit_model(model, call))
+    return(fit_model(model))
   }
   if (!is.null(seed)) {
     # As the workers do when they build a model.
@@ -251,31 +227,25 @@ as_python_model <- function(model, call, seed = NULL) {
   if (!is_keras_model(built)) {
     abort_input(
       sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
-      i = if (is.null(built)) "Its last line must be the model: `model$compile()` returns `NULL`.",
-      call = call
+      i = if (is.null(built)) "Its last line must be the model: `model$compile()` returns `NULL`."
     )
   }
   built
 }
 
-check_model_path <- function(path, endings, arg = caller_arg(path), call = caller_env()) {
-  check_string(path, arg = arg, call = call)
+check_model_path <- function(path, endings, arg = caller_arg(path)) {
+  check_string(path, arg = arg)
   if (!grepl(sprintf("[.](%s)$", paste(endings, collapse = "|")), path)) {
     problem <- "`%s` must end in %s, but is %s."
-    abort_input(
-      sprintf(problem, arg, paste0(".", endings, collapse = " or "), describe(path)),
-      call = call
-    )
+    abort_input(sprintf(problem, arg, paste0(".", endings, collapse = " or "), describe(path)))
   }
   folder <- dirname(path.expand(path))
   if (!dir.exists(folder)) {
     problem <- sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path))
-    abort_input(problem, i = "Create it with `dir.create()`.", call = call)
+    abort_input(problem, i = "Create it with `dir.create()`.")
   }
   if (file.access(folder, 2L) != 0L) {
-    abort_input(
-      sprintf("You do not have permission to write to the directory of `%s`: %s.", arg, folder),
-      call = call
-    )
+    problem <- "You do not have permission to write to the directory of `%s`: %s."
+    abort_input(sprintf(problem, arg, folder))
   }
 }

@@ -22,7 +22,6 @@
 #'   after every step. `step` is the number of the step in its epoch, from 1. `logs` contains the
 #'   metrics over the rows that the first worker has trained on so far in the epoch. The workers do
 #'   not wait for this function. `NULL`: no function is called.
-#'
 #' @return An object for `callbacks`.
 #' @export
 #' @examples
@@ -49,17 +48,12 @@ observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
   new_options(fields, "tfdist_observer")
 }
 
-check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
-  check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg, call)
-  taken <- names(formals(x))
+check_observing <- function(x, arg = caller_arg(x)) {
+  check_fits(x, is.function(x) && !is_python(x), "an R function", TRUE, arg)
+  taken <- if (!is.null(x)) names(formals(x)) else "..."
   if (length(taken) < 2L && !"..." %in% taken) {
-    abort_input(
-      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, observed(arg)),
-      call = call
-    )
+    problem <- "`%s` must take two arguments: write `function(%s, logs)`."
+    abort_input(sprintf(problem, arg, observed(arg)))
   }
   invisible(x)
 }
@@ -69,17 +63,15 @@ observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
 # Convert observers and trackers to Python's, and leave Keras's callbacks unchanged.
-as_python_callbacks <- function(callbacks, call) {
-  if (is.null(callbacks)) {
-    return(NULL)
-  }
-  lapply(callbacks, function(callback) {
+as_python_callbacks <- function(callbacks) {
+  convert <- function(callback) {
     if (!is_observer(callback)) {
-      return(as_python_setting(callback, call))
+      return(as_python_setting(callback))
     }
     functions <- Map(as_python_observing, unclass(callback), names(callback))
-    do.call(call_python, c(list(pybackend(call)$Observer, call = call), functions))
-  })
+    call_python(pybackend()$Observer, !!!functions)
+  }
+  if (!is.null(callbacks)) lapply(callbacks, convert)
 }
 
 as_python_observing <- function(f, name) {

@@ -18,7 +18,6 @@
 #'   `hidden_units` has several values, each one adds a layer.
 #' @param sc,verbose As in [barrier_train()].
 #' @param ... Other arguments of [barrier_train()].
-#'
 #' @return A [tfdist_fit].
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -50,7 +49,7 @@ train_mlp <- function(
   columns <- column_spec(label, names(x), NULL, options)
   data <- x
   data[[label]] <- y
-  rows <- check_frame(data, columns, "data", rlang::current_env())
+  rows <- check_frame(data, columns, "data")
   layers <- mget(c("hidden_units", "activation", "penalty", "dropout"))
   model <- function() {
     build_mlp(length(rows$feature_names), layers, nlevels(rows$y), learn_rate)
@@ -72,15 +71,14 @@ train_mlp <- function(
 }
 
 # Reject arguments of barrier_train() that are set here.
-check_engine_arguments <- function(given, call = caller_env()) {
+check_engine_arguments <- function(given) {
   set <- c("model", "model_fn", "data", "formula", "label", "features", "data_options")
   known <- setdiff(names(c(formals(train_mlp), formals(barrier_train))), c("x", "y", "...", set))
   unknown <- setdiff(given, known)
   if (length(unknown)) {
     others <- sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
     advice <- find_instead(unknown[[1L]], known, others)
-    problem <- sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]])
-    abort_input(problem, i = advice, call = call)
+    abort_input(sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]), i = advice)
   }
 }
 

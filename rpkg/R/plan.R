@@ -6,7 +6,6 @@
 #' @inheritParams barrier_train
 #' @param submit `TRUE`, or the `folder` of [submit_training()]: plan a training that is handed
 #'   over.
-#'
 #' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
@@ -55,14 +54,13 @@ new_plan <- function(plan) {
 }
 
 # Both packages may be attached, and then `plan(multisession)` was meant for the other.
-check_no_strategy <- function(sc, call = caller_env()) {
+check_no_strategy <- function(sc) {
   names <- c("sequential", "multisession", "multicore", "cluster", "mirai_multisession", "callr")
   first <- if (is.list(sc) && !is.object(sc) && length(sc)) sc[[1L]] else sc
   if (is.function(first) || (is.character(first) && all(first %in% names))) {
     abort_input(
       "`tfdist::plan()` shows what a training would start, and takes no strategy of futures.",
-      i = "Call `future::plan()`.",
-      call = call
+      i = "Call `future::plan()`."
     )
   }
 }

@@ -34,20 +34,19 @@ autoplot.tfdist_fit <- function(object, ..., metrics = NULL, smooth = FALSE) {
 line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 
 # The values to draw, and with `smooth` their smooth line.
-plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
+plotted_history <- function(fit, metrics, smooth) {
   fits <- rlang::is_bool(smooth) || (is_number(smooth) && smooth >= 0 && smooth < 1)
-  expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
-  check_fits(smooth, fits, expected, call = call)
-  check_strings(metrics, allow_null = TRUE, call = call)
+  check_fits(smooth, fits, "`TRUE`, `FALSE` or a number from 0 to below 1")
+  check_strings(metrics, allow_null = TRUE)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {
-    abort_input("There is no history to plot: no epochs were run.", call = call)
+    abort_input("There is no history to plot: no epochs were run.")
   }
   known <- levels(history$metric)
   unknown <- setdiff(metrics, known)
   if (length(unknown)) {
     problem <- sprintf("`metrics` names \"%s\", which is not in the history.", unknown[[1L]])
-    abort_input(problem, i = sprintf("The metrics are %s.", list_names(known)), call = call)
+    abort_input(problem, i = sprintf("The metrics are %s.", list_names(known)))
   }
   shown <- unique(metrics) %||% known
   history <- history[history$metric %in% shown, ]

@@ -33,7 +33,6 @@
 #'   there: it starts sooner, needs less memory, and computes on the CPU. The model is converted in
 #'   this session, which needs `install_tfdist(extras = c("cpu", "onnx"))`, and compared with Keras
 #'   on random rows; see [write_model()]. `NULL` (default): `"keras"`.
-#'
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
 #'   installed) with one row for each row of `newdata`, in the same order. `.pred_class` is a
@@ -71,29 +70,28 @@ predict.tfdist_fit <- function(
   check_dots_empty(...)
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
   check_one_of(runtime, c("keras", "onnx"), allow_null = TRUE)
-  call <- rlang::current_env()
   columns <- list(features = features, tensors = tensors, categories = categories)
   if (inherits(newdata, "tbl_spark")) {
-    return(predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call))
+    return(predict_table(object, newdata, type, columns, on_missing, batch_size, runtime))
   }
   check_only_tables(c(columns, list(runtime = runtime)))
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   checked <- check_newdata(newdata, object, on_missing)
   rows <- as_input(checked$rows, as_feature_array)
-  model <- fit_model(object, call)
-  scores <- call_bridge("predict_rows", model, rows, batch_size, call = call)
-  shape_scores(scores, object, checked$complete, type, newdata, call)
+  model <- fit_model(object)
+  scores <- call_bridge("predict_rows", model, rows, batch_size)
+  shape_scores(scores, object, checked$complete, type, newdata)
 }
 
 # The model's numbers for the complete rows of `newdata`, in the form that `type` asks for.
-shape_scores <- function(scores, model, complete, type, newdata, call) {
+shape_scores <- function(scores, model, complete, type, newdata) {
   is_fit <- inherits(model, "tfdist_fit")
   if (!shows_columns(type, newdata)) {
     scores <- spread_rows(scores, complete)
     return(if (is_fit) name_scores(scores, model) else scores)
   }
   fit <- if (is_fit) model else list()
-  as_columns(scores, fit, if (is_fit) fit_model(model, call) else model, complete, type, call)
+  as_columns(scores, fit, if (is_fit) fit_model(model) else model, complete, type)
 }
 
 # Whether predictions are columns, not the raw outputs.
@@ -102,12 +100,12 @@ shows_columns <- function(type, newdata) {
 }
 
 # The columns that a Spark table would get; for several outputs, also classes.
-as_columns <- function(scores, fit, model, complete, type, call) {
+as_columns <- function(scores, fit, model, complete, type) {
   outputs <- c(character(), union(names(.subset2(fit, "labels")), names(fit$label)))
   levels_of <- lapply(rlang::set_names(outputs), function(name) label_of(fit, name)$levels)
   levels_of <- if (is.null(type)) lapply(Filter(length, levels_of), as.list)
   levels <- as_list_or_null(fit$levels)
-  found <- call_bridge("shape_columns", model, scores, type, levels, levels_of, call = call)
+  found <- call_bridge("shape_columns", model, scores, type, levels, levels_of)
   name_one <- function(one, name) name_output(one, name, label_of(fit, name))
   columns <- Map(name_one, found, names(found))
   as_rows(lapply(do.call(c, unname(columns)), spread_rows, complete))

@@ -4,40 +4,39 @@
 
 # A column_spec(), from the arguments of a call. `given` are quosures of `label`, `features` and
 # `weight`; those that the call leaves out are NULL.
-choose_columns <- function(given, formula, data_options, data, call = caller_env()) {
+choose_columns <- function(given, formula, data_options, data) {
   is_made <- inherits(data_options, "tfdist_data_options")
-  check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options", call)
-  check_no_database(data, "data", call)
+  check_fits(data_options, is_made, "made by `data_options()`", TRUE, "data_options")
+  check_no_database(data, "data")
   if (inherits(data, "recipe")) {
-    problem <- "`data` is a recipe."
-    abort_input(problem, i = "Write `barrier_train(sc, model, data_frame, recipe)`.", call = call)
+    abort_input("`data` is a recipe.", i = "Write `barrier_train(sc, model, data_frame, recipe)`.")
   }
   if (is.null(formula)) {
     given$label <- given$label %||% "label"
-    chosen <- select_columns(given, data, data_options, call)
-    return(column_spec(chosen$label, chosen$features, chosen$weight, data_options, call))
+    chosen <- select_columns(given, data, data_options)
+    return(column_spec(chosen$label, chosen$features, chosen$weight, data_options))
   }
-  check_formula(formula, given, call)
+  check_formula(formula, given)
   if (inherits(formula, "recipe")) {
-    return(recipe_columns(formula, data, data_options, call))
+    return(recipe_columns(formula, data, data_options))
   }
-  weight <- select_columns(list(label = "label", weight = given$weight), data, data_options, call)
-  weight <- check_string(weight$weight, TRUE, "weight", call)
-  formula_columns(formula, data, weight, data_options, call)
+  weight <- select_columns(list(label = "label", weight = given$weight), data, data_options)
+  weight <- check_string(weight$weight, TRUE, "weight")
+  formula_columns(formula, data, weight, data_options)
 }
 
 # A fit reads later data frames in the same way as those of its training.
-check_no_formula <- function(formula, is_fit, call = caller_env()) {
+check_no_formula <- function(formula, is_fit) {
   if (is_fit && !is.null(formula)) {
     problem <- "`model` is a fit, which knows its columns, so `formula` must be left out."
-    abort_input(problem, i = "To choose others, pass its model: `fit$model`.", call = call)
+    abort_input(problem, i = "To choose others, pass its model: `fit$model`.")
   }
 }
 
-check_formula <- function(formula, given, call) {
+check_formula <- function(formula, given) {
   is_recipe <- inherits(formula, "recipe")
   fits <- is_recipe || rlang::is_formula(formula)
-  check_fits(formula, fits, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
+  check_fits(formula, fits, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula")
   unused <- c("label", "features", if (is_recipe) "weight")
   is_given <- function(quo) rlang::is_quosure(quo) && !rlang::quo_is_null(quo)
   unused <- unused[vapply(given[unused], is_given, NA)]
@@ -45,28 +44,28 @@ check_formula <- function(formula, given, call) {
     what <- if (is_recipe) "The recipe" else "`formula`"
     role <- if (is_recipe) ", by their roles" else ""
     problem <- sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]])
-    abort_input(problem, i = sprintf("Choose the columns in one of the two%s.", role), call = call)
+    abort_input(problem, i = sprintf("Choose the columns in one of the two%s.", role))
   }
 }
 
 # Prepare the rows of a data frame as in the training. Without `with_label`, only the columns of the
 # features must exist. With `keeps_missing`, values that cannot be computed are NA.
-prepare_rows <- function(preparation, data, arg, call, with_label = FALSE, keeps_missing = FALSE) {
-  check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
+prepare_rows <- function(preparation, data, arg, with_label = FALSE, keeps_missing = FALSE) {
+  check_columns(preparation$variables, names(data), arg, "a feature of the training")
   if (with_label) {
     # Otherwise a variable of this session with that name would be the label.
     label <- preparation$label_variables
-    check_columns(label, names(data), arg, "part of the training's label", call)
+    check_columns(label, names(data), arg, "part of the training's label")
   }
   if (inherits(preparation, "tfdist_recipe")) {
-    bake_rows(preparation, data, arg, call, with_label)
+    bake_rows(preparation, data, arg, with_label)
   } else {
-    apply_formula(preparation, data, arg, call, with_label, keeps_missing)
+    apply_formula(preparation, data, arg, with_label, keeps_missing)
   }
 }
 
 # Reject data other than data frames, with what to do instead.
-check_can_prepare <- function(preparation, data, arg, call) {
+check_can_prepare <- function(preparation, data, arg) {
   if (is.null(preparation) || is.data.frame(data)) {
     return(invisible())
   }
@@ -82,7 +81,7 @@ check_can_prepare <- function(preparation, data, arg, call) {
   if (!is_table) {
     advice <- "Pass a data frame."
   }
-  abort_input(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice, call = call)
+  abort_input(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice)
 }
 
 #' Count the input columns of a model
@@ -93,7 +92,6 @@ check_can_prepare <- function(preparation, data, arg, call) {
 #'
 #' @inheritParams barrier_train
 #' @param data A data frame.
-#'
 #' @return A whole number for the `input_shape` argument of `keras_model_sequential()`. If
 #'   `features` describes several inputs, a list of numbers, named after the inputs. The
 #'   `feature_names` attribute contains the names of the columns.
@@ -114,10 +112,9 @@ tfdist_shape <- function(
   data_options = NULL
 ) {
   check_dots_empty(...)
-  call <- rlang::current_env()
   check_fits(data, is.data.frame(data), "a data frame")
-  columns <- choose_columns(named_columns(call), formula, data_options, data)
-  names <- check_frame(data, columns, "data", call)$feature_names
+  columns <- choose_columns(named_columns(rlang::current_env()), formula, data_options, data)
+  names <- check_frame(data, columns, "data")$feature_names
   counts <- if (is.list(names)) lapply(names, length) else length(names)
   structure(counts, feature_names = names)
 }

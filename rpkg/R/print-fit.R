@@ -9,12 +9,8 @@ print.tfdist_fit <- function(x, ...) {
   cat(sprintf("<tfdist_fit> %s, %.1f s\n", counts, x$seconds))
   last <- last_metrics(x)
   figures <- as.list(rlang::set_names(show_loss(last), names(last)))
-  details <- list(
-    settings = format_settings(x),
-    "per worker" = format_balance(x$workers),
-    audit = format_audit(x)
-  )
-  print_aligned(c(figures, details))
+  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  print_aligned(c(figures, details, list(audit = format_audit(x))))
   invisible(x)
 }
 
@@ -57,16 +53,13 @@ format_settings <- function(fit) {
   left_out <- c("workers", "epochs", "seed", "verbose", "timeout")
   defaults <- formals(barrier_train)
   is_shown <- function(name) {
-    name == "batch_size" ||
-      !identical(as.character(settings[[name]]), plain_default(defaults[[name]]))
+    is_default <- identical(as.character(settings[[name]]), as_text(defaults[[name]]))
+    name == "batch_size" || !is_default
   }
   names <- Filter(is_shown, setdiff(names(settings), left_out))
   values <- vapply(settings[names], format_setting, "")
-  seed <- sprintf("seed = %s", fit$seed %||% "not set")
-  c(sprintf("%s = %s", names, values), seed)
+  c(sprintf("%s = %s", names, values), sprintf("seed = %s", fit$seed %||% "not set"))
 }
-
-plain_default <- function(default) if (!is.null(default)) as.character(default)
 
 format_setting <- function(value) {
   if (inherits(value, "tfdist_options")) {
@@ -88,19 +81,17 @@ format_audit <- function(fit) {
   if (audit$steps == 0L) {
     return(if (length(audit$skipped)) paste("none:", audit$skipped))
   }
-  found <- sprintf("largest relative difference %.1g", max(audit$weights, audit$metrics))
-  if (length(audit$differences)) {
-    found <- sprintf("%d of them different", length(audit$differences))
-  }
   steps <- format_count(fit$workers$steps[[1L]], "step")
+  is_undecided <- isTRUE(audit$undecided > 0L)
+  skipped <- if (is_undecided) paste(audit$undecided, "undecided:") else "not compared:"
   c(
     sprintf("%d of %s against one process", audit$steps, steps),
-    found,
-    if (length(audit$skipped)) {
-      undecided <- audit$undecided > 0L
-      label <- if (isTRUE(undecided)) paste(audit$undecided, "undecided") else "not compared"
-      paste0(label, ": ", toString(audit$skipped))
+    if (length(audit$differences)) {
+      sprintf("%d of them different", length(audit$differences))
+    } else {
+      sprintf("largest relative difference %.1g", max(audit$weights, audit$metrics))
     },
+    if (length(audit$skipped)) paste(skipped, toString(audit$skipped)),
     if (length(audit$left_out)) paste("not compared:", toString(audit$left_out))
   )
 }
@@ -111,16 +102,12 @@ format_balance <- function(workers) {
     return(character())
   }
   c(
-    format_counts(workers$rows, "row"),
-    format_counts(workers$steps, "step"),
+    format_count(workers$rows, "row"),
+    format_count(workers$steps, "step"),
     if (!anyNA(workers$waited)) {
       sprintf("%s s waiting", format_range(workers$waited, function(x) sprintf("%.1f", x)))
     }
   )
-}
-
-format_counts <- function(counts, noun) {
-  sprintf("%s %s%s", format_range(counts), noun, if (max(counts) == 1L) "" else "s")
 }
 
 format_range <- function(x, as_text = format_number) {
@@ -132,30 +119,23 @@ format_number <- function(x) {
   format(x, big.mark = ",", decimal.mark = ".", scientific = FALSE, trim = TRUE)
 }
 
+# "1 row", "3 rows", or "1 to 3 rows".
 format_count <- function(n, noun) {
-  sprintf("%s %s%s", format_number(n), noun, if (n == 1L) "" else "s")
+  sprintf("%s %s%s", format_range(n), noun, if (max(n) == 1L) "" else "s")
 }
 
 #' @rdname tfdist_fit
 #' @export
 summary.tfdist_fit <- function(object, ...) {
   check_dots_empty(...)
-  uri <- object$model_uri
-  structure(
-    list(
-      header = utils::capture.output(print(object)),
-      history = wide_history(object),
-      workers = object$workers,
-      generations = object$generations,
-      straggler = object$straggler,
-      audit = object$audit,
-      model_format = object$model_format,
-      model_uri = uri,
-      model_bytes = if (is.null(uri)) base64_size(object$model_base64),
-      model_sha256 = object$model_sha256
-    ),
-    class = "summary.tfdist_fit"
+  fields <- c("workers", "generations", "straggler", "audit")
+  fields <- c(fields, "model_format", "model_uri", "model_sha256")
+  own <- list(
+    header = utils::capture.output(print(object)),
+    history = wide_history(object),
+    model_bytes = if (is.null(object$model_uri)) base64_size(object$model_base64)
   )
+  structure(c(own, unclass(object)[fields]), class = "summary.tfdist_fit")
 }
 
 #' @rdname tfdist_fit

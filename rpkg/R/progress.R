@@ -1,7 +1,7 @@
 # The function that shows the progress of Python's calls. Python calls it on this thread, with the
 # kind of an event and a list of its values.
-new_progress <- function(call = caller_env()) {
-  now <- rlang::env(bar = NULL, recent = list(), pane = new_pane(call))
+new_progress <- function() {
+  now <- rlang::env(bar = NULL, recent = list(), pane = new_pane())
   function(kind, event = list()) {
     keep_conditions({
       update_pane(now$pane, kind, event)

@@ -5,22 +5,22 @@ needed_reticulate <- "1.39"
 no_module <- "It has no module pybackend."
 
 # The Python module, imported when it is first needed.
-pybackend <- function(call = caller_env()) {
+pybackend <- function() {
   if (is.null(the$pybackend)) {
-    the$pybackend <- load_pybackend(call)
+    the$pybackend <- load_pybackend()
     warn_other_version(the$pybackend$`__version__`)
   }
   the$pybackend
 }
 
-load_pybackend <- function(call = caller_env()) {
+load_pybackend <- function() {
   # R itself checks the versions of packages from which NAMESPACE imports: see .onLoad().
   loadNamespace("reticulate", versionCheck = list(op = ">=", version = needed_reticulate))
   # Once Python runs, this session cannot change to another one. So look first, and if pybackend is
   # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {
     local_no_managed_python()
-    find_pybackend(call)
+    find_pybackend()
   }
   tryCatch(
     {
@@ -31,7 +31,7 @@ load_pybackend <- function(call = caller_env()) {
     error = function(error) {
       # The second line of reticulate's message is about its own traceback.
       reason <- sub("\nRun `reticulate::.*", "", cli::ansi_strip(conditionMessage(error)))
-      abort_no_pybackend(running_python(), reason, call)
+      abort_no_pybackend(running_python(), reason)
     }
   )
 }
@@ -73,10 +73,10 @@ discover_python <- function() {
 }
 
 # The Python that has pybackend, without starting it.
-find_pybackend <- function(call) {
+find_pybackend <- function() {
   config <- discover_python()
   if (is.null(config$required_module_path)) {
-    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
+    abort_no_pybackend(config, if (!is.null(config$python)) no_module)
   }
   config
 }
@@ -123,7 +123,7 @@ python_reason <- function(config) {
   }
 }
 
-abort_no_pybackend <- function(config, reason, call) {
+abort_no_pybackend <- function(config, reason) {
   abort_tfdist(
     c(
       "The Python package pybackend, which does the training, cannot be imported.",
@@ -133,8 +133,7 @@ abort_no_pybackend <- function(config, reason, call) {
       i = "`tfdist::tfdist_sitrep()` shows what was found."
     ),
     "tfdist_error_python",
-    reason = reason,
-    call = call
+    reason = reason
   )
 }
 
@@ -142,10 +141,8 @@ abort_no_pybackend <- function(config, reason, call) {
 how_to_install <- function() {
   chosen <- Sys.getenv("RETICULATE_PYTHON")
   if (nzchar(chosen)) {
-    return(sprintf(
-      "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, run `tfdist::install_tfdist()`",
-      chosen
-    ))
+    unset <- "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, run"
+    return(paste(sprintf(unset, chosen), "`tfdist::install_tfdist()`"))
   }
   again <- if (reticulate::py_available()) ", then restart R" else ""
   sprintf("Run `tfdist::install_tfdist()`%s", again)
@@ -175,10 +172,10 @@ is_older <- function(version, than) {
 
 # Call a function of pybackend. Its failures come back in an envelope, because reticulate drops the
 # attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
-# R interrupt. Python's progress and messages are shown by R.
-call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
-  bridge <- pybackend(call)$bridge
-  progress <- new_progress(call)
+# R interrupt. Python's progress and messages are shown by R. `!!!` splices a list of arguments.
+call_python <- function(fn, ..., stops_workers = TRUE) {
+  bridge <- pybackend()$bridge
+  progress <- new_progress()
   outcome <- "failed"
   reason <- NULL
   on.exit(
@@ -191,14 +188,13 @@ call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   )
   the$observer_error <- NULL
   answer <- withCallingHandlers(
-    bridge$capture_shown(progress, fn, ...),
+    do.call(bridge$capture_shown, c(list(progress, fn), rlang::list2(...)), quote = TRUE),
     python.builtin.Exception = function(error) {
       if (!is.null(the$observer_error)) {
         rlang::cnd_signal(the$observer_error)
       }
       # Keras adds colours to its messages.
-      message <- cli::ansi_strip(conditionMessage(error))
-      abort_tfdist(message, "tfdist_error_python", call = call)
+      abort_tfdist(cli::ansi_strip(conditionMessage(error)), "tfdist_error_python")
     },
     interrupt = function(interrupt) {
       outcome <<- if (stops_workers) "cancelled" else "left"
@@ -209,20 +205,18 @@ call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   )
   if (!isTRUE(answer$ok)) {
     reason <- answer$error$message
-    abort_python(answer$error, call)
+    abort_python(answer$error)
   }
   outcome <- "succeeded"
   answer$value
 }
 
 # The same for a function of bridge.py.
-call_bridge <- function(name, ..., call = caller_env()) {
-  call_python(pybackend(call)$bridge[[name]], ..., call = call)
-}
+call_bridge <- function(name, ...) call_python(pybackend()$bridge[[name]], ...)
 
 # The same in a separate process, for calls that must not start Python in this session.
-call_python_apart <- function(name, arguments, named, call = caller_env()) {
-  config <- find_pybackend(call)
+call_python_apart <- function(name, arguments, named) {
+  config <- find_pybackend()
   request <- list(call = name, arguments = arguments, named = named)
   program <- "import sys; from pybackend.bridge import answer; print(answer(sys.stdin.read()))"
   output <- suppressWarnings(system2(
@@ -232,11 +226,11 @@ call_python_apart <- function(name, arguments, named, call = caller_env()) {
     stdout = TRUE
   ))
   if (length(attr(output, "status"))) {
-    abort_no_pybackend(config, "It failed with the error printed above.", call)
+    abort_no_pybackend(config, "It failed with the error printed above.")
   }
   answer <- jsonlite::parse_json(output[[length(output)]])
   if (!isTRUE(answer$ok)) {
-    abort_python(answer$error, call)
+    abort_python(answer$error)
   }
   answer$value
 }

@@ -1,21 +1,21 @@
 # Recipes of the package recipes: prepared with the training data, and applied to all later data.
 
-recipe_columns <- function(recipe, data, options, call) {
-  check_installed("recipes", "A recipe", call)
-  check_can_prepare(structure(list(), class = "tfdist_recipe"), data, "data", call)
+recipe_columns <- function(recipe, data, options) {
+  check_installed("recipes", "A recipe")
+  check_can_prepare(structure(list(), class = "tfdist_recipe"), data, "data")
   is_prepped <- recipes::fully_trained(recipe)
   if (!is_prepped) {
-    recipe <- run_recipe(recipes::prep(recipe, training = data, retain = TRUE), "data", call)
+    recipe <- run_recipe(recipes::prep(recipe, training = data, retain = TRUE), "data")
   }
   roles <- summary(recipe)
   role_of <- function(role) roles$variable[roles$role %in% role]
   label <- role_of("outcome")
   if (length(label) != 1L) {
     problem <- sprintf("The recipe has %d outcomes, but the model needs one label.", length(label))
-    abort_input(problem, i = "Name it in the recipe: `recipe(y ~ ., data)`.", call = call)
+    abort_input(problem, i = "Name it in the recipe: `recipe(y ~ ., data)`.")
   }
   weight <- null_if_empty(role_of("case_weights"))
-  columns <- column_spec(label, role_of("predictor"), weight, options, call)
+  columns <- column_spec(label, role_of("predictor"), weight, options)
   if (!is_prepped) {
     # Steps with `skip = TRUE` are for the rows of the training only.
     columns$rows <- plain_weights(recipes::bake(recipe, new_data = NULL), weight)
@@ -47,18 +47,17 @@ find_skipped <- function(recipe, data, label) {
   NULL
 }
 
-bake_rows <- function(preparation, data, arg, call, with_label) {
+bake_rows <- function(preparation, data, arg, with_label) {
   recipe <- preparation$recipe
   if (!with_label) {
-    return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
+    return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg))
   }
   if (!is.null(preparation$skipped)) {
     text <- "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`."
-    problem <- sprintf(text, preparation$skipped, preparation$label, arg)
     advice <- "Metrics of unchanged labels are not comparable: change the labels before the recipe."
-    abort_input(problem, i = advice, call = call)
+    abort_input(sprintf(text, preparation$skipped, preparation$label, arg), i = advice)
   }
-  rows <- run_recipe(recipes::bake(recipe, data), arg, call)
+  rows <- run_recipe(recipes::bake(recipe, data), arg)
   plain_weights(rows, preparation$weight)
 }
 
@@ -70,6 +69,6 @@ plain_weights <- function(rows, weight) {
   rows
 }
 
-run_recipe <- function(code, arg, call) {
-  or_abort(code, sprintf("The recipe cannot be applied to `%s`.", arg), call = call)
+run_recipe <- function(code, arg) {
+  or_abort(code, sprintf("The recipe cannot be applied to `%s`.", arg))
 }

@@ -24,12 +24,10 @@
 #' @param sc A connection from `sparklyr::spark_connect()`, or a PySpark `SparkSession`.
 #' @param tfrecord_spec The features to read, as a named vector of `"int64"`, `"float32"`, `"bytes"`
 #'   or `"string"`, followed by `"[]"` for arrays. `NULL` (default): all features.
-#'
 #' @return
 #' * `write_tfrecords()`: the absolute path, invisibly.
 #' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read
 #'   when they are needed. If `sc` is a `SparkSession`, it returns a PySpark DataFrame.
-#'
 #' @inheritSection barrier_train Errors
 #' @export
 #' @examples
@@ -49,7 +47,6 @@ write_tfrecords <- function(
   partitions = NULL
 ) {
   check_dots_empty(...)
-  call <- rlang::current_env()
   is_table <- inherits(tbl, "tbl_spark") || is_spark_frame(tbl)
   check_fits(tbl, is_table, "a sparklyr table or a PySpark DataFrame")
   path <- absolute_path(check_string(path))
@@ -57,17 +54,8 @@ write_tfrecords <- function(
   check_flag(overwrite)
   partitions <- check_count(partitions, allow_null = TRUE)
 
-  write <- function(frame) {
-    call_python(
-      pybackend()$write_tfrecords,
-      frame,
-      path,
-      compression = compression,
-      overwrite = overwrite,
-      partitions = partitions,
-      call = call
-    )
-  }
+  options <- list(compression = compression, overwrite = overwrite, partitions = partitions)
+  write <- function(frame) call_python(pybackend()$write_tfrecords, frame, path, !!!options)
   if (is_python(tbl)) {
     write(tbl)
   } else {
@@ -87,24 +75,18 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   read <- pybackend()$read_tfrecords
   spec <- as_list_or_null(tfrecord_spec)
   frame <- call_python(read, open_session(route), path, tfrecord_spec = spec)
-  if (route$kind == "python") {
-    return(frame)
-  }
-  # The view exists as long as the session, because a lazy table reads it repeatedly.
-  name <- paste0("tfdist_records_", random_hex())
-  frame$createOrReplaceTempView(name)
-  dplyr::tbl(sc, name)
+  if (route$kind == "python") frame else show_spark_frame(frame, sc, "records")
 }
 
-check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
-  route <- check_sc(sc, arg, call)
+check_spark <- function(sc, arg = caller_arg(sc)) {
+  route <- check_sc(sc, arg)
   if (!has_spark(route)) {
     problem <- sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route))
     advice <- "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   if (route$kind != "python") {
-    check_installed("dplyr", "A Spark table", call)
+    check_installed("dplyr", "A Spark table")
   }
   route
 }

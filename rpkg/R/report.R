@@ -11,7 +11,6 @@
 #' @param path The file to write, `*.html`.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param title Title of the page. `NULL` (default): the model's name.
-#'
 #' @return `path`, invisibly. The page lists the parts that are missing from the fit.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -32,31 +31,29 @@ report <- function(x, path, ..., title = NULL) {
   check_model_path(path, c("html", "htm"))
   check_string(title, allow_null = TRUE)
   write <- if (is_failure) report_failure else report_fit
-  write(x, path, title)
+  write(x, path.expand(path), title)
   invisible(path)
 }
 
-report_fit <- function(fit, path, title, call = caller_env()) {
+report_fit <- function(fit, path, title) {
   # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  call_bridge("report_record", fit$record, model, path.expand(path), title, call = call)
+  call_bridge("report_record", fit$record, model, path, title)
 }
 
-report_failure <- function(error, path, title, call = caller_env()) {
+report_failure <- function(error, path, title) {
+  timeline <- error$timeline
+  as_moment <- function(row) {
+    utils::modifyList(as.list(timeline[row, ]), list(time = as.double(timeline$time[[row]])))
+  }
+  fields <- c("rank", "host", "exception_type", "traceback")
   call_bridge(
     "report_failure",
-    rank = error$rank,
-    host = error$host,
-    exception_type = error$exception_type,
+    !!!rlang::set_names(lapply(fields, function(field) error[[field]]), fields),
     message = conditionMessage(error),
-    traceback = error$traceback,
     log = as.list(error$log),
-    timeline = lapply(seq_len(NROW(error$timeline)), function(row) {
-      moment <- as.list(error$timeline[row, ])
-      utils::modifyList(moment, list(time = as.double(moment$time)))
-    }),
-    path = path.expand(path),
-    title = title,
-    call = call
+    timeline = lapply(seq_len(NROW(timeline)), as_moment),
+    path = path,
+    title = title
   )
 }

@@ -27,7 +27,6 @@
 #' @param model_options [model_options()]: custom classes of the model. Those of a fit are known.
 #'   For a fit that was trained with `safe_mode = FALSE`, it is always `FALSE`.
 #' @param verbose 0 and 1 show nothing; 2 shows what the workers print.
-#'
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
@@ -35,9 +34,7 @@
 #'   tibble for a data frame. For other inputs the model's raw outputs: an array with a row for each
 #'   row of `x`, with the levels of the label as column names if `model` is a fit that has them; a
 #'   list of arrays for a model with several outputs.
-#'
 #' @inheritSection barrier_train Errors
-#'
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)
@@ -49,7 +46,6 @@
 barrier_evaluate <- take_options(
   function(sc, model, data, ...) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_scored_model(model, "a compiled Keras model")
     settings <- scoring_settings(model)
@@ -68,12 +64,10 @@ barrier_evaluate <- take_options(
     launcher <- if (runs_r) open_r_workers(route) else session
     figures <- with_python_data(rows$data, session, function(sent) {
       columns <- add_label_levels(rows$columns, rows$data, sent)
-      columns <- as_python_columns(columns, rows$data, NULL, call)
-      run_scoring("barrier_evaluate", launcher, model, sent, settings, columns, call)
+      columns <- as_python_columns(columns, rows$data, NULL)
+      run_scoring("barrier_evaluate", launcher, model, sent, settings, columns)
     })
-    figures <- plain_metrics(figures)
-    record_evaluation(figures)
-    figures
+    record_evaluation(plain_metrics(figures))
   },
   barrier_evaluate_options
 )
@@ -83,7 +77,6 @@ barrier_evaluate <- take_options(
 barrier_predict <- take_options(
   function(sc, model, x, ..., type = NULL) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     route <- check_sc(sc)
     check_scored_model(model, "a Keras model")
     check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
@@ -95,39 +88,36 @@ barrier_predict <- take_options(
     rows <- as_input(checked$rows, as_feature_array)
     # Before anything is computed: the model's outputs name the columns.
     here <- if (is.function(model) && shows_columns(type, x)) model() else model
-    scores <- run_scoring("barrier_predict", session, model, rows, settings, NULL, call)
-    shape_scores(scores, here, checked$complete, type, x, call)
+    scores <- run_scoring("barrier_predict", session, model, rows, settings, NULL)
+    shape_scores(scores, here, checked$complete, type, x)
   },
   barrier_predict_options
 )
 
-run_scoring <- function(name, launcher, model, rows, settings, columns, call) {
-  arguments <- list(pybackend(call)[[name]], launcher, as_sent_model(model, call), rows)
-  do.call(call_python, c(arguments, as_python_settings(settings, call), columns, call = call))
+run_scoring <- function(name, launcher, model, rows, settings, columns) {
+  options <- c(as_python_settings(settings), columns)
+  call_python(pybackend()[[name]], launcher, as_sent_model(model), rows, !!!options)
 }
 
 # The rows to evaluate, checked: `data`, the `columns` to read, and the `levels` of a label whose
 # codes the training did not define. `given` are quosures as in choose_columns().
 check_scored_rows <- function(given, data_options, data, model, route, arg = "data") {
-  call <- caller_env()
-  given <- choose_columns(given, NULL, data_options, data, call = call)
-  columns <- complete_columns(given, model, call = call)
+  given <- choose_columns(given, NULL, data_options, data)
+  columns <- complete_columns(given, model)
   # Levels are not determined from these rows, whose values may differ.
   columns$finds_levels <- FALSE
-  check_can_prepare(columns$preparation, data, "data", call)
-  data <- check_data(data, columns, route, arg = arg, call = call)
-  check_has_columns(given, data, call = call)
-  levels <- if (is.null(columns$levels)) levels(data$y)
-  if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels, call = call)
-  }
+  data <- check_data(data, columns, route, arg = arg)
+  check_has_columns(given, data)
   columns$features <- data$features %||% columns$features
-  list(data = data, columns = columns, levels = levels)
+  if (is.null(columns$levels)) {
+    return(list(data = data, columns = columns, levels = levels(data$y)))
+  }
+  list(data = match_levels(data, columns$levels), columns = columns)
 }
 
-check_scored_model <- function(model, kind, call = caller_env()) {
+check_scored_model <- function(model, kind) {
   expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
-  check_model(model, expected, call = call)
+  check_model(model, expected)
 }
 
 # The arguments that both calls share, from the call's frame.
@@ -140,56 +130,49 @@ scoring_settings <- function(model, frame = caller_env()) {
 complete_settings <- function(settings, model) {
   if (inherits(model, "tfdist_fit")) {
     options <- settings$model_options %||% model_options()
-    objects <- options$custom_objects %||% living_objects(fit_field(model, "custom_objects"))
+    objects <- options$custom_objects %||% living_objects(model$custom_objects)
     options["custom_objects"] <- list(objects)
-    options$safe_mode <- isTRUE(options$safe_mode) && fit_field(model, "safe_mode")
+    options$safe_mode <- isTRUE(options$safe_mode) && model$safe_mode
     settings$model_options <- options
   }
   settings
 }
 
 # Options that were not passed are those of the training, where the label may have another name.
-complete_columns <- function(columns, model, call = caller_env()) {
+complete_columns <- function(columns, model) {
   if (!inherits(model, "tfdist_fit")) {
     if (is_python(model)) {
-      columns$text_inputs <- find_text_inputs(model, call)
+      columns$text_inputs <- find_text_inputs(model)
     }
     return(columns)
   }
-  categories <- fit_field(model, "categories")
-  trained <- fit_field(model, "label")
+  fields <- c("feature_names", "preparation", "levels", "formula")
+  columns[fields] <- lapply(fields, function(field) model[[field]])
+  categories <- model$categories
+  trained <- model$label
   are_single <- rlang::is_string(trained) && rlang::is_string(columns$label)
-  if (are_single && !is.null(categories[[trained]])) {
-    values <- categories[[trained]]
-    categories[[trained]] <- NULL
-    categories[[columns$label]] <- values
+  if (are_single && trained %in% names(categories)) {
+    names(categories)[names(categories) == trained] <- columns$label
   }
   if (is.null(columns$features)) {
-    columns$features <- fit_field(model, "features")
+    columns$features <- model$features
     columns$known_from <- if (!is.null(columns$features)) "the training"
   }
-  columns$feature_names <- fit_field(model, "feature_names")
-  columns$preparation <- fit_field(model, "preparation")
-  if (inherits(columns$preparation, "tfdist_recipe")) {
-    # The recipe names the weights by a role.
-    columns$weight <- columns$weight %||% columns$preparation$weight
-  }
+  # A recipe names the weights by a role; a formula has none.
+  columns$weight <- columns$weight %||% columns$preparation$weight
   # Fewer features than those of the training may be given.
   used <- c(unlist(columns$features), unlist(columns$label), columns$weight)
   of_used <- function(x) if (is.null(columns$features)) x else x[names(x) %in% used]
-  tensors <- null_if_empty(of_used(fit_field(model, "tensors")))
-  columns$tensors <- columns$tensors %||% tensors
+  columns$tensors <- columns$tensors %||% null_if_empty(of_used(model$tensors))
   categories <- utils::modifyList(as.list(of_used(categories)), as.list(columns$categories))
   columns["categories"] <- list(null_if_empty(categories))
-  trained <- fit_field(model, "encode")
+  trained <- model$encode
   trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
   if (is.null(columns$encode)) {
     columns$encode <- trained
   } else if (!is.null(names(columns$encode))) {
     columns$encode <- utils::modifyList(as.list(trained), as.list(columns$encode))
   }
-  columns$levels <- fit_field(model, "levels")
-  columns$formula <- fit_field(model, "formula")
   columns$finds_levels <- FALSE
   columns
 }
@@ -207,12 +190,10 @@ scored_label <- function(model, data) {
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]
 
-check_no_table <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_no_table <- function(x, arg = caller_arg(x)) {
   if (inherits(x, "tbl_spark")) {
-    abort_input(
-      sprintf("`%s` is a Spark table, whose rows have no order to return predictions in.", arg),
-      i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit.",
-      call = call
-    )
+    problem <- "`%s` is a Spark table, whose rows have no order to return predictions in."
+    advice <- "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit."
+    abort_input(sprintf(problem, arg), i = advice)
   }
 }

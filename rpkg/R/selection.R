@@ -12,20 +12,17 @@ named_columns <- function(frame) {
 
 # The strings that `label`, `features` and `weight` stand for; `given` are quosures by these names.
 # `options` are data_options().
-select_columns <- function(given, data, options, call) {
+select_columns <- function(given, data, options) {
   columns <- known_columns(data)
-  read <- function() columns %||% read_columns(data, options, call)
-  label <- select_labels(given$label, columns, read, call)
-  weight <- select_one(given$weight, columns, read, "weight", call)
+  read <- function() columns %||% read_columns(data, options)
+  label <- select_labels(given$label, columns, read)
+  weight <- select_one(given$weight, columns, read, "weight")
   others <- c(
     if (is.list(label) || rlang::is_string(label)) unlist(label),
     if (rlang::is_string(weight)) weight
   )
-  list(
-    label = label,
-    features = select_features(given$features, columns, read, others, call),
-    weight = weight
-  )
+  features <- select_features(given$features, columns, read, others)
+  list(label = label, features = features, weight = weight)
 }
 
 # The columns of data that R knows, as a data frame or as names; NULL for those of files and arrays.
@@ -36,24 +33,24 @@ known_columns <- function(data) {
     data
   } else if (is_python_frame(data)) {
     as.character(unlist(reticulate::py_to_r(reticulate::import_builtins()$list(data$columns))))
-  } else if (is.list(data) && !is_python(data) && length(data) && is.data.frame(data[[1L]])) {
+  } else if (is_r_list(data) && length(data) && is.data.frame(data[[1L]])) {
     data[[1L]]
   }
 }
 
 # Names of the columns of files, which Python reads.
-read_columns <- function(data, options, call) {
+read_columns <- function(data, options) {
   if (!is_paths(data)) {
     return(NULL)
   }
   spec <- options$tfrecord_spec
-  path <- check_data_path(data, "data", call)
-  as.character(unlist(call_bridge("list_columns", path, spec, call = call)))
+  path <- check_data_path(data, "data")
+  as.character(unlist(call_bridge("list_columns", path, spec)))
 }
 
 # One column, or, for a model of several outputs, a named list of one for each.
-select_labels <- function(quo, columns, read, call) {
-  select <- function(part, name) select_one(part, columns, read, name, call)
+select_labels <- function(quo, columns, read) {
+  select <- function(part, name) select_one(part, columns, read, name)
   select_parts(quo, "label", select) %||% select(quo, "label")
 }
 
@@ -68,26 +65,24 @@ select_parts <- function(quo, arg, select) {
   Map(function(part, name) select(rlang::as_quosure(part, env), name), parts, names)
 }
 
-select_one <- function(quo, columns, read, arg, call) {
+select_one <- function(quo, columns, read, arg) {
   plain <- evaluate_strings(quo, column_names(columns))
   if (plain$found) {
     return(plain$value)
   }
-  found <- select_by_tidyselect(quo, read(), arg, call)
+  found <- select_by_tidyselect(quo, read(), arg)
   if (length(found) != 1L) {
     count <- if (length(found)) sprintf("%d: %s", length(found), list_names(found)) else "none"
-    abort_input(
-      sprintf("`%s = %s` must select one column, not %s.", arg, rlang::as_label(quo), count),
-      call = call
-    )
+    problem <- "`%s = %s` must select one column, not %s."
+    abort_input(sprintf(problem, arg, rlang::as_label(quo), count))
   }
   found
 }
 
 # `others`, the label and the weight, are not among the features unless the selection names them.
-select_features <- function(quo, columns, read, others, call, arg = "features") {
+select_features <- function(quo, columns, read, others, arg = "features") {
   parts <- select_parts(quo, arg, function(part, name) {
-    select_features(part, columns, read, others, call, name)
+    select_features(part, columns, read, others, name)
   })
   if (!is.null(parts)) {
     return(parts)
@@ -97,11 +92,10 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
     return(plain$value)
   }
   names <- read()
-  found <- select_by_tidyselect(quo, names, arg, call)
+  found <- select_by_tidyselect(quo, names, arg)
   if (!length(found)) {
     problem <- sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo))
-    advice <- sprintf("Its columns are %s.", list_names(column_names(names)))
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = sprintf("Its columns are %s.", list_names(column_names(names))))
   }
   setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
 }
@@ -121,7 +115,7 @@ evaluate_strings <- function(quo, known) {
     return(list(found = is_column, value = if (is_column) as.character(expr)))
   }
   value <- tryCatch(rlang::eval_tidy(quo), error = function(error) quo)
-  is_plain <- is.null(value) || is.character(value) || (is.list(value) && !is_python(value))
+  is_plain <- is.null(value) || is.character(value) || (is_r_list(value))
   if (is.symbol(expr) && !is_plain) {
     return(list(found = TRUE, value = as.character(expr)))
   }
@@ -134,11 +128,11 @@ selection_helpers <- c(
   c("one_of", "all_of", "any_of", "where")
 )
 
-select_by_tidyselect <- function(quo, columns, arg, call) {
+select_by_tidyselect <- function(quo, columns, arg) {
   if (is.null(columns)) {
     text <- "`%s = %s` selects columns, but the column names of `data` are not known."
     problem <- sprintf(text, arg, rlang::as_label(quo))
-    abort_input(problem, i = "If `data` has columns, name them as strings.", call = call)
+    abort_input(problem, i = "If `data` has columns, name them as strings.")
   }
   names <- column_names(columns)
   data <- if (is.data.frame(columns)) columns else rlang::set_names(as.list(names), names)
@@ -146,8 +140,7 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
   selected <- or_abort(
     tidyselect::eval_select(quo, data, allow_rename = FALSE, allow_predicates = tests),
     sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
-    i = sprintf("Its columns are %s.", list_names(names)),
-    call = call
+    i = sprintf("Its columns are %s.", list_names(names))
   )
   names[selected]
 }

@@ -48,12 +48,12 @@ declare_python <- function() {
 #' * `tfdist.verbose`: the default for `verbose` in the same functions: 0 shows nothing, 1 shows
 #'   progress, and 2 also shows what the workers print. `NULL` (default): each function's own
 #'   default.
-#' * `tfdist.fork_server`: whether a process that has imported TensorFlow waits in the background
-#'   after a call on this machine, so that later calls start at once. It takes about 0.5 GB of
-#'   memory, and exits with the session or after ten minutes without a call. `NULL` (default):
+#' * `tfdist.fork_server`: whether calls on this machine import TensorFlow once, in a process in the
+#'   background from which all workers are forked, so that later calls start at once. It takes about
+#'   0.3 GB of memory, and exits with the session or after ten minutes without a call. `NULL` (default):
 #'   `TRUE` on Linux without GPUs.
-#' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if
-#'   the rstudioapi package is installed. The default is `TRUE`.
+#' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if the
+#'   rstudioapi package is installed. The default is `TRUE`.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #'
@@ -78,8 +78,8 @@ name_argument <- function(name, frame) {
 }
 
 # A larger function is a mistake: rows are passed as `data`, or the workers read them.
-max_closure_bytes <- function(call = caller_env()) {
+max_closure_bytes <- function() {
   megabytes <- getOption("tfdist.max_function_mb", 256)
-  check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )", call = call)
+  check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )")
   megabytes * 2^20
 }

@@ -10,7 +10,6 @@
 #' @param sc `NULL` for this machine only; or the cluster to check, as in [barrier_train()].
 #'   `"local[N]"` tests N workers on this machine; `"local"` tests two.
 #' @param quiet `TRUE` prints nothing.
-#'
 #' @return A list, invisibly: `ready` (`TRUE` if this machine is ready to train), `r`, `packages`,
 #'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
 #'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `rpy2`,
@@ -96,25 +95,22 @@ find_java <- function() {
 print_sitrep <- function(report) {
   cli::cli_h1("tfdist {report$packages$tfdist}")
   cli::cli_h2("R {report$r}")
-  for (package in setdiff(names(report$packages), "tfdist")) {
-    print_found(package, report$packages[[package]], how_to_get(package))
+  purposes <- c(reticulate = "", sparklyr = "for Spark", keras3 = "to build models")
+  for (package in intersect(names(purposes), names(report$packages))) {
+    how <- sprintf("%s: install.packages(\"%s\")", purposes[[package]], package)
+    print_found(package, report$packages[[package]], how)
   }
   cli::cli_h2("Python")
   print_python(report)
-  print_found("TensorFlow", report$tensorflow)
-  print_found("Keras", report$keras)
-  print_found("pyspark", report$pyspark, "only needed for Spark")
-  print_spark_home(report)
-  print_rpy2(report)
   cli::cli_h2("Machine")
   print_found("Java", report$java, "only needed for Spark")
   cli::cli_bullets(c(" " = "{report$cores} core{?s}"))
-  print_verdict(report)
-}
-
-how_to_get <- function(package) {
-  purpose <- c(keras3 = "to build models", sparklyr = "for Spark")[[package]]
-  sprintf("%s: install.packages(\"%s\")", purpose, package)
+  cli::cli_text()
+  if (report$ready) {
+    cli::cli_bullets(c(v = "Ready: try {.code train_mnist(\"local\", workers = 2)}"))
+  } else {
+    cli::cli_bullets(c(x = "Not ready. {how_to_install()}"))
+  }
 }
 
 print_found <- function(name, version, absent = "not installed") {
@@ -126,34 +122,25 @@ print_found <- function(name, version, absent = "not installed") {
 }
 
 print_python <- function(report) {
-  if (is.null(report$python)) {
-    cli::cli_bullets(c(x = "No Python was found"))
-  } else {
-    cli::cli_bullets(
-      c(" " = "{.path {report$python}} ({report$python_version}), {report$python_reason}")
-    )
-  }
+  which <- "{.path {report$python}} ({report$python_version}), {report$python_reason}"
+  cli::cli_bullets(if (is.null(report$python)) c(x = "No Python was found") else c(" " = which))
+  other <- "pybackend {report$pybackend}, which is not the version of the R package"
   if (isFALSE(report$versions_match)) {
-    cli::cli_bullets(
-      c(x = "pybackend {report$pybackend}, which is not the version of the R package")
-    )
+    cli::cli_bullets(c(x = other))
   } else if (is.null(report$problem)) {
     print_found("pybackend", report$pybackend)
   } else {
     cli::cli_bullets(c(x = "pybackend: {report$problem}"))
   }
-}
-
-print_spark_home <- function(report) {
+  print_found("TensorFlow", report$tensorflow)
+  print_found("Keras", report$keras)
+  print_found("pyspark", report$pyspark, "only needed for Spark")
   if (!is.null(report$spark_home) && isFALSE(report$spark_is_found)) {
     cli::cli_bullets(c("!" = "sparklyr finds no Spark to start. Before {.code spark_connect()}:"))
     # Verbatim: code must not be broken.
     cli::cli_verbatim(sprintf("  Sys.setenv(SPARK_HOME = \"%s\")", report$spark_home))
   }
-}
-
-# Few users need rpy2, so it is not shown if it is absent.
-print_rpy2 <- function(report) {
+  # Few users need rpy2, so it is not shown if it is absent.
   if (!is.null(report$rpy2_problem)) {
     cli::cli_bullets(c(
       x = "rpy2 {report$rpy2} cannot be used with R {report$r}: {report$rpy2_problem}",
@@ -164,27 +151,17 @@ print_rpy2 <- function(report) {
   }
 }
 
-print_verdict <- function(report) {
-  cli::cli_text()
-  if (report$ready) {
-    cli::cli_bullets(c(v = "Ready: try {.code train_mnist(\"local\", workers = 2)}"))
-  } else {
-    cli::cli_bullets(c(x = "Not ready. {how_to_install()}"))
-  }
-}
-
-# Software of the hosts of a cluster, and the connections between its workers.
-
-# Check every slot with a short barrier job. Problems are returned, not raised.
-gather_cluster <- function(route, sc, call = caller_env()) {
+# Check every slot of a cluster and the connections between them, with a short barrier job. Problems
+# are returned, not raised.
+gather_cluster <- function(route, sc) {
   if (route$kind == "launcher") {
     problem <- "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark."
     advice <- "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
   # "local[4]" has the number of workers; its session is NULL.
-  session <- if (route$kind == "local") sc else open_session(route, call)
-  found <- call_bridge("probe", session, call = call)
+  session <- if (route$kind == "local") sc else open_session(route)
+  found <- call_bridge("probe", session)
   list(
     workers = cluster_frame(found$workers),
     problems = as.character(unlist(found$problems)),

@@ -2,14 +2,14 @@
 
 # Replaces the session in calls that run an R function. Unless `sc` is a connection of sparklyr
 # itself, Python starts the workers and rpy2 runs R in them.
-open_r_workers <- function(route, call = caller_env()) {
-  session <- open_session(route, call)
+open_r_workers <- function(route) {
+  session <- open_session(route)
   if (route$kind != "sparklyr") {
     return(session)
   }
   sc <- route$sc
   python <- executor_python(the$applications[[application_id(sc)]])
-  pybackend(call)$bridge$SparklyrWorkers(
+  pybackend()$bridge$SparklyrWorkers(
     session,
     function(view, archive, group, cores) run_workers(sc, view, archive, group, cores, python),
     function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))
@@ -89,12 +89,9 @@ spark_examine_worker <- function(df, context) {
   if (!is.null(unreached)) {
     unreached <- sprintf("it cannot reach the driver at %s (%s)", context$driver, unreached)
   }
-  problems <- c(problems, missing_packages, unreached)
-  if (length(problems) == 0L) {
-    return(data.frame(problem = character()))
-  }
-  where <- paste0("on ", Sys.info()[["nodename"]], ": ")
-  data.frame(problem = paste0(where, paste(problems, collapse = ", and ")))
+  problems <- paste(c(problems, missing_packages, unreached), collapse = ", and ")
+  problems <- problems[nzchar(problems)]
+  data.frame(problem = sprintf("on %s: %s", Sys.info()[["nodename"]], problems))
 }
 
 # Runs in sparklyr's R on an executor, which may have no packages beyond those that come with R.

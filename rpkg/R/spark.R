@@ -1,5 +1,5 @@
 # Check where the workers will run. Nothing is started here, so a wrong `sc` is reported at once.
-check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
+check_sc <- function(sc, arg = caller_arg(sc)) {
   if (is.null(sc) || is_local(sc)) {
     return(list(kind = "local", sc = sc))
   }
@@ -10,16 +10,15 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
     return(list(kind = "python", sc = sc))
   }
   if (!inherits(sc, "spark_connection")) {
-    abort_sc(sc, arg, call)
+    abort_sc(sc, arg)
   }
   # A connection of pysparklyr has both classes.
   kind <- if (inherits(sc, "pyspark_connection")) "pysparklyr" else "sparklyr"
-  check_open_connection(sc, kind, arg, call)
+  check_open_connection(sc, kind, arg)
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
       sprintf("`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.", arg),
-      i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks.",
-      call = call
+      i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks."
     )
   }
   list(kind = kind, sc = sc)
@@ -35,8 +34,8 @@ is_local <- function(sc) {
   rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
 }
 
-check_open_connection <- function(sc, kind, arg, call) {
-  check_installed("sparklyr", "A Spark connection", call)
+check_open_connection <- function(sc, kind, arg) {
+  check_installed("sparklyr", "A Spark connection")
   is_open <- if (kind == "pysparklyr") {
     # sparklyr considers every connection of pysparklyr open; only the session knows.
     !is_stopped(pysparklyr_session(sc))
@@ -46,7 +45,7 @@ check_open_connection <- function(sc, kind, arg, call) {
   if (!is_open) {
     problem <- sprintf("The Spark connection `%s` is closed.", arg)
     problem <- c(problem, i = "Connect again with `sparklyr::spark_connect()`.")
-    abort_tfdist(problem, "tfdist_error_cluster", call = call)
+    abort_tfdist(problem, "tfdist_error_cluster")
   }
 }
 
@@ -60,7 +59,7 @@ is_stopped <- function(session) {
   reticulate::py_has_attr(session, "is_stopped") && isTRUE(session$is_stopped)
 }
 
-abort_sc <- function(sc, arg, call) {
+abort_sc <- function(sc, arg) {
   abort_input(
     sprintf("`%s` does not specify where the workers run: it is %s.", arg, describe(sc)),
     i = "It can be:",
@@ -68,26 +67,25 @@ abort_sc <- function(sc, arg, call) {
     "*" = "`NULL`: this machine, or all sessions that join (`join_workers()`);",
     "*" = "a connection from `sparklyr::spark_connect()`;",
     "*" = "a PySpark `SparkSession`, held by reticulate;",
-    "*" = "the result of `hosts()` (machines over ssh), `slurm()` or `kubernetes()`.",
-    call = call
+    "*" = "the result of `hosts()` (machines over ssh), `slurm()` or `kubernetes()`."
   )
 }
 
 # A checked route for Python: a PySpark session, a launcher, or NULL for this machine.
-open_session <- function(route, call = caller_env()) {
+open_session <- function(route) {
   switch(
     route$kind,
-    local = open_place(route$sc, call),
+    local = open_place(route$sc),
     python = route$sc,
-    launcher = as_python_options(route$sc, call),
+    launcher = as_python_options(route$sc),
     pysparklyr = pysparklyr_session(route$sc),
-    sparklyr = attach_session(route$sc, call)
+    sparklyr = attach_session(route$sc)
   )
 }
 
 # sparklyr and PySpark share one JVM: a Py4J gateway is started in sparklyr's, and PySpark connects
 # to it instead of starting another Spark. Both sides then see the same tables and views.
-attach_session <- function(sc, call = caller_env()) {
+attach_session <- function(sc) {
   application <- application_id(sc)
   # Stored even if another application is attached now: a gateway exists as long as its JVM.
   if (is.null(the$applications[[application]])) {
@@ -99,8 +97,7 @@ attach_session <- function(sc, call = caller_env()) {
     port = gateway$port,
     secret = gateway$secret,
     spark_home = spark_home(sc),
-    python = executor_python(gateway),
-    call = call
+    python = executor_python(gateway)
   )
 }
 
@@ -139,6 +136,14 @@ with_spark_frame <- function(table, session, code) {
   sparklyr::sdf_register(table, name)
   on.exit(session$catalog$dropTempView(name), add = TRUE)
   code(session$table(name))
+}
+
+# A PySpark DataFrame as a lazy table: a view that exists as long as the connection, because a lazy
+# table reads it repeatedly.
+show_spark_frame <- function(frame, sc, kind) {
+  name <- paste0("tfdist_", kind, "_", random_hex())
+  frame$createOrReplaceTempView(name)
+  dplyr::tbl(sc, name)
 }
 
 # Not from R's random numbers: that would advance R's seed, and equal seeds would give equal names.

@@ -1,19 +1,19 @@
 # The database object for Python: a Spark session, or R functions that use the connection.
-open_database <- function(con, arg, call) {
+open_database <- function(con, arg) {
   if (inherits(con, "spark_connection")) {
-    return(open_session(check_sc(con, arg, call), call))
+    return(open_session(check_sc(con, arg)))
   }
-  dialect <- find_dialect(con, arg, call)
-  check_installed("DBI", "A database", call)
+  dialect <- find_dialect(con, arg)
+  check_installed("DBI", "A database")
   # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
     problem <- sprintf("The connection of `%s` is not open.", arg)
-    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.", call = call)
+    abort_input(problem, i = "Connect again with `DBI::dbConnect()`.")
   }
   if (dialect == "sqlite") {
     load_functions(con)
   }
-  pybackend(call)$bridge$connect_dbi(
+  pybackend()$bridge$connect_dbi(
     dialect,
     function(sql, values, has_rows) run_statement(con, sql, values, has_rows),
     function(name, columns, values) write_temporary(con, name, columns, values),
@@ -44,7 +44,7 @@ load_functions <- function(con) {
   }
 }
 
-find_dialect <- function(con, arg, call) {
+find_dialect <- function(con, arg) {
   classes <- c(
     duckdb_connection = "duckdb",
     PqConnection = "postgresql",
@@ -54,12 +54,12 @@ find_dialect <- function(con, arg, call) {
   known <- classes[names(classes) %in% class(con)]
   if (!length(known)) {
     hint <- if (inherits(con, "Pool")) {
-      c(i = "Take a connection from the pool, such as with `pool::localCheckout()`.")
+      "Take a connection from the pool, such as with `pool::localCheckout()`."
     } else if (is.character(con)) {
-      c(i = "Connect with `DBI::dbConnect()`.")
+      "Connect with `DBI::dbConnect()`."
     }
-    problem <- "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s."
-    abort_input(sprintf(problem, arg, describe(con)), hint, call = call)
+    expected <- "a connection to DuckDB, PostgreSQL, SQLite or Spark"
+    check_fits(con, FALSE, expected, FALSE, arg, hint)
   }
   known[[1L]]
 }
@@ -71,8 +71,7 @@ run_statement <- function(con, sql, values, has_rows) {
     control(con)
     return(NULL)
   }
-  values <- lapply(values, function(value) if (is.null(value)) NA else value)
-  params <- if (length(values)) unname(values)
+  params <- null_if_empty(unname(lapply(values, function(value) value %||% NA)))
   if (has_rows) {
     return(unname(lapply(DBI::dbGetQuery(con, sql, params = params), as.list)))
   }
@@ -88,7 +87,7 @@ write_temporary <- function(con, name, columns, values) {
 }
 
 # Parts of a table's name, from any form in which DBI and dbplyr have it.
-check_table_name <- function(table, con, call) {
+check_table_name <- function(table, con) {
   if (inherits(table, "Id")) {
     return(as.list(unname(table@name)))
   }
@@ -97,22 +96,15 @@ check_table_name <- function(table, con, call) {
     return(lapply(unname(parts[lengths(parts) > 0L]), as.character))
   }
   if (inherits(table, "tbl_lazy")) {
-    parts <- unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table))
-    if (is.null(parts)) {
-      problem <- "`table` is a query, not a table of the database."
-      advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
-      abort_input(problem, i = advice, call = call)
-    }
-    return(parts)
+    advice <- "Create a view of it, or add predictions to it with `augment_sql()`."
+    unquote_table(dbplyr::remote_table(table), dbplyr::remote_con(table)) %||%
+      abort_input("`table` is a query, not a table of the database.", i = advice)
+  } else if (inherits(table, c("AsIs", "ident_q", "sql"))) {
+    unquote_table(table, con) %||%
+      abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.")
+  } else {
+    as.list(as.character(check_strings(table, arg = "table")))
   }
-  if (inherits(table, c("AsIs", "ident_q", "sql"))) {
-    parts <- unquote_table(table, con)
-    if (is.null(parts)) {
-      abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.", call = call)
-    }
-    return(parts)
-  }
-  as.list(as.character(check_strings(table, arg = "table", call = call)))
 }
 
 # Parts of a quoted name. NULL if it is not a name, or if there is no connection.

@@ -2,13 +2,15 @@
 
 # A query of the rows of a table or query, with the key and the columns of the model's input:
 # `.feature_1`, `.feature_2`, ...
-prepare_query <- function(rows, key, fit, call) {
-  check_installed(c("dplyr", "dbplyr"), "A formula or a recipe in SQL", call)
+prepare_query <- function(rows, key, fit) {
+  check_installed(c("dplyr", "dbplyr"), "A formula or a recipe in SQL")
+  preparation <- fit$preparation
+  is_recipe <- inherits(preparation, "tfdist_recipe")
   features <- fit$features
-  expressions <- as_sql_expressions(fit, call)
+  expressions <- as_sql_expressions(fit)
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
   made <- features
-  if (!inherits(fit$preparation, "tfdist_recipe")) {
+  if (!is_recipe) {
     # Not all databases accept a name such as `I(a^2)`.
     names(expressions) <- made <- unname(names)
   }
@@ -22,46 +24,37 @@ prepare_query <- function(rows, key, fit, call) {
     )
     dplyr::select(rows, !!!shown)
   }
-  used <- used_variables(fit$preparation)
-  check_columns(key, colnames(rows), "table", "the `key`", call)
-  check_columns(used, colnames(rows), "table", "a feature of the training", call)
+  used <- if (is_recipe) list_predictors(preparation$recipe) else preparation$variables
+  check_columns(key, colnames(rows), "table", "the `key`")
+  check_columns(used, colnames(rows), "table", "a feature of the training")
   found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
-  check_prepared(as.data.frame(found), used, names, fit, call)
+  check_prepared(as.data.frame(found), used, names, fit)
   list(sql = as.character(dbplyr::remote_query(prepare(rows, key))), features = names)
 }
 
 # In the order of their computation; each may use those before it.
-as_sql_expressions <- function(fit, call) {
+as_sql_expressions <- function(fit) {
   preparation <- fit$preparation
   if (inherits(preparation, "tfdist_recipe")) {
-    return(recipe_expressions(preparation$recipe, call))
+    return(recipe_expressions(preparation$recipe))
   }
-  expressions <- formula_expressions(preparation, call)
+  expressions <- formula_expressions(preparation)
   if (!identical(names(expressions), as.character(fit$features))) {
     problem <- "The formula's columns cannot be computed in SQL."
-    advice <- "Compute them in the database, and pass their names as `features`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = "Compute them in the database, and pass their names as `features`.")
   }
   expressions
-}
-
-used_variables <- function(preparation) {
-  if (!inherits(preparation, "tfdist_recipe")) {
-    return(preparation$variables)
-  }
-  list_predictors(preparation$recipe)
 }
 
 # Columns of the data from which a recipe computes the features.
 list_predictors <- function(recipe) recipe$var_info$variable[recipe$var_info$role %in% "predictor"]
 
-recipe_expressions <- function(recipe, call) {
-  check_installed("orbital", "A recipe in SQL", call)
+recipe_expressions <- function(recipe) {
+  check_installed("orbital", "A recipe in SQL")
   translated <- or_abort(
     orbital::orbital_inline(orbital::orbital(recipe)),
     "The recipe cannot be translated to SQL.",
-    i = "Compute its columns in the database, and pass their names as `features`.",
-    call = call
+    i = "Compute its columns in the database, and pass their names as `features`."
   )
   c(known_levels(recipe), translated)
 }
@@ -79,11 +72,11 @@ known_levels <- function(recipe) {
 }
 
 # The columns of model.matrix(), by their names: products of what the variables of a term become.
-formula_expressions <- function(preparation, call) {
+formula_expressions <- function(preparation) {
   terms <- stats::delete.response(preparation$terms)
   variables <- as.list(attr(terms, "predvars"))[-1L]
   labels <- rownames(attr(terms, "factors"))
-  columns_of <- \(expr, label) variable_columns(expr, label, preparation$levels[[label]], call)
+  columns_of <- \(expr, label) variable_columns(expr, label, preparation$levels[[label]])
   parts <- Map(columns_of, variables, labels)
   names(parts) <- labels
   columns <- lapply(colnames(attr(terms, "factors")), function(term) {
@@ -94,47 +87,42 @@ formula_expressions <- function(preparation, call) {
 
 # The first varies fastest.
 cross_columns <- function(left, right) {
-  columns <- list()
-  for (second in names(right)) {
-    for (first in names(left)) {
-      product <- rlang::expr((!!left[[first]]) * (!!right[[second]]))
-      columns[[paste(first, second, sep = ":")]] <- product
-    }
-  }
-  columns
+  pairs <- expand.grid(left = names(left), right = names(right), stringsAsFactors = FALSE)
+  multiply <- function(first, second) rlang::expr((!!left[[first]]) * (!!right[[second]]))
+  rlang::set_names(
+    Map(multiply, pairs$left, pairs$right),
+    paste(pairs$left, pairs$right, sep = ":")
+  )
 }
 
-variable_columns <- function(expr, label, levels, call) {
+variable_columns <- function(expr, label, levels) {
   if (is.null(levels)) {
     value <- if (is_condition(expr)) {
-      rlang::expr(dplyr::if_else(!!as_sql_call(expr, call), 1, 0))
+      rlang::expr(dplyr::if_else(!!as_sql_call(expr), 1, 0))
     } else {
-      as_sql_number(expr, call)
+      as_sql_number(expr)
     }
     return(rlang::set_names(list(value), label))
   }
   if (is_condition(expr)) {
-    condition <- as_sql_call(expr, call)
-    columns <- list(
-      rlang::expr(dplyr::if_else(!!condition, 0, 1)),
-      rlang::expr(dplyr::if_else(!!condition, 1, 0))
+    condition <- as_sql_call(expr)
+    columns <- rlang::exprs(
+      dplyr::if_else(!!condition, 0, 1),
+      dplyr::if_else(!!condition, 1, 0)
     )
     return(rlang::set_names(columns, paste0(label, "_", levels)))
   }
   is_factor <- rlang::is_call(expr, c("factor", "as.factor", "as.character"), n = 1L)
   column <- if (is_factor) expr[[2L]] else expr
   if (!is.symbol(column)) {
-    abort_not_sql(expr, call)
+    abort_not_sql(expr)
   }
   numbers <- suppressWarnings(as.numeric(levels))
   values <- if (is_factor && !anyNA(numbers)) numbers else levels
   columns <- lapply(values, function(value) {
+    is_value <- rlang::expr(dplyr::if_else(!!column == !!value, 1, 0))
     # NULL for other values, too.
-    rlang::expr(dplyr::if_else(
-      !!column %in% !!values,
-      dplyr::if_else(!!column == !!value, 1, 0),
-      NA
-    ))
+    rlang::expr(dplyr::if_else(!!column %in% !!values, !!is_value, NA))
   })
   rlang::set_names(columns, paste0(label, "_", levels))
 }
@@ -150,7 +138,7 @@ is_condition <- function(expr) {
 
 # An expression of R whose value is a number. Columns are made doubles: databases divide whole
 # numbers as such, and add beyond the largest.
-as_sql_number <- function(expr, call) {
+as_sql_number <- function(expr) {
   if (is.numeric(expr) && length(expr) == 1L) {
     return(as.double(expr))
   }
@@ -158,30 +146,30 @@ as_sql_number <- function(expr, call) {
     return(rlang::expr(as.double(!!expr)))
   }
   if (!is.call(expr)) {
-    abort_not_sql(expr, call)
+    abort_not_sql(expr)
   }
   if (is_condition(expr)) {
-    return(rlang::expr(dplyr::if_else(!!as_sql_call(expr, call), 1, 0)))
+    return(rlang::expr(dplyr::if_else(!!as_sql_call(expr), 1, 0)))
   }
-  special <- as_special_number(expr, call)
+  special <- as_special_number(expr)
   if (!is.null(special)) {
     return(special)
   }
   if (!rlang::is_call(expr, sql_functions) || any(nzchar(rlang::names2(as.list(expr))))) {
-    abort_not_sql(expr, call)
+    abort_not_sql(expr)
   }
-  as.call(c(expr[[1L]], lapply(as.list(expr)[-1L], as_sql_number, call)))
+  as.call(c(expr[[1L]], lapply(as.list(expr)[-1L], as_sql_number)))
 }
 
 # Functions that databases compute differently from R, or not at all. Rows for which R has no finite
 # number have none there.
-as_special_number <- function(expr, call) {
+as_special_number <- function(expr) {
   if (!is.symbol(expr[[1L]])) {
     return(NULL)
   }
   name <- as.character(expr[[1L]])
   args <- as.list(expr)[-1L]
-  number <- function(place) as_sql_number(args[[place]], call)
+  number <- function(place) as_sql_number(args[[place]])
   where <- function(condition, value) rlang::expr(dplyr::if_else(!!condition, !!value, NA))
   logarithm <- function(x, base = 1) {
     value <- rlang::expr(log(!!x))
@@ -198,13 +186,9 @@ as_special_number <- function(expr, call) {
     "log1p/1" = logarithm(rlang::expr((1 + !!number(1L)))),
     "sqrt/1" = where(rlang::expr(!!number(1L) >= 0), rlang::expr(sqrt(!!number(1L)))),
     "//2" = as_quotient(number(1L), number(2L), where),
-    "^/2" = as_power(args, number, call),
-    "scale/3" = as_scaled(expr, call),
-    "ifelse/3" = rlang::expr(dplyr::if_else(
-      !!as_sql_call(args[[1L]], call),
-      !!number(2L),
-      !!number(3L)
-    ))
+    "^/2" = as_power(args, number),
+    "scale/3" = as_scaled(expr),
+    "ifelse/3" = rlang::expr(dplyr::if_else(!!as_sql_call(args[[1L]]), !!number(2L), !!number(3L)))
   )
 }
 
@@ -213,65 +197,62 @@ as_quotient <- function(above, below, where) {
   if (is.numeric(below) && below != 0) quotient else where(rlang::expr(!!below != 0), quotient)
 }
 
-as_power <- function(args, number, call) {
+as_power <- function(args, number) {
   power <- args[[2L]]
   if (!is.numeric(power) || power < 1 || power != round(power) || power > 8) {
-    abort_not_sql(rlang::call2("^", !!!args), call)
+    abort_not_sql(rlang::call2("^", !!!args))
   }
   Reduce(function(left, right) rlang::expr((!!left) * (!!right)), rep(list(number(1L)), power))
 }
 
 # As model.frame() stores it for later rows, with the training's numbers.
-as_scaled <- function(expr, call) {
+as_scaled <- function(expr) {
   args <- as.list(match.call(scale, expr))
   center <- eval(args$center, baseenv())
   scale <- eval(args$scale, baseenv())
   center <- if (isFALSE(center)) 0 else as.double(center)
   scale <- if (isFALSE(scale)) 1 else as.double(scale)
-  rlang::expr((!!as_sql_number(args$x, call) - !!center) / !!scale)
+  rlang::expr((!!as_sql_number(args$x) - !!center) / !!scale)
 }
 
 # A condition, in which text and numbers are compared unchanged.
-as_sql_call <- function(expr, call) {
+as_sql_call <- function(expr) {
   if (rlang::is_call(expr, c("I", "("), n = 1L)) {
-    return(rlang::expr((!!as_sql_call(expr[[2L]], call))))
+    return(rlang::expr((!!as_sql_call(expr[[2L]]))))
   }
   if (!rlang::is_call(expr, comparisons)) {
-    abort_not_sql(expr, call)
+    abort_not_sql(expr)
   }
   is_joined <- rlang::is_call(expr, c("&", "|", "!"))
   inner <- lapply(as.list(expr)[-1L], function(part) {
     if (is_joined) {
-      as_sql_call(part, call)
+      as_sql_call(part)
     } else if (is.symbol(part) || is.character(part) || is.numeric(part) || is.logical(part)) {
       part
     } else if (rlang::is_call(part, "c") && all(vapply(as.list(part)[-1L], is.atomic, NA))) {
       eval(part, baseenv())
     } else {
-      as_sql_number(part, call)
+      as_sql_number(part)
     }
   })
   as.call(c(expr[[1L]], inner))
 }
 
-abort_not_sql <- function(expr, call) {
+abort_not_sql <- function(expr) {
   # Without the numbers that the training has fixed.
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
-  problem <- sprintf("`%s` of the formula cannot be translated to SQL.", shown)
   advice <- "Compute its column in the database, and pass the columns' names as `features`."
-  abort_input(problem, i = advice, call = call)
+  abort_input(sprintf("`%s` of the formula cannot be translated to SQL.", shown), i = advice)
 }
 
 # Check on some rows of the database that it computes the same as R.
-check_prepared <- function(rows, used, names, fit, call) {
+check_prepared <- function(rows, used, names, fit) {
   if (!nrow(rows)) {
     return(invisible())
   }
   given <- rows[used]
   # A recipe warns of levels that the training did not have.
-  expected <- suppressWarnings(
-    prepare_rows(fit$preparation, given, "table", call, keeps_missing = TRUE)
-  )
+  expected <- suppressWarnings(prepare_rows(fit$preparation, given, "table", keeps_missing = TRUE))
   for (feature in names(names)) {
     wanted <- expected[[feature]]
     got <- rows[[names[[feature]]]]
@@ -291,8 +272,7 @@ check_prepared <- function(rows, used, names, fit, call) {
       abort_input(
         sprintf(problem, shown(got), feature, shown(wanted)),
         x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
-        i = "Compute the column in the database, and pass the columns' names as `features`.",
-        call = call
+        i = "Compute the column in the database, and pass the columns' names as `features`."
       )
     }
   }

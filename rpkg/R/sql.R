@@ -61,7 +61,6 @@
 #' @param weights Name of the table from which the query reads the weights.
 #' @param version Version to remove. `NULL` (default): all versions.
 #' @param x A dbplyr table or query. The result has the same groups.
-#'
 #' @return `deploy_model()`: a list with the `name`, the `version`, the names of this version's view
 #'   (`view`) and weights table (`weights`), and the largest `difference` between the database's
 #'   predictions and those of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a
@@ -90,12 +89,11 @@ deploy_model <- function(
 ) {
   check_given()
   check_string(name)
-  call <- rlang::current_env()
-  database <- open_database(con, "con", call)
-  table <- check_table_name(table, con, call)
-  asked <- check_asked(model, table, key, features, type, levels, call, con)
-  given <- list(database, asked$model, name, table = asked$table, call = call)
-  made <- do.call(call_python, c(list(pybackend(call)$deploy_model), given, asked$columns))
+  database <- open_database(con, "con")
+  table <- check_table_name(table, con)
+  asked <- check_asked(model, table, key, features, type, levels, con)
+  deploy <- pybackend()$deploy_model
+  made <- call_python(deploy, database, asked$model, name, table = asked$table, !!!asked$columns)
   fields <- c("name", "version", "view", "weights", "difference")
   lapply(rlang::set_names(fields), function(field) made[[field]])
 }
@@ -106,7 +104,7 @@ undeploy_model <- function(con, name, version = NULL) {
   check_given()
   check_string(name)
   version <- check_count(version, allow_null = TRUE)
-  database <- open_database(con, "con", rlang::current_env())
+  database <- open_database(con, "con")
   call_python(pybackend()$undeploy_model, database, name, version = version)
   invisible(name)
 }
@@ -119,19 +117,18 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   if (!inherits(x, "tbl_lazy")) {
     abort_input("`x` must be a table or query of dbplyr, such as `dplyr::tbl(con, \"rows\")`.")
   }
-  call <- rlang::current_env()
   con <- dbplyr::remote_con(x)
-  database <- open_database(con, "x", call)
+  database <- open_database(con, "x")
   columns <- colnames(x)
-  asked <- check_asked(model, list("rows"), columns, features, type, levels, call, rows = x)
-  given <- list(
+  asked <- check_asked(model, list("rows"), columns, features, type, levels, rows = x)
+  query <- call_bridge(
+    "augment",
     database,
     asked$model,
     asked$sql %||% as.character(dbplyr::remote_query(x)),
     columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features))),
-    call = call
+    !!!asked$columns
   )
-  query <- do.call(call_bridge, c(list("augment"), given, asked$columns))
   scored <- dplyr::tbl(con, dplyr::sql(query))
   dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
 }
@@ -149,20 +146,18 @@ to_sql <- function(
   weights = "model_weights"
 ) {
   check_given()
-  call <- rlang::current_env()
   check_string(weights)
-  table <- check_table_name(table, dialect, call)
+  table <- check_table_name(table, dialect)
   con <- if (!rlang::is_string(dialect)) dialect
   if (is.null(con)) {
-    known <- c("duckdb", "postgresql", "sqlite", "spark", "oracle")
-    check_one_of(dialect, known, call = call)
+    check_one_of(dialect, c("duckdb", "postgresql", "sqlite", "spark", "oracle"))
   } else {
-    dialect <- find_dialect(dialect, "dialect", call)
+    dialect <- find_dialect(dialect, "dialect")
   }
-  asked <- check_asked(model, table, key, features, type, levels, call, con)
-  given <- list(asked$model, dialect, table = asked$table, weights = weights, call = call)
-  made <- do.call(call_python, c(list(pybackend(call)$to_sql), given, asked$columns))
-  described <- pybackend(call)$bridge$describe_sql(made)
+  asked <- check_asked(model, table, key, features, type, levels, con)
+  given <- c(list(table = asked$table, weights = weights), asked$columns)
+  made <- call_python(pybackend()$to_sql, asked$model, dialect, !!!given)
+  described <- pybackend()$bridge$describe_sql(made)
   rows <- data.frame(part = as.character(described$part), place = as.integer(described$place))
   rows$numbers <- lapply(described$numbers, as.numeric)
   list(dialect = dialect, query = described$query, weights = weights, rows = rows)
@@ -170,24 +165,22 @@ to_sql <- function(
 
 # The arguments that define the computation, as Python takes them. The computations of a formula or
 # a recipe become a query of `rows`, or of the connection's table.
-check_asked <- function(model, table, key, features, type, levels, call, con = NULL, rows = NULL) {
+check_asked <- function(model, table, key, features, type, levels, con = NULL, rows = NULL) {
+  check_model_object(model)
   is_fit <- inherits(model, "tfdist_fit")
-  prepared <- NULL
-  if (!is_fit) {
-    check_model_object(model, call = call)
-  }
-  key <- check_strings(key, call = call)
-  features <- check_features(features, call = call)
-  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, call = call)
-  levels <- check_strings(levels, allow_null = TRUE, call = call)
+  prepared <- categories <- encode <- NULL
+  key <- check_strings(key)
+  features <- check_features(features)
+  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
+  levels <- check_strings(levels, allow_null = TRUE)
   if (is_fit && is.null(features)) {
     if (!is.null(model$preparation)) {
-      rows <- rows %||% open_rows(con, table, call)
-      prepared <- prepare_query(rows, key, model, call)
+      rows <- rows %||% open_rows(con, table)
+      prepared <- prepare_query(rows, key, model)
     }
     if (any(names(model$tensors) %in% unlist(model$features))) {
       problem <- "`features` is needed: training read columns with `tensors`, which SQL cannot."
-      abort_input(problem, i = "Pass a column of arrays of numbers.", call = call)
+      abort_input(problem, i = "Pass a column of arrays of numbers.")
     }
     features <- model$features
     categories <- model$categories[names(model$categories) %in% unlist(features)]
@@ -198,51 +191,43 @@ check_asked <- function(model, table, key, features, type, levels, call, con = N
       categories <- if (length(categories)) renamed(categories)
       encode <- if (length(encode)) renamed(encode)
     }
-  } else {
-    categories <- encode <- NULL
   }
   if (is.null(features)) {
-    abort_input("`features` is needed: the columns that make up the model's input.", call = call)
+    abort_input("`features` is needed: the columns that make up the model's input.")
   }
-  known <- if (is_fit) model$levels
-  keras_model <- if (is_fit) fit_model(model, call) else model
-  pick <- pybackend(call)$bridge$pick_columns
-  named <- is.list(features)
+  keras_model <- if (is_fit) fit_model(model) else model
   list(
     model = keras_model,
-    table = if (is.null(prepared)) table else pybackend(call)$bridge$SourceQuery(prepared$sql),
+    table = if (is.null(prepared)) table else pybackend()$bridge$SourceQuery(prepared$sql),
     sql = prepared$sql,
     # The arguments that have the same names in all calls.
     columns = list(
       key = as.list(key),
-      features = if (named) {
-        lapply(features, column_or_list)
+      features = if (is.list(features)) {
+        lapply(features, function(names) if (length(names) == 1L) names[[1L]] else as.list(names))
       } else {
-        pick(keras_model, as.list(features))
+        pybackend()$bridge$pick_columns(keras_model, as.list(features))
       },
       type = type,
-      levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call),
+      levels = as_list_or_null(levels) %||% model_levels(keras_model, fit_field(model, "levels")),
       categories = null_if_empty(lapply(categories, as.list)),
       encode = null_if_empty(as.list(encode))
     )
   )
 }
 
-open_rows <- function(con, table, call) {
+open_rows <- function(con, table) {
   if (is.null(con)) {
     abort_input(
       "A formula or a recipe computed the features of the training in R.",
       i = "Pass a connection as `dialect` to translate it to SQL.",
-      i = "Or compute the columns in the database, and pass their names as `features`.",
-      call = call
+      i = "Or compute the columns in the database, and pass their names as `features`."
     )
   }
-  check_installed("dplyr", "A formula or a recipe in SQL", call)
+  check_installed("dplyr", "A formula or a recipe in SQL")
   quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
   rows <- dplyr::sql(paste("SELECT * FROM", quoted))
-  or_abort(dplyr::tbl(con, rows), sprintf("`table` cannot be read: %s.", quoted), call = call)
+  or_abort(dplyr::tbl(con, rows), sprintf("`table` cannot be read: %s.", quoted))
 }
-
-column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)
 
 as_list_or_null <- function(x) if (!is.null(x)) as.list(x)

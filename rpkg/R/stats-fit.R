@@ -9,7 +9,6 @@
 #' @param data The training data: a data frame or `list(x, y)`. `NULL` (default): the variable that
 #'   the training call named.
 #' @param ... Must be empty.
-#'
 #' @return
 #' * `fitted()`: the predictions of all rows of `data`, as [predict.tfdist_fit()] returns them; a
 #'   vector if there is one number per row;
@@ -26,7 +25,7 @@
 #' nobs(fit)
 fitted.tfdist_fit <- function(object, data = NULL, ...) {
   check_dots_empty(...)
-  data <- data %||% training_data(object, parent.frame(), rlang::current_env())
+  data <- data %||% training_data(object, parent.frame())
   is_pair <- is.list(data) && !is.data.frame(data) && !is_python(data)
   found <- stats::predict(object, if (is_pair) data[[1L]] else data)
   if (identical(names(found), ".pred")) found$.pred else found
@@ -36,9 +35,8 @@ fitted.tfdist_fit <- function(object, data = NULL, ...) {
 #' @exportS3Method stats::residuals
 residuals.tfdist_fit <- function(object, data = NULL, ...) {
   check_dots_empty(...)
-  call <- rlang::current_env()
-  data <- data %||% training_data(object, parent.frame(), call)
-  labels <- numeric_labels(object, data, call)
+  data <- data %||% training_data(object, parent.frame())
+  labels <- numeric_labels(object, data)
   labels - array(unlist(fitted.tfdist_fit(object, data)), dim(labels) %||% length(labels))
 }
 
@@ -57,38 +55,38 @@ formula.tfdist_fit <- function(x, ...) {
     )
 }
 
-training_data <- function(fit, frame, call) {
+training_data <- function(fit, frame) {
   if (is.null(fit$call$data)) {
-    abort_input("This fit does not store its data.", i = "Pass `data`.", call = call)
+    abort_input("This fit does not store its data.", i = "Pass `data`.")
   }
-  check_update_known(c(fit$call, sc = "local"), list(), frame, call)
+  check_update_known(c(fit$call, sc = "local"), list(), frame)
   eval(fit$call$data, frame)
 }
 
-numeric_labels <- function(fit, data, call) {
+numeric_labels <- function(fit, data) {
   if (is.data.frame(data) && rlang::is_string(fit$label)) {
     if (!is.null(fit$preparation)) {
-      data <- prepare_rows(fit$preparation, data, "data", call, with_label = TRUE)
+      data <- prepare_rows(fit$preparation, data, "data", with_label = TRUE)
     }
-    check_columns(fit$label, names(data), "data", "the label", call)
+    check_columns(fit$label, names(data), "data", "the label")
     labels <- data[[fit$label]]
   } else if (is.list(data) && !is.data.frame(data) && length(data) > 1L) {
     labels <- data[[2L]]
   } else {
-    abort_expected(data, "a data frame with one label, or `list(x, y)`", FALSE, "data", call)
+    check_fits(data, FALSE, "a data frame with one label, or `list(x, y)`")
   }
   if (!is.numeric(labels)) {
     problem <- sprintf("Residuals need numeric labels, but the label is %s.", describe(labels))
-    abort_input(problem, i = "`predict()` returns classes and probabilities.", call = call)
+    abort_input(problem, i = "`predict()` returns classes and probabilities.")
   }
   labels
 }
 
 # The defaults of stats read elements that a fit does not have.
-abort_no_method <- function(instead, call = caller_env()) {
-  generic <- name_called(call)
+abort_no_method <- function(instead) {
+  generic <- name_called()
   problem <- sprintf("There is no applicable method of %s for a tfdist_fit.", generic)
-  abort_input(problem, i = instead, call = call)
+  abort_input(problem, i = instead)
 }
 
 use_likelihood <- "A fit has no likelihood. Compare fits by `evaluate()` on validation rows."

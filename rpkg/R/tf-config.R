@@ -17,7 +17,6 @@
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
 #' @param chief,evaluator Addresses of the chief and the evaluator, if any.
 #' @param ps Addresses of the parameter servers, if any.
-#'
 #' @return A string: the value of `TF_CONFIG`, in JSON.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -33,23 +32,16 @@ make_tf_config <- function(
   check_given()
   index <- check_count(index, min = 0L, allow_null = TRUE)
   check_one_of(role, c("worker", "chief", "ps", "evaluator"))
-  named <- list(
-    role = role,
-    chief = as_single(chief),
-    ps = as_addresses(ps),
-    evaluator = as_single(evaluator)
-  )
-  arguments <- list(as_addresses(workers), index)
+  # reticulate turns a vector of length one into a string.
+  as_single <- function(x) if (length(x) == 1L) x[[1L]] else as_list_or_null(x)
+  others <- list(chief = as_single(chief), evaluator = as_single(evaluator))
+  named <- c(list(role = role, ps = as_list_or_null(ps)), others)
+  arguments <- list(as_list_or_null(workers), index)
   if (!reticulate::py_available()) {
     return(call_python_apart("make_tf_config", arguments, named))
   }
-  do.call(call_python, c(list(pybackend()$make_tf_config), arguments, named))
+  call_python(pybackend()$make_tf_config, !!!arguments, !!!named)
 }
-
-# A list, because reticulate turns a vector of length one into a string.
-as_addresses <- function(x) if (!is.null(x)) as.list(x)
-
-as_single <- function(x) if (length(x) == 1L) x[[1L]] else as_addresses(x)
 
 #' Train together with other sessions that you start yourself
 #'
@@ -75,7 +67,6 @@ as_single <- function(x) if (length(x) == 1L) x[[1L]] else as_addresses(x)
 #'   The command `tfdist secret` creates it; copy it to all machines. `NULL` (default): the
 #'   environment variables `TFDIST_SECRET` or `TFDIST_SECRET_FILE`, or `~/.config/tfdist/secret`.
 #'   Sessions on one machine (`"127.0.0.1:..."`) do not need it.
-#'
 #' @return `TF_CONFIG`, invisibly.
 #' @export
 #' @examples
@@ -106,9 +97,9 @@ join_workers <- function(addresses, index, secret_file = NULL) {
 place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE", "TFDIST_FORK_SERVER")
 
 # Python read the environment at its start: pass on what R has changed since then.
-open_place <- function(sc, call = caller_env()) {
+open_place <- function(sc) {
   set <- Sys.getenv(place_variables, unset = NA)
-  pybackend(call)
+  pybackend()
   environ <- reticulate::import("os")$environ
   environ$update(as.list(set[!is.na(set)]))
   for (name in names(set)[is.na(set)]) {
@@ -116,7 +107,7 @@ open_place <- function(sc, call = caller_env()) {
   }
   fork_server <- getOption("tfdist.fork_server")
   if (!is.null(fork_server)) {
-    check_flag(fork_server, arg = "options(tfdist.fork_server = )", call = call)
+    check_flag(fork_server, arg = "options(tfdist.fork_server = )")
     environ$update(list(TFDIST_FORK_SERVER = if (fork_server) "1" else "0"))
   }
   sc

@@ -38,7 +38,6 @@
 #'   URI is recorded in any case.
 #' @param project Name of the project. `NULL` (default): the environment variable `WANDB_PROJECT`.
 #' @param group Group of the run, such as the trials of a search.
-#'
 #' @return An object for `callbacks`. It requires the Python package mlflow or wandb:
 #'   `install_tfdist(extras = c("cpu", "mlflow"))`.
 #' @name track_mlflow
@@ -69,7 +68,6 @@ track_wandb <- new_maker("track_wandb", "tracker")
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param open `TRUE` opens TensorBoard in the browser. The default is `TRUE` only in interactive
 #'   sessions.
-#'
 #' @return The running TensorBoard, a Python object with `url`, `folder` and `close()`, invisibly.
 #'   It requires the Python package `tensorboard`.
 #' @export
@@ -91,16 +89,15 @@ view_tensorboard <- function(x = NULL, ..., open = interactive()) {
   invisible(view)
 }
 
-board_folder <- function(x, call = caller_env()) {
+board_folder <- function(x) {
   if (inherits(x, "tfdist_fit")) {
     if (is.null(x$tensorboard)) {
       problem <- "This training wrote nothing for TensorBoard."
-      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.", call = call)
+      abort_input(problem, i = "Train with `callbacks = track_tensorboard()`.")
     }
     return(x$tensorboard)
   }
-  fits <- is.null(x) || rlang::is_string(x)
-  check_fits(x, fits, "`NULL`, a `tfdist_fit` or a folder", call = call)
+  check_fits(x, is.null(x) || rlang::is_string(x), "`NULL`, a `tfdist_fit` or a folder")
   if (!is.null(x)) expand_path(x)
 }
 
@@ -115,7 +112,6 @@ board_folder <- function(x, call = caller_env()) {
 #' @param folder Folder on this machine, or a URI that TensorFlow can write to: then the worker
 #'   writes there directly. `NULL` (default): a new folder in `logs` for each training run. Each
 #'   trial of [train_many()] has a folder in it: `trial-1` and so on.
-#'
 #' @return An object for `callbacks`.
 #' @export
 #' @examples
@@ -129,28 +125,26 @@ is_run_active <- function() isNamespaceLoaded("tfruns") && tfruns::is_run_active
 
 record_training <- function(fit) {
   if (!is_run_active()) {
-    return(invisible())
+    return(fit)
   }
   wide <- wide_history(fit)
   tfruns::write_run_metadata("metrics", wide[names(wide) != "epoch"])
   # A model that cannot be read here must not make the training fail.
   described <- tryCatch(describe_model(fit_model(fit)), error = function(error) NULL)
-  properties <- list(
-    samples = sum(fit$workers$rows),
-    workers = nrow(fit$workers),
-    epochs = fit$settings$epochs,
-    batch_size = fit$settings$batch_size
-  )
-  tfruns::write_run_metadata("properties", drop_null(c(properties, described)))
+  counts <- list(samples = sum(fit$workers$rows), workers = nrow(fit$workers))
+  properties <- c(counts, fit$settings[c("epochs", "batch_size")], described)
+  tfruns::write_run_metadata("properties", drop_null(properties))
   if (length(fit$metrics)) {
     record_evaluation(rlang::set_names(fit$metrics, sub("^test_", "", names(fit$metrics))))
   }
+  fit
 }
 
 record_evaluation <- function(figures) {
   if (is_run_active()) {
     tfruns::write_run_metadata("evaluation", as.list(unlist(figures)))
   }
+  figures
 }
 
 describe_model <- function(model) {

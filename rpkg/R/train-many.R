@@ -43,7 +43,6 @@
 #' @param model_options As in [barrier_train()], but without a `uri`.
 #' @param verbose 0 shows nothing, 1 a line for each trial, and 2 also a line for each epoch of a
 #'   trial.
-#'
 #' @return A data frame of class `tfdist_trials` with a row for each trial: `trial` (its number),
 #'   the arguments, `status` (`"completed"`, `"pruned"` or `"failed"`), the metrics of the last
 #'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
@@ -98,11 +97,10 @@ train_many <- take_options(
     on_trial = NULL
   ) {
     check_dots_empty(...)
-    call <- rlang::current_env()
     build <- check_trial_model(model, model_fn)
     is_sent <- !is.null(model_fn)
     search <- list(
-      grid = check_grid(grid, call),
+      grid = check_grid(grid),
       metric = check_string(metric, allow_null = TRUE),
       mode = mode,
       on_trial = as_python_noting(on_trial)
@@ -112,43 +110,42 @@ train_many <- take_options(
     model <- if (!is_sent) function() NULL
     model_fn <- if (is_sent) function() NULL
     training <- prepare_training(train_many_options)
-    training$trial_models <- function(data) trial_models(build, is_sent, data, call)
-    check_values(list(prune = prune), call)
-    search["prune"] <- list(as_python_pruning(prune, call))
-    result <- do.call(run_training, c(list(training, pybackend(call)$train_many), search))
+    training$trial_models <- function(data) trial_models(build, is_sent, data)
+    check_values(list(prune = prune))
+    search["prune"] <- list(as_python_pruning(prune))
+    result <- run_training(training, pybackend()$train_many, !!!search)
     own <- describe_training(training, match.call(), if (is_sent) build)
-    new_trials(result, c(list(result = result), own), call)
+    new_trials(result, c(list(result = result), own))
   },
   train_many_options
 )
 
-as_python_pruning <- function(prune, call) {
+as_python_pruning <- function(prune) {
   classes <- c(median = "MedianPruning", halving = "SuccessiveHalving")
   rule <- if (rlang::is_bare_list(prune)) prune else list(prune)
   if (!length(rule) || !rlang::is_string(rule[[1L]], names(classes))) {
     return(prune)
   }
-  as_python_rule(rule[-1L], classes[[rule[[1L]]]], call)
+  as_python_rule(rule[-1L], classes[[rule[[1L]]]])
 }
 
-check_trial_model <- function(model, model_fn, call = caller_env()) {
+check_trial_model <- function(model, model_fn) {
   if (is.null(model) == is.null(model_fn)) {
-    abort_input("Pass either `model` or `model_fn`, a function that builds the model.", call = call)
+    abort_input("Pass either `model` or `model_fn`, a function that builds the model.")
   }
   arg <- if (is.null(model)) "model_fn" else "model"
   f <- model %||% model_fn
   fits <- is.function(f) && !is.primitive(f) && !is_python(f)
-  expected <- "an R function whose arguments are the names in `grid`"
-  check_fits(f, fits, expected, FALSE, arg, call)
+  check_fits(f, fits, "an R function whose arguments are the names in `grid`", FALSE, arg)
 }
 
 # A list of rows, or a list of lists of values, for Python.
-check_grid <- function(grid, call) {
+check_grid <- function(grid) {
   expected <- "a data frame, a named list of vectors, or a list of named lists"
-  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid", call)
+  check_fits(grid, is.list(grid) && length(grid) > 0L, expected, FALSE, "grid")
   as_values <- function(values) {
     values <- if (is.factor(values)) as.character(values) else values
-    lapply(unname(as.list(values)), as_python_setting, call = call)
+    lapply(unname(as.list(values)), as_python_setting)
   }
   if (is.data.frame(grid)) {
     columns <- lapply(grid, as_values)
@@ -158,33 +155,33 @@ check_grid <- function(grid, call) {
     return(lapply(grid, as_values))
   }
   is_row <- vapply(grid, function(row) is.list(row) && (rlang::is_named(row) || !length(row)), NA)
-  check_fits(grid, all(is_row), expected, FALSE, "grid", call)
-  lapply(grid, function(row) lapply(row, as_python_setting, call = call))
+  check_fits(grid, all(is_row), expected, FALSE, "grid")
+  lapply(grid, function(row) lapply(row, as_python_setting))
 }
 
 # The object for Python that builds the model of a trial: in this session, or as a function that is
 # sent to the workers.
-trial_models <- function(f, is_sent, data, call) {
+trial_models <- function(f, is_sent, data) {
   force(f)
   build <- function(arguments, seed) {
     if (is_sent) {
-      return(as_r_function(f, NULL, identity, extra = arguments, arg = "model_fn", call = call))
+      return(as_r_function(f, NULL, identity, extra = arguments, arg = "model_fn"))
     }
-    built <- as_python_model(function() do.call(f, arguments), call, seed)
-    check_inputs(built, data$feature_names, call)
-    check_label_levels(built, data$y, call)
+    built <- as_python_model(function() do.call(f, arguments), seed)
+    check_inputs(built, data$feature_names)
+    check_label_levels(built, data$y)
     built
   }
   building <- function(arguments, seed) within_python(build(as.list(arguments), seed))
   names <- names(formals(args(f)))
-  known <- setdiff(names, "...")
-  needed <- required_arguments(f)
-  pybackend(call)$bridge$model_function(building, as.list(known), as.list(needed), "..." %in% names)
+  known <- as.list(setdiff(names, "..."))
+  needed <- as.list(required_arguments(f))
+  pybackend()$bridge$model_function(building, known, needed, "..." %in% names)
 }
 
-as_python_noting <- function(f, call = caller_env()) {
+as_python_noting <- function(f) {
   fits <- is.function(f) && !is_python(f)
-  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial", call)
+  check_fits(f, fits, "an R function of a trial", TRUE, "on_trial")
   if (!is.null(f)) {
     function(trial) {
       within_python(f(pybackend()$bridge$describe_trial(trial)))
@@ -193,16 +190,15 @@ as_python_noting <- function(f, call = caller_env()) {
   }
 }
 
-new_trials <- function(result, run, call) {
-  found <- call_bridge("describe_trials", result, call = call)
+new_trials <- function(result, run) {
+  found <- call_bridge("describe_trials", result)
   names <- names(found$records[[1L]])
   columns <- lapply(names, function(name) {
     values <- lapply(found$records, function(record) record[[name]] %||% NA)
     if (all(lengths(values) == 1L)) unlist(values) else I(values)
   })
-  frame <- as.data.frame(rlang::set_names(columns, names), optional = TRUE)
   structure(
-    frame,
+    as.data.frame(rlang::set_names(columns, names), optional = TRUE),
     class = c("tfdist_trials", "data.frame"),
     search = found[c("arguments", "metric", "mode", "parallelism", "seconds")],
     run = list2env(run, parent = emptyenv())
@@ -218,7 +214,6 @@ new_trials <- function(result, run, call) {
 #' @param metric Name of the metric. `NULL` (default): that of the search.
 #' @param mode `"min"` or `"max"`: which values are better. `NULL` (default): that of the search, or
 #'   for another metric, as in [train_many()].
-#'
 #' @return A [tfdist_fit]. The models of the trials are on this machine's disk, and end with this
 #'   session: call `best()` before you save the result.
 #' @seealso [train_many()]
@@ -274,13 +269,10 @@ print.tfdist_trials <- function(x, ...) {
     return(NextMethod())
   }
   counts <- table(factor(x$status, levels = unique(x$status)))
-  cat(sprintf(
-    "<tfdist_trials> %s (%s), %d at once, %.1f s\n",
-    format_count(nrow(x), "trial"),
-    paste(counts, names(counts), collapse = ", "),
-    search$parallelism,
-    search$seconds
-  ))
+  counts <- paste(counts, names(counts), collapse = ", ")
+  title <- "<tfdist_trials> %s (%s), %d at once, %.1f s\n"
+  trials <- format_count(nrow(x), "trial")
+  cat(sprintf(title, trials, counts, search$parallelism, search$seconds))
   shown <- as.data.frame(x)
   is_setting <- names(shown) %in% search$arguments & vapply(shown, is.atomic, NA)
   shown[is_setting] <- lapply(shown[is_setting], function(values) {
@@ -291,8 +283,7 @@ print.tfdist_trials <- function(x, ...) {
     is_whole <- all(is.na(values) | values == round(values))
     if (is_whole) format(values) else ifelse(is.na(values), "", show_loss(values))
   })
-  reasons <- ifelse(is.na(x$error), "", x$error)
-  shown$error <- if (any(nzchar(reasons))) shorten_each(reasons)
+  shown$error <- if (!all(is.na(x$error))) shorten_each(ifelse(is.na(x$error), "", x$error))
   print(shown, row.names = FALSE)
   invisible(x)
 }

@@ -48,10 +48,9 @@
 #' @param callbacks List of Keras callbacks, observers and trackers. Keras callbacks (Python
 #'   objects) run on the workers. Observers, created by [observer()], consist of R functions that
 #'   run in this session and may stop training. [track_mlflow()], [track_wandb()] and
-#'   [track_tensorboard()] record the run.
-#'   Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0 runs. On
-#'   this machine, that is the working directory. On a cluster, use a full path that all machines
-#'   share.
+#'   [track_tensorboard()] record the run. Files, such as those of `keras3::callback_csv_logger()`,
+#'   are written where worker 0 runs. On this machine, that is the working directory. On a cluster,
+#'   use a full path that all machines share.
 #' @param class_weight Weight of each class in the loss, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`. Classes that are left out have a weight of 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not in combination with row
@@ -63,9 +62,7 @@
 #'   interactive console, progress is a bar with the loss, rows per second and the remaining time;
 #'   elsewhere it is a line for each epoch. `suppressMessages()` also hides it. See
 #'   [tfdist_options].
-#'
 #' @return A [tfdist_fit] object.
-#'
 #' @section Data:
 #' `data` is one of
 #' * `list(x, y)` of arrays with rows along the first dimension. An optional third element is a
@@ -90,7 +87,6 @@
 #'   run;
 #' * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or any other data
 #'   that `barrier_train()` accepts in Python.
-#'
 #' @section Elastic training:
 #' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on Spark, on
 #' [slurm()] and on [kubernetes()]. On Spark, each worker is a Spark job with one task, so the
@@ -109,7 +105,6 @@
 #' two epochs or when a worker is lost, as soon as they are ready. They use any free slot of the
 #' hosts or of the Spark session, or any free task of the nodes. If a worker fails to start in a
 #' slot, the slot is retried after 30 seconds, and then at intervals that double, up to 16 minutes.
-#'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and
 #' factors become one-hot columns, one for each level, regardless of their contrasts. There is no
@@ -135,16 +130,13 @@
 #' the prediction for a row with a value that was not in the training data is missing; in training
 #' or evaluation, such a row raises an error. With a recipe, the result depends on its steps:
 #' `step_dummy()` produces a missing value, and `step_integer()` produces 0.
-#'
 #' @section Use with tfruns:
 #' In a script started by `tfruns::training_run()`, tfruns records the metrics of each epoch,
 #' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as with
 #' keras3's `fit()`. `tfruns::ls_runs()` lists them.
-#'
 #' @section Errors:
-#' Invalid arguments raise an error immediately, before a cluster is used. See
-#' [tfdist_error] for the classes of errors and their fields.
-#'
+#' Invalid arguments raise an error immediately, before a cluster is used. See [tfdist_error] for
+#' the classes of errors and their fields.
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
@@ -205,7 +197,6 @@ barrier_train <- take_options(
       inform_levels(fit$levels)
     }
     record_training(fit)
-    fit
   },
   barrier_train_options
 )
@@ -222,7 +213,6 @@ barrier_train <- take_options(
 #' @param folder Folder for the files of all jobs. If it is a URI, sessions on other machines find a
 #'   copy there. `NULL` (default): the environment variable `TFDIST_JOBS`, or
 #'   `~/.local/state/tfdist/jobs`.
-#'
 #' @return A job. Its methods are described in [attach_job()].
 #' @inheritSection barrier_train Errors
 #' @export
@@ -250,35 +240,34 @@ submit_training <- take_options(
 prepare_training <- function(options, frame = caller_env()) {
   args <- mget(c("sc", "model", "model_fn", "data", "formula", "validation_data"), envir = frame)
   model <- args$model
-  route <- check_sc(args$sc, arg = "sc", call = frame)
-  check_one_model(model, args$model_fn, call = frame)
+  route <- check_sc(args$sc, "sc")
+  check_one_model(model, args$model_fn)
   is_fit <- inherits(model, "tfdist_fit")
-  check_no_formula(args$formula, is_fit, call = frame)
+  check_no_formula(args$formula, is_fit)
   of_columns <- c("label", "features", "weight", "data_options", "validation_data")
   settings <- check_arguments(c("data_options", setdiff(options, of_columns)), frame)
   named <- named_columns(frame)
   if (is.null(named$label) && is_fit) {
     named$label <- scored_label(model, args$data)
   }
-  given <- choose_columns(named, args$formula, settings$data_options, args$data, call = frame)
+  given <- choose_columns(named, args$formula, settings$data_options, args$data)
   settings$data_options <- NULL
-  columns <- complete_columns(given, model, call = frame)
+  columns <- complete_columns(given, model)
   # A recipe has its own weights, also in a fit whose training continues.
   columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(settings, model)
   settings["seed"] <- list(settings$seed %||% draw_seed(route))
-  check_can_prepare(columns$preparation, args$data, "data", frame)
-  data <- check_data(args$data, columns, route, arg = "data", call = frame)
-  check_shuffled(data, settings$shuffle, call = frame)
+  data <- check_data(args$data, columns, route, arg = "data")
+  check_shuffled(data, settings$shuffle)
   if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels, call = frame)
+    data <- match_levels(data, columns$levels)
   }
   columns <- narrow_columns(columns, data)
   columns$labels <- describe_labels(data$y)
-  validation <- check_data(args$validation_data, columns, route, TRUE, "validation_data", frame)
-  check_validation_split(settings$validation_split, data, validation, call = frame)
-  validation <- match_levels(validation, label_levels(data), "validation_data", call = frame)
-  check_has_columns(given, data, validation, call = frame)
+  validation <- check_data(args$validation_data, columns, route, TRUE, "validation_data")
+  check_validation_split(settings$validation_split, data, validation)
+  validation <- match_levels(validation, label_levels(data), "validation_data")
+  check_has_columns(given, data, validation)
   list(
     route = route,
     model = list(model = model, model_fn = args$model_fn),
@@ -286,8 +275,7 @@ prepare_training <- function(options, frame = caller_env()) {
     validation = validation,
     columns = columns,
     settings = settings,
-    class_weight = class_weight_codes(settings$class_weight, data, call = frame),
-    call = frame
+    class_weight = class_weight_codes(settings$class_weight, data)
   )
 }
 
@@ -311,13 +299,12 @@ make_fit <- function(result, own) do.call(new_fit, c(list(result), own), quote =
 
 # `fn` is Python's barrier_train() or another function of the same arguments, and of `...`.
 run_training <- function(training, fn, ...) {
-  call <- training$call
   route <- training$route
   model <- training$model
   data <- training$data
   validation <- training$validation
   settings <- replace(training$settings, "class_weight", list(training$class_weight))
-  session <- open_session(route, call)
+  session <- open_session(route)
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   builds <- training$trial_models
@@ -326,47 +313,39 @@ run_training <- function(training, fn, ...) {
     builds(data)
   } else if (is.null(model$model_fn)) {
     announce_tensorflow(model$model, settings$verbose)
-    as_sent_model(model$model, call, settings$seed)
+    as_sent_model(model$model, settings$seed)
   } else {
-    as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
+    as_r_function(model$model_fn, NULL, identity, arg = "model_fn")
   }
   if (!runs_r && is.null(builds)) {
-    check_inputs(model, data$feature_names, call)
-    check_label_levels(model, data$y, call)
+    check_inputs(model, data$feature_names)
+    check_label_levels(model, data$y)
   }
-  launcher <- if (runs_r) open_r_workers(route, call) else session
-  settings <- as_python_settings(settings, call)
+  launcher <- if (runs_r) open_r_workers(route) else session
+  settings <- as_python_settings(settings)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(training$columns, validation, validation_rows)
-    arguments <- c(
-      list(fn, launcher, model, rows, call = call),
-      list(validation_data = validation_rows),
-      settings,
-      as_python_columns(columns, data, validation, call),
-      list(...)
-    )
-    do.call(call_python, arguments)
+    options <- c(settings, as_python_columns(columns, data, validation))
+    call_python(fn, launcher, model, rows, validation_data = validation_rows, !!!options, ...)
   }
-  with_python_data(data, session, call = call, code = function(rows) {
+  with_python_data(data, session, code = function(rows) {
     train_on <- function(validation_rows) train(rows, validation_rows)
-    with_python_data(validation, session, train_on, "validation_data", call)
+    with_python_data(validation, session, train_on, "validation_data")
   })
 }
 
 # TRUE if the workers must run R for these data.
 is_r_function <- function(data) identical(data$kind, "function")
 
-check_one_model <- function(model, model_fn, call = caller_env()) {
+check_one_model <- function(model, model_fn) {
   if (is.null(model_fn)) {
-    return(check_model(model, arg = "model", call = call))
+    return(check_model(model))
   }
   if (!is.null(model)) {
-    problem <- "`model` and `model_fn` cannot be used together."
     advice <- "Use `model` to send a model, or `model_fn` to have each worker build it."
-    abort_input(problem, i = advice, call = call)
+    abort_input("`model` and `model_fn` cannot be used together.", i = advice)
   }
-  fits <- !is.primitive(model_fn) && !is_python(model_fn)
   expected <- "an R function without arguments"
-  check_fits(model_fn, fits, expected, FALSE, "model_fn", call)
-  check_model(model_fn, expected, "model_fn", call)
+  check_fits(model_fn, !is.primitive(model_fn) && !is_python(model_fn), expected)
+  check_model(model_fn, expected)
 }

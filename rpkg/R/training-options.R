@@ -25,7 +25,6 @@
 #' @param repartition `FALSE` uses a table's existing partitions (there must be exactly `workers` of
 #'   them) and gives each worker one contiguous range of the rows in files. Reading is then faster,
 #'   but if the rows are sorted, the workers get different classes.
-#'
 #' @return An object for [barrier_train()] or [barrier_evaluate()]. Invalid arguments raise an error
 #'   of class `tfdist_error_input`.
 #' @export
@@ -97,7 +96,6 @@ elastic <- new_maker("elastic")
 #'   by its square root, because a step covers the rows of all workers. Or a list with one of these,
 #'   `warmup_epochs` and `decay`; see the section on learning rates. The history records the rate of
 #'   each epoch's last step as `learning_rate`. `NULL` (default): the optimizer's rate.
-#'
 #' @inherit elastic return
 #' @section Learning rates:
 #' With `scale_lr`, the rate of each step is the optimizer's own rate, as compiled or as set by
@@ -168,9 +166,8 @@ parameter_server <- new_maker("parameter_server")
 #' @param model A compiled model with the same structure as the trained one, to load the weights
 #'   into. It is required for models that Keras cannot write to a file.
 #' @inheritParams model_from_base64
-#'
-#' @return `recovery()` returns an object for [barrier_train()]; `load_checkpoint()` returns a
-#'   Keras model. Invalid arguments raise an error of class `tfdist_error_input`.
+#' @return `recovery()` returns an object for [barrier_train()]; `load_checkpoint()` returns a Keras
+#'   model. Invalid arguments raise an error of class `tfdist_error_input`.
 #' @export
 #' @examples
 #' recovery("run-1", every = "10min", keep = 3)
@@ -197,7 +194,7 @@ load_checkpoint <- function(uri, ..., model = NULL, custom_objects = NULL, safe_
   call_python(
     pybackend()$load_checkpoint,
     expand_path(uri),
-    model = if (!is.null(model)) as_python_model(model, rlang::current_env()),
+    model = if (!is.null(model)) as_python_model(model),
     custom_objects = custom_objects,
     safe_mode = safe_mode
   )
@@ -229,7 +226,6 @@ resources <- new_maker("resources")
 #'
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): none, or those of the fit if the model is a [tfdist_fit].
-#'
 #' @inherit elastic return
 #' @export
 #' @examples

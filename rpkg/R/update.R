@@ -16,7 +16,6 @@
 #'   the model.
 #' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
 #'   same number as before.
-#'
 #' @return A new [tfdist_fit]. Its history contains only the additional epochs; with the same data,
 #'   they match those of an uninterrupted run.
 #' @seealso [barrier_train()], which accepts a fit as its `model`, too.
@@ -29,21 +28,24 @@
 #' as.data.frame(fit)
 update.tfdist_fit <- function(object, ..., epochs = NULL) {
   given <- as.list(match.call(expand.dots = FALSE)$...)
-  train_on(object, given, epochs, parent.frame(), rlang::current_env())
+  train_on(object, given, epochs, parent.frame())
 }
 
 #' @exportS3Method generics::fit
 fit.tfdist_fit <- update.tfdist_fit
 
-train_on <- function(fit, given, epochs, frame, call) {
+train_on <- function(fit, given, epochs, frame) {
   # As in `update(fit, . ~ . - x)` of other models.
   if (any(vapply(given[!nzchar(rlang::names2(given))], rlang::is_call, NA, "~"))) {
-    problem <- sprintf("%s trains the model further, and keeps its columns.", name_called(call))
+    problem <- sprintf(
+      "%s trains the model further, and keeps its columns.",
+      name_called()
+    )
     advice <- "Train a new model, whose inputs fit another formula, with `barrier_train()`."
-    abort_input(problem, i = advice, call = call)
+    abort_input(problem, i = advice)
   }
-  check_update_names(rlang::names2(given), call)
-  epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
+  check_update_names(rlang::names2(given))
+  epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs")
   settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]
   known <- c(given, settings[setdiff(names(settings), names(given))])
   known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
@@ -51,13 +53,12 @@ train_on <- function(fit, given, epochs, frame, call) {
     # The seed was drawn, so it is not among the settings.
     known$seed <- fit$seed
   }
-  check_update_known(known, given, frame, call)
+  check_update_known(known, given, frame)
   if (!length(fit$settings) && !length(fit$call)) {
     abort_input(
       "This fit has no arguments of its training: it was read from a .json file, or is Python's.",
       i = "Pass it as the model, with all arguments: `barrier_train(sc, fit, data, ...)`.",
-      i = "A fit that `saveRDS()` saved has them.",
-      call = call
+      i = "A fit that `saveRDS()` saved has them."
     )
   }
   if (is.null(given$initial_epoch)) {
@@ -71,38 +72,37 @@ train_on <- function(fit, given, epochs, frame, call) {
   eval(as.call(c(quote(tfdist::barrier_train), list(model = quote(.tfdist_fit)), known)), scope)
 }
 
-check_update_names <- function(names, call) {
+check_update_names <- function(names) {
   takes <- setdiff(names(formals(barrier_train)), c("model", "model_fn", "..."))
   unknown <- setdiff(names, takes)
   if (length(unknown)) {
-    what <- if (nzchar(unknown[[1L]])) {
-      sprintf("`%s` is not an argument of `barrier_train()` that can change.", unknown[[1L]])
+    name <- unknown[[1L]]
+    what <- if (nzchar(name)) {
+      sprintf("`%s` is not an argument of `barrier_train()` that can change.", name)
     } else {
-      sprintf("The arguments of %s must be named.", name_called(call))
+      sprintf("The arguments of %s must be named.", name_called())
     }
-    is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
-    near <- if (!is_other) find_instead(unknown[[1L]], takes, NULL)
-    called <- sub("()`", "", name_called(call), fixed = TRUE)
+    near <- if (!name %in% c("", "model", "model_fn")) find_instead(name, takes, NULL)
+    called <- sub("()`", "", name_called(), fixed = TRUE)
     example <- sprintf("For example %1$s(fit, epochs = 10)` or %1$s(fit, data = rows)`.", called)
-    abort_input(what, i = near %||% example, call = call)
+    abort_input(what, i = near %||% example)
   }
 }
 
 # A fit has the names of its data, not the data.
-check_update_known <- function(known, given, frame, call) {
+check_update_known <- function(known, given, frame) {
   unknown <- setdiff(c("sc", "data"), names(known))
   if (length(unknown)) {
     named <- paste0("`", unknown, "`", collapse = " and ")
     problem <- sprintf("This fit does not store the %s of its training.", named)
-    abort_input(problem, i = sprintf("Pass %s.", named), call = call)
+    abort_input(problem, i = sprintf("Pass %s.", named))
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]
     if (is.symbol(value) && !is_variable(as.character(value), frame)) {
       abort_input(
         sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
-        i = sprintf("Pass `%s`.", name),
-        call = call
+        i = sprintf("Pass `%s`.", name)
       )
     }
   }
@@ -110,22 +110,17 @@ check_update_known <- function(known, given, frame, call) {
 
 # `df`, `data`, ... are functions of packages wherever no variable has the name.
 is_variable <- function(name, frame) {
-  if (!exists(name, envir = frame)) {
-    return(FALSE)
-  }
-  value <- get(name, envir = frame)
+  value <- get0(name, envir = frame, ifnotfound = c)
   !is.primitive(value) && !(is.function(value) && isNamespace(environment(value)))
 }
 
 # Arguments of barrier_train() that are values, not names of columns.
 evaluated_names <- c("sc", "data", "validation_data", "callbacks", "model_options", "data_options")
 
-# Settings that belong to one training only.
-passing_settings <- c("callbacks", "model_options", "recovery")
-
-# The settings of a training run as plain values of R, without those that were left out.
+# The settings of a training run as plain values of R, without those that were left out, or that
+# belong to one training only.
 plain_settings <- function(settings) {
-  settings <- settings[setdiff(names(settings), passing_settings)]
+  settings <- settings[setdiff(names(settings), c("callbacks", "model_options", "recovery"))]
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
 }
 

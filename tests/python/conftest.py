@@ -104,6 +104,7 @@ ALONE = [
     "test_batches",
     "test_local",
     "test_fork_server",
+    "test_gpus",
     "test_scaling",
     "test_parameter_server",
     "test_examples",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybackend.core.data.arrays import Ragged, to_dense
 from pybackend.core.data.arrow import TensorReader, describe_schema
 from pybackend.core.data.column_groups import group_columns
-from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec, list_columns
 from pybackend.core.errors import InputError
 
 LISTS = pa.list_(pa.float32())
@@ -27,10 +27,10 @@ def batch(**columns: Any) -> Any:
 
 def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
     """Return the tensors of one batch, whose columns are in the order of the column_groups."""
-    column_groups, names = group_columns(
+    column_groups = group_columns(
         ColumnSpec(**choice), describe_schema(rows.schema), floatx, "data"
     )
-    return TensorReader(column_groups).read(rows.select(names))
+    return TensorReader(column_groups).read(rows.select(list_columns(column_groups)))
 
 
 def floats(values: list[Any]) -> Any:
@@ -163,7 +163,8 @@ def test_batches_and_slices_of_any_size_give_the_same_rows(
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=5)))
     parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts, rows]) if a < b]
     choice = ColumnSpec(features={"v": "v", "t": "t"})
-    column_groups, names = group_columns(choice, describe_schema(whole.schema), "float32", "data")
+    column_groups = group_columns(choice, describe_schema(whole.schema), "float32", "data")
+    names = list_columns(column_groups)
     reader = TensorReader(column_groups)
     found = [reader.read(part.select(names)) for part in parts]
     np.testing.assert_array_equal(np.concatenate([f["x/v"] for f in found]), matrix)
@@ -367,9 +368,7 @@ def test_another_byte_order_is_read_as_promised() -> None:
 
 def test_arrays_whose_length_differs_between_batches_are_rejected() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
-    column_groups, _ = group_columns(
-        ColumnSpec(), describe_schema(parts[0].schema), "float32", "data"
-    )
+    column_groups = group_columns(ColumnSpec(), describe_schema(parts[0].schema), "float32", "data")
     reader = TensorReader(column_groups)
     reader.read(parts[0])
     with pytest.raises(InputError, match=r"column 'a' has 3 numbers in .*; expected 2, as in"):
@@ -405,7 +404,7 @@ def test_long_values_are_told_in_short() -> None:
     ],
 )
 def test_rows_of_finite_values_are_found(values: pa.Array, expected: list[bool]) -> None:
-    reader = TensorReader([ColumnGroup("x", ("a",), (0,), "float32")])
+    reader = TensorReader([ColumnGroup("x", ("a",), "float32")])
     rows = batch(a=values)
     assert reader.find_complete(rows).tolist() == expected
     assert reader.find_complete(rows.slice(1)).tolist() == expected[1:]
@@ -418,7 +417,8 @@ def test_the_widths_of_inner_arrays_are_those_of_earlier_batches() -> None:
         for value in ([[1, 2], [3, 4], [5, 6]], [[1, 2, 3], [4, 5, 6]])
     )
     spec = ColumnSpec(label=None)
-    groups, names = group_columns(spec, describe_schema(first.schema), "float32", "data")
+    groups = group_columns(spec, describe_schema(first.schema), "float32", "data")
+    names = list_columns(groups)
     reader = TensorReader(groups)
     assert reader.read(first.select(names))["x"].shape == (1, 6)
     with pytest.raises(InputError, match="inner arrays of column 'v' have 2, 3 numbers; expected"):

@@ -66,7 +66,7 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
         assert greeting(process)["missing"] == ["nonesuch"]
         assert process.stdin is not None
         assert process.stdout is not None
-        Bundle(contents, {"rows/two": rows}).send(process.stdin.write)
+        Bundle({**contents, "rows/two": rows}).send(process.stdin.write)
         folder, found = json.loads(process.stdout.readline())
         assert found == {"one": "1", "rows/two": "3 4"}
         assert Path(folder).parent == tmp_path

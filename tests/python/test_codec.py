@@ -54,7 +54,7 @@ def test_nested_dataclasses_travel_as_json(value: Nested) -> None:
 
 @given(
     st.builds(EpochEnded, numbers, numbers, st.floats(0, 1e9), st.dictionaries(texts, numbers))
-    | st.builds(Note, texts, numbers)
+    | st.builds(Note, texts, rank=numbers)
     | st.builds(Failed, st.builds(Failure, numbers, texts, texts, texts, time=st.floats(0, 1e9)))
 )
 def test_events_travel_as_one_line(event: Event) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,13 @@ import pytest
 
 from pybackend.core import words
 from pybackend.core.api.call_data import narrow_columns
-from pybackend.core.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
+from pybackend.core.api.calls import (
+    EvaluationCall,
+    ModelCall,
+    PredictionCall,
+    TrainedModel,
+    TrainingCall,
+)
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.data.column_groups import group_columns
 from pybackend.core.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
@@ -39,26 +45,24 @@ def chosen(**choice: Any) -> Any:
 
 
 def test_a_list_is_one_input_and_a_mapping_several() -> None:
-    column_groups, read = chosen(features=["v", "a"])
-    assert [(group.key, group.columns, group.indices) for group in column_groups] == [
-        ("x", ("v", "a"), (0, 1)),
-        ("y", ("label",), (2,)),
+    column_groups = chosen(features=["v", "a"])
+    assert [(group.key, group.columns) for group in column_groups] == [
+        ("x", ("v", "a")),
+        ("y", ("label",)),
     ]
-    assert read == ["v", "a", "label"] == list_columns(column_groups)
-    column_groups, read = chosen(
-        features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v"
-    )
-    assert [(group.key, group.indices, group.dtype) for group in column_groups] == [
-        ("x/left", (0, 1), "float32"),
-        ("x/right", (0,), "float32"),
-        ("x/text", (2,), "str"),
-        ("y", (3,), "int64"),
-        ("sample_weight", (4,), "float32"),
+    assert list_columns(column_groups) == ["v", "a", "label"]
+    column_groups = chosen(features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v")
+    assert [(group.key, group.columns, group.dtype) for group in column_groups] == [
+        ("x/left", ("a", "n"), "float32"),
+        ("x/right", ("a",), "float32"),
+        ("x/text", ("t",), "str"),
+        ("y", ("label",), "int64"),
+        ("sample_weight", ("v",), "float32"),
     ]
 
 
 def test_several_outputs_have_several_labels() -> None:
-    column_groups, _ = chosen(features=["a"], label={"one": "label", "two": "n"})
+    column_groups = chosen(features=["a"], label={"one": "label", "two": "n"})
     assert [group.key for group in column_groups] == ["x", "y/one", "y/two"]
 
 
@@ -236,14 +240,15 @@ def test_validation_data_have_the_values_of_the_training() -> None:
     ids=lambda call: type(call).__name__,
 )
 def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(call: ModelCall) -> None:
-    result = SimpleNamespace(
-        features=["size", "color"],
-        tensors=None,
-        categories={"color": ["red", "green", "blue"]},
-        encode={"color": "one_hot"},
-        levels=None,
-    )
-    spec = choose_columns(call, DataOptions(), result)
+    known: dict[str, Any] = {
+        "features": ["size", "color"],
+        "tensors": None,
+        "categories": {"color": ["red", "green", "blue"]},
+        "encode": {"color": "one_hot"},
+        "levels": None,
+    }
+    result = type("Known", (TrainedModel,), known)()
+    spec = choose_columns(replace(call, model=result))
     rows = FrameRows.of(FRAME, spec, "float32", "data")
     np.testing.assert_array_equal(rows.columns["x"][:, 1:].argmax(axis=1), [0, 2, 0, 1])
     coded = FRAME.assign(size=FRAME["size"].astype("category"))

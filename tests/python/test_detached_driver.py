@@ -42,14 +42,9 @@ Train = Callable[[], TrainResult]
 
 
 @dataclass(frozen=True)
-class Request:
+class Prepared:
     job: TrainingJob
     observers: object = None
-
-
-@dataclass(frozen=True)
-class Prepared:
-    request: Request
 
 
 @pytest.fixture
@@ -71,8 +66,8 @@ def drive(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> Callable[[Train
     """Return a function that drives the job, whose training is another function."""
 
     @contextmanager
-    def opened(_: JobFolder) -> Iterator[tuple[Any, float]]:
-        yield Prepared(Request(TrainingJob(1, epochs=1))), 0.0
+    def opened(_: JobFolder) -> Iterator[Any]:
+        yield Prepared(TrainingJob(1, epochs=1))
 
     def drive(train: Train) -> None:
         monkeypatch.setattr(detached_driver, "opened_request", opened)

@@ -24,7 +24,7 @@ from rich.console import Console
 import pybackend
 from pybackend.core.api import request
 from pybackend.core.api.display import (
-    Lines,
+    Display,
     Live,
     Speed,
     choose_lines,
@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_is_named_once(capsys: Any) -> None:
 
 def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: Any) -> None:
     show = printer(1)
-    chain = [Waits(peer, 60.0, False, rank) for rank, peer in ((3, 0), (2, 1), (0, 2))]
+    chain = [Waits(peer, 60.0, False, rank=rank) for rank, peer in ((3, 0), (2, 1), (0, 2))]
     for event in chain + [replace(event, seconds=62.0, is_second=True) for event in chain]:
         show(event)
     (line,) = capsys.readouterr().out.splitlines()
@@ -385,8 +385,8 @@ OUTPUTS = {"a full disk": full_disk, "a closed pipe": closed_pipe}
 def test_output_that_nobody_reads_ends_no_training(name: str, monkeypatch: Any) -> None:
     stream = OUTPUTS[name]()
     monkeypatch.setattr(sys, "stdout", stream)
-    Lines(shows_printed=True).line("epoch 1")
-    Lines(shows_printed=True).printed("of a worker")
+    Display(shows_printed=True).line("epoch 1")
+    Display(shows_printed=True).printed("of a worker")
     with suppress(OSError):
         stream.close()
 
@@ -394,7 +394,7 @@ def test_output_that_nobody_reads_ends_no_training(name: str, monkeypatch: Any) 
 def test_a_terminal_of_ascii_shows_what_it_can(monkeypatch: Any) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
-    Lines(shows_printed=True).line("loss of Zürich")
+    Display(shows_printed=True).line("loss of Zürich")
     assert written.getvalue() == b"loss of Z?rich\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, ModelOptions, WorkerFailedError, barrier_train, hosts
-from pybackend.core.api.training_run import note_files
+from pybackend.core.api.prepared_training import note_files
 from pybackend.core.engine.equal_state import offset_seeds
 from pybackend.core.engine.train import CALLBACK_ORDER, check_order, order_callbacks
 from pybackend.core.job.job import TrainingJob
@@ -490,11 +490,10 @@ def test_files_and_what_asks_for_it_are_of_rank_0(tmp_path: Path) -> None:
     files = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.ModelCheckpoint("best.keras")]
     assert select_callbacks(0, [everywhere, once, *files]) == [everywhere, once, *files]
     assert select_callbacks(1, [everywhere, once, *files]) == [everywhere]
-    note = note_files(files, hosts("ann:2"))
-    assert note is not None
+    (note,) = note_files(files, hosts("ann:2"))
     assert "CSVLogger('log.csv'), ModelCheckpoint('best.keras'): worker 0 writes" in note.text
     absolute = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
-    assert note_files(absolute, hosts("ann:2")) is note_files(files, launcher_for("local")) is None
+    assert note_files(absolute, hosts("ann:2")) == note_files(files, launcher_for("local")) == []
 
 
 def test_one_worker_may_do_what_several_cannot() -> None:

@@ -58,8 +58,8 @@ from pybackend.core.launchers.environment.installing import (
     check_host,
     install_command,
     install_here,
-    read_blocks,
 )
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.launchers.slurm.launcher import _install
 from pybackend.core.launchers.spark import stage
 from pybackend.core.launchers.spark.stage import _link
@@ -336,7 +336,7 @@ EXECUTOR = """
 import sys
 from unittest.mock import Mock, patch
 from pybackend.core.launchers.environment.archive import read_packed
-from pybackend.core.launchers.environment.installing import read_blocks
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.launchers.spark import barrier_task
 served = Mock(read=lambda: read_blocks(sys.argv[2]))
 environment = barrier_task.SparkEnvironment(read_packed(sys.argv[1]), served)

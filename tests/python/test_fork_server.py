@@ -38,9 +38,9 @@ class LeaveDaemon(keras.callbacks.Callback):
             open(os.environ["DAEMON"], "w").write(str(os.getpid()))
             signal.pause()
 
-def train():
+def train(workers):
     result = pybackend.barrier_train(
-        "local", model, (x, x.sum(1)), workers=1, seed=1, verbose=0, callbacks=[LeaveDaemon()]
+        "local", model, (x, x.sum(1)), workers=workers, seed=1, verbose=0, callbacks=[LeaveDaemon()]
     )
     pids = [worker.pid for worker in result.workers]
     return [pids, result.history["loss"], result.workers[0].weights_sha256]
@@ -55,7 +55,7 @@ for line in sys.stdin:
     if request["forks"] and os.fork() > 0:
         os.wait()
         continue
-    print(json.dumps(train()), flush=True)
+    print(json.dumps(train(request["workers"])), flush=True)
     if request["forks"]:
         sys.exit()
 """
@@ -76,11 +76,11 @@ class Session:
             env=own,
         )
 
-    def train(self, forks: bool = False, **environment: str) -> Any:
+    def train(self, forks: bool = False, workers: int = 1, **environment: str) -> Any:
         """Train, in a fork of the session if wanted; return PIDs, losses and a digest."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = {"environment": environment, "forks": forks}
+        request = {"environment": environment, "forks": forks, "workers": workers}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
@@ -100,12 +100,14 @@ def session(folder: Path, **variables: str) -> Iterator[Session]:
         started.process.communicate()
 
 
-def test_later_calls_use_it_with_the_same_results_and_leave_nothing(tmp_path: Path) -> None:
+def test_calls_with_any_number_of_workers_use_it_and_leave_nothing(tmp_path: Path) -> None:
     with session(tmp_path) as own:
         first = own.train()
         server = own.server()
-        second = own.train()
-        assert second[1:] == first[1:]
+        assert not any(pid in children(own.process.pid) for pid in first[0])
+        second = own.train(workers=2)
+        assert own.train(workers=2)[1:] == second[1:]
+        assert own.train()[1:] == first[1:]
         assert own.server() == server  # the workers are no children of the session
         wait_for(lambda: not any(map(is_running, second[0])))
         assert not is_running(int(own.daemon.read_text()))
@@ -127,8 +129,6 @@ def test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it(
             assert own.server() != server
         server = own.server()
         assert own.train(TFDIST_ANY="1")[1:] == first[1:]  # an import might read it
-        wait_for(lambda: len(children(own.process.pid)) == 2)
-        assert own.train(TFDIST_ANY="2")[1:] == first[1:]
         wait_for(lambda: not is_running(server))
         assert own.train(TFDIST_FORK_SERVER="0")[1:] == first[1:]
         assert children(own.process.pid) == []
@@ -145,6 +145,23 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
     with session(tmp_path, TFDIST_FORK_SERVER="0") as own:
         own.train()
         assert children(own.process.pid) == []
+
+
+def test_an_interactive_session_starts_it_with_the_import_of_keras() -> None:
+    own = {**os.environ, "TFDIST_FORK_SERVER": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-i"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own
+    ) as interpreter:
+        assert interpreter.stdin is not None
+        assert interpreter.stdout is not None
+        print("import pybackend; print('ready')", file=interpreter.stdin, flush=True)
+        assert interpreter.stdout.readline() == "ready\n"
+        assert children(interpreter.pid) == []
+        print("import keras", file=interpreter.stdin, flush=True)
+        wait_for(lambda: len(children(interpreter.pid)) == 1)
+        (server,) = children(interpreter.pid)
+        interpreter.kill()
+    wait_for(lambda: not is_running(server))
 
 
 # As in the program of a server, by which it is known, but without TensorFlow.
@@ -173,7 +190,7 @@ def serving(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server that has not imported TensorFlow."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(ForkServers(owner, 1).name(kind))
+        listener.bind(ForkServers(owner).name(kind))
         listener.listen()
         number = listener.fileno()
         code = f"{before}{SERVE}f.IDLE_SECONDS = {idle}; serve({number}, {owner!r})"
@@ -186,7 +203,7 @@ def serving(
 @contextmanager
 def connected(owner: str, kind: WorkerKind) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(ForkServers(owner, 1).name(kind))
+        connection.connect(ForkServers(owner).name(kind))
         yield connection
 
 
@@ -206,7 +223,7 @@ def test_it_ends_when_it_is_idle_or_without_its_owner() -> None:
     kind = make_kind()
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
         owner = name_process(process.pid)
-        servers = ForkServers(owner, 1)
+        servers = ForkServers(owner)
         with serving(owner, kind, idle=0.1) as server:
             assert server.wait(timeout=60) == 0
         assert servers.list_names() == []
@@ -229,26 +246,17 @@ def test_a_client_that_sends_no_whole_request_loses_its_own_connection_only(owne
         assert server.poll() is None
 
 
-def test_a_server_of_other_workers_ends_if_there_is_no_room(
+def test_a_server_of_other_workers_gives_way_and_none_starts_without_memory(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
-    kinds = [make_kind(TFDIST_ANY=value) for value in "abc"]
-    servers = ForkServers(owner, 2)
-    with serving(owner, kinds[0]) as first, serving(owner, kinds[1]) as second:
-        for kind in kinds[:2]:
-            assert request(owner, kind, b"") == READY  # it serves: now it can be found
-        monkeypatch.setattr(forking, "ForkedProcess", lambda connection, *_: connection)
-        for number in (1, 0):
-            forked: Any = servers.fork(kinds[number], "/", [], {})
-            forked.close()
-        servers.keep(1)
-        assert servers.list_names() == [servers.name(kinds[0]), servers.name(kinds[1])]
-        assert servers.fork(kinds[2], "/", [], {}) is None
-        assert second.wait(60) == -signal.SIGKILL
+    kinds, servers = [make_kind(TFDIST_ANY=value) for value in "ab"], ForkServers(owner)
+    with serving(owner, kinds[0]) as first:
+        assert request(owner, kinds[0], b"") == READY  # it serves: now it can be found
+        servers.start(kinds[0], 1)
+        assert servers.list_names() == [servers.name(kinds[0])]
         assert first.poll() is None
-        monkeypatch.setattr(fork_server, "read_free_memory", lambda: 0)
-        servers.keep(1)
+        monkeypatch.setattr(fork_server, "read_free_memory", lambda: 1.5e9)
+        assert servers.fork(kinds[1], "/", [], {}, processes=2) is None
         assert first.wait(60) == -signal.SIGKILL
     wait_for(lambda: not servers.list_names())  # a guardian that still ends holds the name, too
 
@@ -256,12 +264,9 @@ def test_a_server_of_other_workers_ends_if_there_is_no_room(
 def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
-    kind, servers = make_kind(), ForkServers(owner, 1)
+    kind, servers = make_kind(), ForkServers(owner)
     monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
-    assert servers.fork(kind, "/", [], {}) is None  # there is none
-    servers.keep(1)
     began = time.monotonic()
     for _ in range(3):
         assert servers.fork(kind, "/", [], {}) is None
@@ -271,8 +276,21 @@ def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
     assert servers.list_names() == []
 
 
+def test_one_that_cannot_import_is_started_once(
+    owner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kind, servers = make_kind(), ForkServers(owner)
+    code = f"open({str(tmp_path / 'starts')!r}, 'a').write('.'); raise ImportError"
+    monkeypatch.setattr(forking, "SERVE", code)
+    assert servers.fork(kind, "/", [], {}) is None
+    wait_for(lambda: not servers.list_names())
+    for _ in range(3):
+        assert servers.fork(kind, "/", [], {}) is None
+    assert (tmp_path / "starts").read_text() == "."
+
+
 def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, servers, mine = make_kind(), ForkServers(owner, 1), os.geteuid()
+    kind, servers, mine = make_kind(), ForkServers(owner), os.geteuid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(servers.name(kind))
         listener.listen()
@@ -324,7 +342,7 @@ def test_workers_are_alike_or_not_forked(
         monkeypatch.setenv(name, value)
     kinds = [
         describe_worker({**os.environ, "TFDIST_RANK": rank, **own}, sys.executable)
-        for rank, own in [("0", {}), ("1", {}), ("1", {"OMP_NUM_THREADS": "7"})]
+        for rank, own in [("0", {}), ("1", {"OMP_NUM_THREADS": "7"}), ("1", {"TFDIST_ANY": "7"})]
     ]
     if changed:
         assert kinds == [None] * 3

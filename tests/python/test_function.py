@@ -90,7 +90,7 @@ def test_between_machines_what_is_shared_is_encrypted() -> None:
             texts = [call * 2_000_000 + str(rank) for rank in range(3)]
             found = pool.map(lambda member, text: member.gather("all_gather", text), members, texts)
             assert list(found) == [texts] * 3
-        assert all(outbox._stream.is_protected for outbox in root._outboxes.values())
+        assert all(outbox.stream.is_protected for outbox in root._outboxes.values())
         end = pool.submit(root.finish, {0}, {1, 2}, {1})
         spokes[0].finish()
         wait_for(end.done)

@@ -48,7 +48,7 @@ def test_too_few_are_an_error(busy: Path) -> None:
     with pytest.raises(ClusterError, match="num_gpu=2 needs 4 free GPUs, but this machine has 3"):
         gpu_info.get_gpus(2, 1)
     with pytest.raises(InputError, match="`format` must be 'string' or 'list', not 'tuple'"):
-        gpu_info.get_gpus(1, format="tuple")  # type: ignore[call-overload]
+        gpu_info.get_gpus(1, format="tuple")
 
 
 def test_a_machine_without_any(monkeypatch: Any, tmp_path: Path) -> None:

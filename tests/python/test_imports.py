@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -148,6 +149,38 @@ print(len(result.history["loss"]), rooms)
     script.write_text(program)
     shown = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout) == (0, "1 {'core'}\n"), shown.stderr
+
+
+def needs_only_the_core(test: Path) -> bool:
+    """Return whether a file of tests is about a module of the core, and names nothing else."""
+    if test.stem.removeprefix("test_") not in {parts[-1].removesuffix(".py") for parts in CORE}:
+        return False
+    tree = ast.parse(test.read_text())
+    modules = {full for full in imported(ast.walk(tree)) if full.startswith("pybackend.")}
+    names = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pybackend"
+    }
+    homes = {f"pybackend.{pybackend._HOME[name]}" for name in names & set(pybackend._HOME)}
+    return all(full.startswith("pybackend.core.") for full in modules | homes)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_tests_of_the_core_pass_without_what_stands_on_it(tmp_path: Path) -> None:
+    """Run the tests that start no cluster, and those of exactness, with the core alone."""
+    shutil.copytree(ROOT / "core", tmp_path / "pybackend" / "core")
+    shutil.copy(ROOT / "__init__.py", tmp_path / "pybackend")
+    tests = tmp_path / "tests" / "python"
+    shutil.copytree(Path(__file__).parent, tests)
+    shutil.copy(ROOT.parent / "pyproject.toml", tmp_path)
+    alone = [path.name for path in sorted(tests.glob("test_*.py")) if needs_only_the_core(path)]
+    assert len(alone) > 50
+    command = [sys.executable, "-m", "pytest", "-q"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for chosen in (["-m", "fast", *alone], ["-m", "not full", "test_exact.py"]):
+        subprocess.run([*command, *chosen], cwd=tests, env=environment, check=True)
 
 
 @pytest.mark.parametrize("nodes", [running, ast.walk])

@@ -112,7 +112,7 @@ def test_inputs_without_a_name_have_that_of_their_layer_before_and_after_a_file(
         assert list(name_inputs(one)) == [first, second]
         check_features(one, {second: [], first: []}, {first: list("abcd"), second: list("efg")})
         check_input_names(one, given)
-        with pytest.raises(InputError, match=f"the inputs {first}, {second}: specify"):
+        with pytest.raises(InputError, match=f"the inputs {', '.join(sorted((first, second)))}: "):
             check_features(one, None, {})
         rows = reshape_rows(to_rows(given), one)
         batch = nest(rows.take(np.arange(len(rows))))

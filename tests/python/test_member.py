@@ -104,7 +104,7 @@ def test_members_of_any_group_run_a_job() -> None:
     assert values == [(0, "3", "7,8"), (1, "3", "7,8")]
     assert [report.rank for report in reports] == [0, 1]
     assert {report.pid for report in reports}.isdisjoint({os.getpid()})
-    assert {PrintedLine("hello", rank, "127.0.0.1") for rank in (0, 1)} <= set(events)
+    assert {PrintedLine("hello", rank=rank, host="127.0.0.1") for rank in (0, 1)} <= set(events)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -222,8 +222,8 @@ def test_columns_are_arrays_of_tables_and_lists_of_all_else(server: FeedServer) 
     feed = server.queue.open(False, 0)
     assert feed is not None
     table = pa.record_batch({"x": [[1.0], [2.0], [3.0]], "n": [1, 2, 3], "left": ["out"] * 3})
-    server.queue.put(feed, frame_items(table, gives_arrays=True))
-    server.queue.put(feed, encode_items([([4.0], 4), ([5.0], 5)]))
+    server.queue.add(feed, frame_items(table, gives_arrays=True))
+    server.queue.add(feed, encode_items([([4.0], 4), ([5.0], 5)]))
     server.queue.end(feed)
     (x, n), has_ended = server.queue.take_columns(2, 2)
     np.testing.assert_array_equal(x, np.array([[1.0], [2.0]]), strict=True)
@@ -250,7 +250,7 @@ def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> 
 def test_feeders_hear_of_a_failure_and_of_the_end(server: FeedServer) -> None:
     fed = Running(lambda: feeder(server).feed(batches(itertools.count()), "a", 0, 0))
     server.queue.take(1)
-    server.fail("ValueError: no such luck")
+    server.queue.fail("ValueError: no such luck")
     with pytest.raises(ClusterError, match="no such luck"):
         fed.result()
     with pytest.raises(ClusterError, match="no such luck"):  # a later one, too

@@ -117,9 +117,9 @@ def test_parts_of_an_order_are_those_of_the_whole(
     first = data.draw(st.integers(0, rows))
     last = data.draw(st.integers(first, rows))
     with mock.patch.object(sharding, "_BLOCK", together):
-        sharding._draw_visits.cache_clear()
+        sharding._draw_block.cache_clear()
         visited = Visits(rows, 3, rank, True).between(first, last, 1)
-    sharding._draw_visits.cache_clear()
+    sharding._draw_block.cache_clear()
     assert visited.tolist() == whole[first:last].tolist()
 
 

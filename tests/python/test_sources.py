@@ -23,9 +23,10 @@ from pybackend.core.api.call_data import narrow_columns, note_index
 from pybackend.core.api.scoring import barrier_evaluate
 from pybackend.core.data import sources
 from pybackend.core.data.columns import ColumnSpec
-from pybackend.core.data.files import open_file
+from pybackend.core.data.files import find_files, open_file
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.rows import StoredRows
+from pybackend.core.data.sharding import count_sharded
 from pybackend.core.data.sources import FileRows, ParquetFiles, find_partitions, open_row_files
 from pybackend.core.errors import InputError
 
@@ -58,13 +59,17 @@ def rows_of_worker(source: FileRows, workers: int, rank: int, everything: bool =
         return spool.take(np.arange(len(spool)))
 
 
+def open_parquet(path: str) -> ParquetFiles:
+    return ParquetFiles.at(path, "data", find_files(path))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 9), st.booleans())
 def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder), rows, label=pa.array(np.arange(rows)))
         source = FileRows.at(path, ColumnSpec(repartition=repartition), "float32", "data")
-        counts = source.counts(workers)
+        counts = count_sharded(source.rows, workers)
         assert sum(counts) == rows
         assert max(counts) - min(counts) <= 1
         found = [
@@ -87,7 +92,7 @@ def test_workers_have_all_classes_of_sorted_rows_unless_told_otherwise(tmp_path:
 def test_all_rows_may_go_to_every_worker(tmp_path: Path) -> None:
     path = write(tmp_path, 70, label=pa.array(np.arange(70)))
     source = FileRows.at(path, ColumnSpec(), "float32", "data")
-    assert source.counts(4) == [18, 18, 17, 17]
+    assert count_sharded(source.rows, 4) == [18, 18, 17, 17]
     assert rows_of_worker(source, 4, 2, everything=True)["y"].tolist() == list(range(70))
 
 
@@ -295,7 +300,7 @@ def test_a_range_of_rows_is_just_those(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_MOST_ROWS", at_once)
         write_parts(Path(folder), sizes, group)
-        files = ParquetFiles.at(folder)
+        files = open_parquet(folder)
         assert files.rows == sum(sizes)
         assert list(files.counts) == sizes
         first = data.draw(st.integers(0, sum(sizes)))
@@ -311,7 +316,7 @@ def test_a_range_of_rows_is_just_those(
 
 def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> None:
     write_parts(tmp_path, [3], 10)
-    ((place, batch),) = ParquetFiles.at(str(tmp_path)).pieces([(1, 3)], ["b", "a"])
+    ((place, batch),) = open_parquet(str(tmp_path)).pieces([(1, 3)], ["b", "a"])
     assert place == 1
     assert batch.to_pydict() == {"b": ["row 1", "row 2"], "a": [1, 2]}
 
@@ -319,7 +324,7 @@ def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> N
 def test_files_may_lie_elsewhere() -> None:
     with open_file("memory://test_sources/x.parquet", "wb") as file:
         pq.write_table(pa.table({"a": [1, 2, 3]}), file)
-    assert numbers(ParquetFiles.at("memory://test_sources"), 1, 3) == [2, 3]
+    assert numbers(open_parquet("memory://test_sources"), 1, 3) == [2, 3]
 
 
 def test_wide_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
@@ -327,13 +332,13 @@ def test_wide_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = [rng.bytes(100_000) for _ in range(99)] + [image]
     pq.write_table(pa.table({"a": images}), tmp_path / "x.parquet")
-    found = ParquetFiles.at(str(tmp_path)).pieces([(0, 100)], ["a"])
+    found = open_parquet(str(tmp_path)).pieces([(0, 100)], ["a"])
     assert max(batch.nbytes for _, batch in found) < 3e6
 
 
 def test_each_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parts(tmp_path, [100], 50)
-    files = ParquetFiles.at(str(tmp_path))
+    files = open_parquet(str(tmp_path))
     read: list[Any] = []
     original = pq.ParquetFile.iter_batches
 
@@ -348,7 +353,7 @@ def test_each_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_was_replaced_is_told(tmp_path: Path) -> None:
     write_parts(tmp_path, [10], 5)
-    files = ParquetFiles.at(str(tmp_path))
+    files = open_parquet(str(tmp_path))
     write_parts(tmp_path, [6], 5)
     with pytest.raises(InputError, match="has 6 rows here, but had 10 when"):
         numbers(files, 0, 10)
@@ -357,7 +362,7 @@ def test_a_file_that_was_replaced_is_told(tmp_path: Path) -> None:
 def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(InputError, match=r"x\.parquet is not a readable Parquet file"):
-        ParquetFiles.at(str(tmp_path))
+        open_parquet(str(tmp_path))
 
 
 def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
@@ -371,7 +376,7 @@ def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
     ):
         pq.write_table(pa.table(other), tmp_path / "2.parquet")
         with pytest.raises(InputError, match=f"2.parquet differ from those of .*1.parquet: {said}"):
-            ParquetFiles.at(str(tmp_path))
+            open_parquet(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -396,4 +401,4 @@ def test_what_folders_are_called_is_read_as_hive_does(written: Any, read: Any) -
 def test_what_other_programs_note_of_an_index_is_left_alone(tmp_path: Path, noted: bytes) -> None:
     table = pa.table({"a": [1.0]}).replace_schema_metadata({"pandas": noted})
     pq.write_table(table, tmp_path / "rows.parquet")
-    assert ParquetFiles.at(str(tmp_path)).index == ()
+    assert open_parquet(str(tmp_path)).index == ()

@@ -172,7 +172,7 @@ def test_only_who_hears_rank_0_misses_its_files(
     said: list[Note] = []
     with EventFiles(str(tmp_path / "run"), said.append) as files:
         if rank is not None:
-            files(EpochEnded(1, 1, 0.5, {}, rank))
+            files(EpochEnded(1, 1, 0.5, {}, rank=rank))
         files.conclude()
     assert bool(said) is is_said
 

@@ -95,7 +95,7 @@ def test_a_range_reads_no_further_than_it_must(tmp_path: Path) -> None:
     data = RecordFiles.at(written(tmp_path / "data", None, (600,)))
     file = Path(data.files[0])
     content = bytearray(file.read_bytes())
-    middle = next(place for row, place in data.marks[0] if row > 300)
+    middle = next(place for row, place in data.parts[0].marks if row > 300)
     content[middle] ^= 1  # a length
     file.write_bytes(content)
     assert pa.Table.from_batches(data.batches(0, 200, ["x"])).num_rows == 200
@@ -249,7 +249,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
     path = tmp_path / "a"
     write_part([batch_of(20, 40)], str(path), "a")
     data = RecordFiles.at(str(path))
-    _, place = next(mark for mark in data.marks[0] if mark[0] >= 5)
+    _, place = next(mark for mark in data.parts[0].marks if mark[0] >= 5)
     content = bytearray(path.read_bytes())
     content[place + at if at >= 0 else at] ^= 4
     path.write_bytes(content)

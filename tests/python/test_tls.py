@@ -217,7 +217,7 @@ def test_errors_of_protected_collectives_are_those_of_others() -> None:
 
 def test_a_protected_meeting_with_events_and_results() -> None:
     """Read and write at the same time, in two threads."""
-    content, events = bytes(range(256)) * 10_000, [PrintedLine("x" * 100_000, 1)] * 20
+    content, events = bytes(range(256)) * 10_000, [PrintedLine("x" * 100_000, rank=1)] * 20
     with relayed() as (_, client, accepted), MeetingServer(None, TOKEN, 1) as server:
         assert greet(client, accepted) == [None, None]
         server.adopt(accepted, 0)

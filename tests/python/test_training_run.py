@@ -21,11 +21,12 @@ def test_the_pause_before_a_restart_grows_while_workers_cannot_be_started(
     lost = WorkerFailedError([Failure(1, "b", "HostLost", "host b did not answer")])
     errors: list[Exception] = [lost, *[ClusterError("host b cannot be reached")] * 3]
 
-    def run(*_: Any) -> None:
+    def run(*_: Any, **__: Any) -> None:
         raise errors.pop(0)
 
-    request: Any = SimpleNamespace(job=TrainingJob(2, verbose=0), run=run)
+    job, recovery = TrainingJob(2, verbose=0), Recovery(restarts=3, pause=60)
+    prepared: Any = SimpleNamespace(job=job, run=run, launcher=None, recovery=recovery)
     with pytest.raises(ClusterError, match="host b cannot be reached"):
-        training_run.run_with_restarts(request, None, Recovery(restarts=3, pause=60))  # type: ignore[arg-type]
+        training_run.run_with_restarts(prepared, print)
     assert pauses == [60, 120]
     assert errors == []

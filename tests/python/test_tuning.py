@@ -499,15 +499,15 @@ def test_model_files_are_on_disk_without_a_name(
     others = [replace(trained, content=bytes([place]) * place) for place in range(3)]
     stored = [files.store(result) for result in (trained, *others)]
     assert list(tmp_path.iterdir()) == []
-    assert [one.result.content for one in stored] == [b""] * 4
-    assert [one.load() for one in stored] == [trained, *others]
+    assert [one.args[0].content for one in stored] == [b""] * 4  # type: ignore[attr-defined]
+    assert [one() for one in stored] == [trained, *others]
     trial = Trial(1, {}, "completed", {}, 1, 1.0, 4, stored=stored[0])
     assert trial.model is trial.model
     copied = pickle.loads(pickle.dumps(trial))  # noqa: S301
     assert copied == trial
     assert copied.result == trained
     monkeypatch.setattr(os, "pwrite", fail_on_full_disk)
-    assert files.store(trained).load() == trained
+    assert files.store(trained)() == trained
     number = files._number
     del files, stored, trial
     gc.collect()

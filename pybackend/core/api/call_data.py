@@ -27,8 +27,6 @@ from pybackend.core.job.messages import Note
 from pybackend.core.launchers import Launcher, is_spark_frame, read_schema
 from pybackend.core.words import either, setting, show, term
 
-# Types of data whose rows are arrays in their attribute `columns`.
-HELD_AS_COLUMNS = (FrameRows, Batches)
 # Number of rows on which a copy of a model is checked.
 _TRIED = 8
 # Arguments that only data with columns can have.
@@ -71,23 +69,22 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
 
 def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
-    rows: Any
     match kind_of_data(data):
         case "a data set":
-            rows = _read_batches(data, name, job)
+            return _read_batches(data, name, job)
         case "a data frame":
             check_no_records(columns, name)
             rows = FrameRows.of(data, columns, job.floatx, name)
             _check_arrays(rows.columns, name, job)
+            return rows
         case "a Spark DataFrame":
-            rows = _read_spark_frame(launcher, data, name, columns, job)
+            return _read_spark_frame(launcher, data, name, columns, job)
         case "files":
-            rows = _read_files(data, name, columns, job)
+            return _read_files(data, name, columns, job)
         case "a function":
-            rows = _read_function(data, name, job)
+            return _read_function(data, name, job)
         case _:
-            rows = _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
-    return rows
+            return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
 
 
 def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
@@ -116,15 +113,14 @@ def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
 def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
     if not isinstance(job, TrainingJob):
         batches = read_batches(data, job.floatx, name, passes=1)
-        _check_arrays(batches.columns, name, job)
-        return batches
-    epochs = range(job.initial_epoch, job.epochs)
-    passes = len(epochs) if name == "data" else sum(map(job.validates, epochs))
-    steps = job.steps_per_epoch if name == "data" else None
-    with showing(f"reading the data set `{name}`", job.verbose):
-        batches = read_batches(data, job.floatx, name, passes=passes, steps=steps)
-    # The batches define the steps.
-    _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
+    else:
+        epochs = range(job.initial_epoch, job.epochs)
+        passes = len(epochs) if name == "data" else sum(map(job.validates, epochs))
+        steps = job.steps_per_epoch if name == "data" else None
+        with showing(f"reading the data set `{name}`", job.verbose):
+            batches = read_batches(data, job.floatx, name, passes=passes, steps=steps)
+        job = replace(job, steps_per_epoch=None)  # the batches define the steps
+    _check_arrays(batches.columns, name, job)
     return batches
 
 
@@ -145,17 +141,15 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) 
         _check_arrays({key: array[part] for key, array in found.items()}, name, job)
         for name, part in parts.items()
     )
-    if frame:
-        return {
-            "train": replace(frame, columns=train),
-            "validation": replace(frame, columns=validation),
-        }
-    return {"train": train, "validation": validation}
+    return {
+        "train": replace(frame, columns=train) if frame else train,
+        "validation": replace(frame, columns=validation) if frame else validation,
+    }
 
 
 def _check_arrays(found: arrays.Columns, name: str, job: ModelJob) -> arrays.Columns:
-    check_one_label(job, "y" in found or name != "data")
-    check_weights(job, "sample_weight" in found and name == "data")
+    is_data = name == "data"
+    _check_class_weight(job, "y" in found or not is_data, "sample_weight" in found and is_data)
     check_rows(arrays.count_rows(found), name, job)
     return found
 
@@ -178,8 +172,7 @@ def _read_spark_frame(
             f"use {setting(shuffle=True)} (the rows of a {term('DataFrame')} are distributed over "
             "the workers at random anyway)"
         )
-    check_one_label(job, isinstance(columns.label, str))
-    check_weights(job, columns.weight is not None)
+    _check_class_weight(job, isinstance(columns.label, str), columns.weight is not None)
     read_schema(data)  # in limited time, and PySpark remembers it
     return DataFrameRows.of(data, columns, job.floatx, name)
 
@@ -188,21 +181,18 @@ def _read_files(path: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any
     if path == "":
         raise InputError(f"`{name}` is an empty path")
     rows = FileRows.at(path, columns, job.floatx, name)
-    check_one_label(job, isinstance(columns.label, str))
-    check_weights(job, columns.weight is not None)
+    _check_class_weight(job, isinstance(columns.label, str), columns.weight is not None)
     check_rows(rows.rows, name, job)
     return rows
 
 
 def _read_function(fn: Any, name: str, job: ModelJob) -> Any:
     check_takes(fn, f"{name}(context)", None)
-    if name != "data":
-        return FunctionRows(fn)
-    if job.shuffles_globally:
+    if job.shuffles_globally and name == "data":
         raise InputError(
             f"{setting(shuffle='global')} cannot reorder what the `{name}` function returns"
         )
-    if isinstance(job, TrainingJob) and job.class_weight:
+    if isinstance(job, TrainingJob) and job.class_weight and name == "data":
         raise InputError(
             "`class_weight` needs labels that are known before training starts: have the "
             f"`{name}` function return {term('(x, y, sample_weight)')}"
@@ -263,9 +253,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
-        columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+        columns, is_table = columns_of(data), isinstance(data, TableRows)
         if job.kind != "predict" and not isinstance(data, FunctionRows):
-            is_table = isinstance(data, TableRows)
             keys = [group.key for group in data.column_groups] if is_table else columns
             trains = job.kind == "train" and name == "train"
             check_has_labels(model, keys, argument, trains=trains)
@@ -312,10 +301,7 @@ def kind_of_data(data: Any) -> str:
 
 def check_can_be_split(data: Any) -> None:
     kind = kind_of_data(data)
-    if kind in ("arrays", "a data frame"):
-        return
-    what = f"a {term('Spark DataFrame')}" if kind == "a Spark DataFrame" else kind
-    instead = {
+    others = {
         "a data set": "another data set, e.g. data.skip(n),",
         "a Spark DataFrame": either(
             "the second part of df.randomSplit([0.8, 0.2])",
@@ -323,11 +309,13 @@ def check_can_be_split(data: Any) -> None:
         ),
         "files": "other files",
         "a function": "another function",
-    }[kind]
-    raise InputError(
-        f"`validation_split` needs arrays or a data frame in memory, but `data` is {what}: pass "
-        f"{instead} as `validation_data`"
-    )
+    }
+    if kind in others:
+        what = f"a {term('Spark DataFrame')}" if kind == "a Spark DataFrame" else kind
+        raise InputError(
+            f"`validation_split` needs arrays or a data frame in memory, but `data` is {what}: "
+            f"pass {others[kind]} as `validation_data`"
+        )
 
 
 def check_no_records(columns: ColumnSpec, name: str) -> None:
@@ -336,16 +324,22 @@ def check_no_records(columns: ColumnSpec, name: str) -> None:
         raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
 
 
-def check_one_label(job: ModelJob, is_one: bool) -> None:
-    if isinstance(job, TrainingJob) and job.class_weight and not is_one:
+def _check_class_weight(job: ModelJob, has_one_label: bool, has_weights: bool) -> None:
+    if not (isinstance(job, TrainingJob) and job.class_weight):
+        return
+    if not has_one_label:
         raise InputError(
             "`class_weight` needs labels and a model with one output: pass sample weights instead"
+        )
+    if has_weights:
+        raise InputError(
+            "`class_weight` and sample weights cannot be combined: multiply them into one weight"
         )
 
 
 def check_classes_occur(job: TrainingJob, data: Any) -> None:
     """Reject class weights if none of the labels in this process has one of the classes."""
-    columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+    columns = columns_of(data)
     labels = columns.get("y") if isinstance(columns, dict) and job.class_weight else None
     if not isinstance(labels, np.ndarray) or labels.ndim > 2 or not job.class_weight:
         return
@@ -357,13 +351,6 @@ def check_classes_occur(job: TrainingJob, data: Any) -> None:
         raise InputError(
             f"`class_weight` has the class {classes[0]}, but the labels of `data` are {shown}"
             f"{', ...' if len(found) > _TRIED else ''}"
-        )
-
-
-def check_weights(job: ModelJob, has_weights: bool) -> None:
-    if isinstance(job, TrainingJob) and job.class_weight and has_weights:
-        raise InputError(
-            "`class_weight` and sample weights cannot be combined: multiply them into one weight"
         )
 
 
@@ -386,12 +373,15 @@ def _check_steps(rows: int, job: TrainingJob) -> None:
         )
 
 
+def columns_of(data: Any) -> Any:
+    """Return the arrays of rows in memory; other data unchanged."""
+    return data.columns if isinstance(data, FrameRows | Batches) else data
+
+
 def count_known(data: Any) -> int | None:
     """Return the number of rows of all workers together; None: not known before the start."""
     return None if isinstance(data, (DataFrameRows, FunctionRows)) else count_data(data)
 
 
 def count_data(data: Any) -> int:
-    if isinstance(data, FileRows):
-        return data.rows
-    return count_rows(data.columns if isinstance(data, HELD_AS_COLUMNS) else data)
+    return data.rows if isinstance(data, FileRows) else count_rows(columns_of(data))

@@ -28,8 +28,8 @@ Kind = TypeVar("Kind", bound=ModelJob)
 IN_THIS_PROCESS = {"workers": 1}
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_EXCHANGE_OPTIONS = tuple(field.name for field in fields(Exchange))
-_DATA_OPTIONS = tuple(field.name for field in fields(DataOptions))
+_EXCHANGE_OPTIONS = " ".join(field.name for field in fields(Exchange))
+_DATA_OPTIONS = " ".join(field.name for field in fields(DataOptions))
 # Where code that is not the caller's own is: this package, other ones, and the standard library.
 # Frames hold what their functions have opened: a call that found no free descriptor once kept five.
 _OWN = (
@@ -58,18 +58,14 @@ class TrainedModel:
     predict, and so imports most of this folder.
     """
 
+    features: Any
+    tensors: Any
+    categories: Any
+    encode: Any
+    levels: Any
+
     @property
     def model(self) -> Any: ...
-    @property
-    def features(self) -> Any: ...
-    @property
-    def tensors(self) -> Any: ...
-    @property
-    def categories(self) -> Any: ...
-    @property
-    def encode(self) -> Any: ...
-    @property
-    def levels(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +79,17 @@ class ModelCall:
     options: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "options", call_options.complete(self.group, {**self.usual, **self.options})
-        )
+        given = {**self.usual, **self.options}
+        object.__setattr__(self, "options", call_options.complete(self.group, given))
+
+    @property
+    def result(self) -> TrainedModel | None:
+        """The argument ``model`` if it is a result."""
+        return self.model if isinstance(self.model, TrainedModel) else None
+
+    def find_model(self) -> Any:
+        """Return the model, or the function that builds it; a result may have to decode it."""
+        return self.result.model if self.result else self.model
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -116,6 +120,12 @@ class PredictionCall(ModelCall):
 
     options: call_options.TablePredictionOptions
 
+    @property
+    def known_levels(self) -> tuple[str, ...] | None:
+        """Names of the classes that a result has from its training."""
+        levels = None if self.result is None else self.result.levels
+        return None if levels is None else tuple(map(str, levels))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
@@ -137,16 +147,27 @@ class TrainingCall(ModelCall):
     discards_checkpoints: bool = False
     shares_memory: bool = True
 
+    @property
+    def data_arguments(self) -> dict[str, Any]:
+        """The arguments that are data, by name."""
+        return {"data": self.data, "validation_data": self.options["validation_data"]}
+
     def with_options(self, **options: Unpack[call_options.TrainingOptions]) -> Self:
         return replace(self, options={**self.options, **options})
 
 
-def _list_advice() -> dict[str | None, dict[str, str]]:
-    """Return what to pass instead of arguments that have another form here.
+def _list_advice(unknown: str) -> dict[str | None, dict[str, str]]:
+    """Return what to pass instead of arguments that have another form here, by their names.
 
     They are grouped by the argument that a call must have: advice must not name one that it lacks.
     """
     given, count = f"pass `data{either('=', ' = ')}", "pass `workers`"
+    servers = _pass(exchange=call_of("ParameterServer", servers=1))
+    submit = f"call `{call_of('submit_training', ...)}`, which returns a job"
+
+    def as_option(argument: str, maker: str, *first: Any) -> str:
+        return _pass(**{argument: call_of(maker, *first, **{unknown: ...})})
+
     return {
         None: {
             "steps": "all rows are used, in batches of `batch_size`",
@@ -156,17 +177,16 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
             "spark_context": f"pass a SparkSession as `{term('spark')}`",
         },
         "data": {
-            **dict.fromkeys(("x", "y"), f"{given}{term('(x, y)')}`"),
+            "x y": f"{given}{term('(x, y)')}`",
             "sample_weight": f"{given}{term('(x, y, sample_weight)')}`, or name a column with "
             "`weight`",
         },
-        "model": dict.fromkeys(
-            ("optimizer", "loss", "metrics", "learning_rate"),
-            f"the model has it: `{either('model.', '')}compile({either('', 'model, ')}optimizer, "
-            "loss, metrics)`",
-        ),
+        "model": {
+            "optimizer loss metrics learning_rate": "the model has it: "
+            f"`{either('model.', '')}compile({either('', 'model, ')}optimizer, loss, metrics)`"
+        },
         "workers": {
-            **dict.fromkeys(("num_workers", "num_proc", "num_processes"), count),
+            "num_workers num_proc num_processes": count,
             "use_multiprocessing": f"each worker is a process: {count}",
         },
         "validation_data": {
@@ -174,25 +194,15 @@ def _list_advice() -> dict[str | None, dict[str, str]]:
             "validation_steps": "all rows of `validation_data` are used",
             "generator": "pass as `data` a function that returns a `tf.data.Dataset` of batches",
             "view_metrics": "`verbose` shows the progress, and the result draws the curves",
-            **dict.fromkeys(
-                ("min_workers", "max_workers"), _pass(workers=call_of("Elastic", 4, min=2, max=8))
-            ),
+            "min_workers max_workers": _pass(workers=call_of("Elastic", 4, min=2, max=8)),
         },
         "callbacks": {
             "tensorboard": _pass(callbacks=[call_of("track_tensorboard", ...)]),
-            "detach": f"{_submit()}; to plan that, call `{call_of('plan', ..., submit=True)}`",
-            "submit": _submit(),
+            "detach": f"{submit}; to plan that, call `{call_of('plan', ..., submit=True)}`",
+            "submit": submit,
         },
-        **_list_objects(),
-    }
-
-
-def _list_objects() -> dict[str | None, dict[str, str]]:
-    servers = _pass(exchange=call_of("ParameterServer", servers=1))
-    each = "the number per worker"
-    return {
         "exchange": {
-            **_list_options_of("exchange", "Exchange", _EXCHANGE_OPTIONS),
+            _EXCHANGE_OPTIONS: as_option("exchange", "Exchange"),
             "roles": servers,
             "strategy": "omit it: the workers' gradients are averaged in every step. To train on "
             f"parameter servers, {servers}",
@@ -200,35 +210,28 @@ def _list_objects() -> dict[str | None, dict[str, str]]:
         "recovery": {
             "checkpoint": f"{_pass(recovery=call_of('Recovery', ...))}, or only the folder",
             "resume": _pass(recovery=call_of("Recovery", ..., resume=True)),
-            **_list_options_of("recovery", "Recovery", ("every", "keep", "pause"), ...),
-            **_list_options_of("recovery", "Recovery", ("restarts", "timeout")),
+            "every keep pause": as_option("recovery", "Recovery", ...),
+            "restarts timeout": as_option("recovery", "Recovery"),
         },
         "model_options": {
             "model_uri": _pass(model_options=call_of("ModelOptions", uri=...)),
-            **_list_options_of("model_options", "ModelOptions", ("custom_objects", "safe_mode")),
+            "custom_objects safe_mode": as_option("model_options", "ModelOptions"),
         },
-        "data_options": _list_options_of("data_options", "DataOptions", _DATA_OPTIONS),
-        "resources": {
-            "gpus": f"{_pass(resources=call_of('Resources', gpus=1))}, {each}",
-            "cpus": f"{_pass(resources=call_of('Resources', cpus=4))}, {each}",
-            "memory": f"{_pass(resources=call_of('Resources', memory='4GB'))}, the memory per "
-            "worker",
-        },
+        "data_options": {_DATA_OPTIONS: as_option("data_options", "DataOptions")},
+        "resources": _list_resources(),
     }
 
 
-def _list_options_of(
-    argument: str, maker: str, names: Iterable[str], *first: Any
-) -> dict[str, str]:
-    return {one: _pass(**{argument: call_of(maker, *first, **{one: ...})}) for one in names}
+def _list_resources() -> dict[str, str]:
+    amounts = {"gpus": (1, "number"), "cpus": (4, "number"), "memory": ("4GB", "memory")}
+    return {
+        name: f"{_pass(resources=call_of('Resources', **{name: amount}))}, the {what} per worker"
+        for name, (amount, what) in amounts.items()
+    }
 
 
 def _pass(**argument: Any) -> str:
     return f"pass `{setting(**argument)}`"
-
-
-def _submit() -> str:
-    return f"call `{call_of('submit_training', ...)}`, which returns a job"
 
 
 def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -240,13 +243,11 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     known = call_options.list_options(call_options.CALLS[fn.__name__])
     signature = inspect.signature(fn)
     *own, _ = signature.parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
     listed = [
-        inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.option.default, annotation=text
-        )
-        for one in known.values()
-        for text in [one.type_name]
-        if one.name not in signature.parameters
+        inspect.Parameter(name, kind, default=one.option.default, annotation=one.type_name)
+        for name, one in known.items()
+        if name not in signature.parameters
     ]
     fn.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
     if fn.__doc__ is not None:  # as with `python -OO`
@@ -257,17 +258,13 @@ def take_options(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 def _add_texts(doc: str, call: str, names: Sequence[str]) -> str:
     """Return a docstring with the texts of options at the end of its section Parameters."""
     known, usual = (
-        call_options.list_options(call_options.CALLS[call]),
-        call_options.list_options(call_options.CALLS["barrier_train"]),
+        call_options.list_options(call_options.CALLS[one]) for one in (call, "barrier_train")
     )
     left = [name for name in names if name not in call_options.read_texts(doc)]
     is_first = call == "barrier_train"
-    entries = [
-        f"{name}\n{textwrap.indent(known[name].text, '    ')}"
-        for name in left
-        if is_first or name not in usual
-    ]
-    if shared := [] if is_first else [name for name in left if name in usual]:
+    own = [name for name in left if is_first or name not in usual]
+    entries = [f"{name}\n{textwrap.indent(known[name].text, '    ')}" for name in own]
+    if shared := [name for name in left if name not in own]:
         entries.append(f"{textwrap.fill(', '.join(shared), 96)}\n    As in `barrier_train`.")
     text = inspect.cleandoc(doc)
     _, _, rest = text.partition("Parameters\n----------\n")
@@ -338,8 +335,9 @@ def suggest(unknown: str, known: Iterable[str]) -> str | None:
     if unknown in ("detach", "submit") and "folder" in known:
         return "omit it: this call submits the training, and returns a job"
     near = difflib.get_close_matches(unknown, known, 1)
-    advice = (of for needed, of in _list_advice().items() if needed in (None, *known))
-    instead = next((of[unknown] for of in advice if unknown in of), None)
+    advice = (of for needed, of in _list_advice(unknown).items() if needed in (None, *known))
+    texts = (text for of in advice for names, text in of.items() if unknown in names.split())
+    instead = next(texts, None)
     return instead or (f"did you mean `{near[0]}`?" if near else None)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pybackend.core.api.calls import TrainingCall
+from pybackend.core.api.observer import list_callbacks
 from pybackend.core.data import checkpoint_checks
 from pybackend.core.data.checkpoint_store import CheckpointStore
 from pybackend.core.data.files import is_remote, local_path
@@ -117,12 +118,10 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     """
     if job.checkpoint is None or not job.checkpoint.resume:
         return
-    manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
+    uri, manifest = job.checkpoint.uri, _look(job.checkpoint, CheckpointStore.read_manifest)
     if manifest is not None:
-        uri = job.checkpoint.uri
-        checkpoint_checks.check_is_same(
-            uri, manifest, job, checkpoint_checks.describe_settings(job)
-        )
+        own = checkpoint_checks.describe_settings(job)
+        checkpoint_checks.check_is_same(uri, manifest, job, own)
         checkpoint_checks.check_rows_are_as_many(uri, manifest, rows)
 
 
@@ -142,9 +141,8 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    keras, given = sys.modules.get("keras"), call.options["callbacks"]
-    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
-    if keras is None or given is None:
+    keras, callbacks = sys.modules.get("keras"), list_callbacks(call.options["callbacks"])
+    if keras is None:
         return call
     backups = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
     if not backups:
@@ -154,9 +152,8 @@ def _adopt_backup(call: TrainingCall) -> TrainingCall:
         raise InputError(
             "pass either a folder in `recovery` or one BackupAndRestore callback, not both"
         )
-    backup = backups[0]
+    (backup,) = backups
     saved = replace(recovery, uri=str(backup.backup_dir), every=backup.save_freq, resume=True)
-    call = call.with_options(
-        callbacks=[one for one in callbacks if one is not backup], recovery=saved
-    )
-    return replace(call, discards_checkpoints=bool(backup.delete_checkpoint))
+    others = [one for one in callbacks if one is not backup]
+    call = replace(call, discards_checkpoints=bool(backup.delete_checkpoint))
+    return call.with_options(callbacks=others, recovery=saved)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.core.api.calls import hide_frames
-from pybackend.core.api.display import Lines, Narrator, choose_display, describe_start
+from pybackend.core.api.display import Display, Narrator, choose_display, describe_start
 from pybackend.core.api.job_copy import JobCopy, list_jobs
 from pybackend.core.api.job_folder import JobFolder, find_store
 from pybackend.core.api.job_record import (
@@ -28,7 +28,7 @@ from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.files import hide_password
 from pybackend.core.errors import ClusterError, InputError, SerializationError
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.call_options import Place
+from pybackend.core.job.call_options import PathOrUri
 from pybackend.core.job.messages import EpochEnded, Event, Note, PrintedLine, StopTraining
 from pybackend.core.words import Code, call_of, either, show
 
@@ -102,14 +102,13 @@ class DetachedJob:
         status, reason = self._look()
         if reason:
             return f"{status}: {reason}"
-        record = self._folder.submitted
-        ended = self._folder.ended
+        record, ended = self._folder.submitted, self._folder.ended
         if ended is not None and ended.error is not None:
             return f"{status}: {ended.error.message.partition(chr(10))[0]}"
         if status == "lost":
             return f"{status}: {next_step(record)}"
-        epochs = [e for e in self._folder.read_events(0)[0] if isinstance(e, EpochEnded)]
-        done = max((event.epoch for event in epochs), default=0)
+        events = self._folder.read_events(0)[0]
+        done = max((one.epoch for one in events if isinstance(one, EpochEnded)), default=0)
         where = f"{counted(record.workers, 'worker')}, {record.where}, driven on {record.host}"
         return f"{status}, epoch {done}/{record.epochs} completed ({where})"
 
@@ -137,11 +136,11 @@ class DetachedJob:
             Number of lines to leave out.
         """
         self._check_exists()
-        display = _Collected(True)
-        show_event = Narrator(display, logs=False)
+        lines: list[str] = []
+        show_event = Narrator(Display(True, lines.append), logs=False)
         for event in self._folder.read_events(0)[0]:
             show_event(event)
-        return display.lines[start:]
+        return lines[start:]
 
     def wait(self, timeout: float | None = None, *, verbose: int | None = None) -> Status:
         """Wait until the job has ended, show its progress, and return its status.
@@ -163,8 +162,7 @@ class DetachedJob:
         if status == "unreadable":
             return status
         job = self._folder.read_job()
-        if verbose is not None:
-            job = replace(job, verbose=verbose)
+        job = job if verbose is None else replace(job, verbose=verbose)
         display = choose_display(job)
         narrate = Narrator(display)
         try:
@@ -316,8 +314,7 @@ class DetachedJob:
 
 def _select_past(events: Sequence[Event]) -> list[Event]:
     """Return what to show of the past: notes, workers' lines, and the last epoch."""
-    epochs = [event for event in events if isinstance(event, EpochEnded) and event.rank == 0]
-    last = epochs[-1:]
+    last = [one for one in events if isinstance(one, EpochEnded) and one.rank == 0][-1:]
     return [event for event in events if isinstance(event, Note | PrintedLine) or event in last]
 
 
@@ -333,18 +330,7 @@ def _call_patiently(seconds: float, deadline: float | None, call: Callable[[], A
             time.sleep(seconds)
 
 
-class _Collected(Lines):
-    """A display that collects lines."""
-
-    def __init__(self, shows_printed: bool) -> None:
-        super().__init__(shows_printed)
-        self.lines: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-
-def jobs(folder: Place | None = None) -> list[DetachedJob]:
+def jobs(folder: PathOrUri | None = None) -> list[DetachedJob]:
     """Return all detached jobs of this user, oldest first.
 
     Parameters
@@ -362,7 +348,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
 
 
 def attach_job(
-    id: str, *, callbacks: Sequence[Observer] | None = None, folder: Place | None = None
+    id: str, *, callbacks: Sequence[Observer] | None = None, folder: PathOrUri | None = None
 ) -> DetachedJob:
     """Return a detached job, submitted in any session, in Python or R.
 

@@ -28,6 +28,7 @@ from pybackend.core.job.messages import (
     StepEnded,
     Waits,
 )
+from pybackend.core.launchers import holding
 from pybackend.core.tf_config import describe_processes
 from pybackend.core.words import show_loss, show_seconds, term
 
@@ -95,7 +96,8 @@ class Narrator:
     def __init__(self, display: Display, logs: bool = True) -> None:
         self._display = display
         self._log = log_event if logs else lambda event, text: None
-        self._waits = _Waits()
+        self._heard: dict[int, float] = {}
+        self._named: dict[int, float] = {}
         self._is_finite = True
 
     def __call__(self, event: Event) -> None:
@@ -105,8 +107,7 @@ class Narrator:
             self._log(event, event.text)
             self._display.printed(f"[{event.rank}] {event.text}")
         elif isinstance(event, Waits):
-            if text := self._waits.describe(event):
-                self._note(event, text)
+            self._note_waiting(event)
         elif isinstance(event, Note) and is_first:
             self._note(event, event.text)
         elif isinstance(event, Phase) and is_first:
@@ -121,36 +122,22 @@ class Narrator:
                 self._is_finite = False
                 self._note(event, _NO_NUMBER.format(term("keras.callbacks.TerminateOnNaN()")))
 
+    def _note_waiting(self, event: Waits) -> None:
+        """Name the worker that all wait for, unless it is itself waiting, or was named recently."""
+        now, peer = time.monotonic(), event.peer
+        self._heard[event.rank] = now
+        last = max(known.get(peer, -math.inf) for known in (self._heard, self._named))
+        if event.is_second and now - last >= _RECENT_SECONDS:
+            self._named[peer] = now
+            self._note(
+                event,
+                f"waiting for worker {peer} for {event.seconds:.0f} s (alive: loading data, "
+                "computing, or in a callback)",
+            )
+
     def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
         self._log(event, text)
         self._display.line(f"note: {text}")
-
-
-class _Waits:
-    """Find the worker that all others are waiting for."""
-
-    def __init__(self) -> None:
-        self._heard: dict[int, float] = {}
-        self._named: dict[int, float] = {}
-
-    def describe(self, event: Waits) -> str | None:
-        """Return a note; None for a worker that is itself waiting, or was named recently."""
-        now = time.monotonic()
-        self._heard[event.rank] = now
-        waits_too = now - self._heard.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
-        was_named = now - self._named.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
-        if not event.is_second or waits_too or was_named:
-            return None
-        self._named[event.peer] = now
-        return (
-            f"waiting for worker {event.peer} for {event.seconds:.0f} s (alive: loading data, "
-            "computing, or in a callback)"
-        )
-
-
-def logs_steps() -> bool:
-    """Return whether the logger's level is low enough to include steps."""
-    return LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def log_start(text: str) -> None:
@@ -173,40 +160,6 @@ def log_event(event: _Shown, text: str) -> None:
 
 
 Tell = Callable[[str, Mapping[str, Any]], object]
-
-
-class Display(AbstractContextManager[None]):
-    """Base class of displays; it shows nothing itself. ``shows_steps``: `step` shows anything."""
-
-    shows_steps = False
-
-    def __exit__(self, *_: object) -> None:
-        """End the display; its output stays visible."""
-
-    def begin(self, text: str, job: Job) -> None:
-        self.line(text)
-
-    def line(self, text: str) -> None:
-        """Show a line."""
-
-    def printed(self, text: str) -> None:
-        """Show a line that a worker printed."""
-
-    def phase(self, event: Phase) -> None:
-        """Show what the workers do before their first step."""
-
-    def step(self, event: StepEnded) -> None:
-        """Show how far the epoch is."""
-
-    def trials(self, text: str, done: int, total: int) -> None:
-        """Show a line about a search, of whose ``total`` trials ``done`` have ended."""
-        self.line(text)
-
-    def ended(self, status: str) -> None:
-        """Note the status of a detached job at the end of waiting for it."""
-
-    def epoch(self, event: EpochEnded, text: str) -> None:
-        self.line(text)
 
 
 # Seconds of an epoch without a line before the first, the second, and every other line of a step.
@@ -241,35 +194,52 @@ class StepLines:
         return f"{line}, {show_speed(steps / seconds)}, {left} left"
 
 
-class Lines(Display):
-    """Print lines on standard output; lines from workers only with ``shows_printed``."""
-
-    shows_steps = True
-
-    def __init__(self, shows_printed: bool) -> None:
-        self._shows_printed = shows_printed
-        self._step_lines = StepLines()
-
-    def line(self, text: str) -> None:
-        """Print a line; if writing fails, the training run continues."""
+def _print(text: str) -> None:
+    """Print a line; if writing fails, the training run continues."""
+    # A closed pipe, a full disk, a stream that was closed.
+    with suppress(OSError, ValueError):
         try:
             print(text, flush=True)
         except UnicodeEncodeError:  # a terminal of ASCII
             encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-            with suppress(OSError, ValueError):
-                print(text.encode(encoding, "replace").decode(encoding), flush=True)
-        except (OSError, ValueError):  # a closed pipe, a full disk, a stream that was closed
-            pass
+            print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+class Display(AbstractContextManager[None]):
+    """Print lines on standard output, or pass them to a function; base of all displays.
+
+    Lines from workers are only shown with ``shows_printed``. ``shows_steps``: `step` shows
+    anything.
+    """
+
+    shows_steps = True
+
+    def __init__(self, shows_printed: bool, write: Callable[[str], object] | None = None) -> None:
+        self._shows_printed = shows_printed
+        self._step_lines = StepLines()
+        self._write = write or _print
+
+    def __exit__(self, *_: object) -> None:
+        """End the display; its output stays visible."""
+
+    def begin(self, text: str, job: Job) -> None:
+        self.line(text)
+
+    def line(self, text: str) -> None:
+        self._write(text)
 
     def printed(self, text: str) -> None:
+        """Show a line that a worker printed."""
         if self._shows_printed:
             self.line(text)
 
     def phase(self, event: Phase) -> None:
+        """Show what the workers do before their first step."""
         if event.lasts:
             self.line(f"{event.name} ...")
 
     def step(self, event: StepEnded) -> None:
+        """Show how far the epoch is."""
         if text := self._step_lines.describe(event):
             self.line(text)
 
@@ -277,8 +247,22 @@ class Lines(Display):
         self._step_lines.end_epoch()
         self.line(text)
 
+    def trials(self, text: str, done: int, total: int) -> None:
+        """Show a line about a search, of whose ``total`` trials ``done`` have ended."""
+        self.line(text)
 
-class Relay(Lines):
+    def ended(self, status: str) -> None:
+        """Note the status of a detached job at the end of waiting for it."""
+
+
+class Silent(Display):
+    shows_steps = False
+
+    def line(self, text: str) -> None:
+        """Show nothing."""
+
+
+class Relay(Display):
     """Pass progress to an R session, which may only be called from the thread that called Python.
 
     Events on other threads, such as those of workers started by sparklyr, become plain lines.
@@ -286,50 +270,47 @@ class Relay(Lines):
 
     def __init__(self, tell: Tell, shows_printed: bool, is_live: bool) -> None:
         super().__init__(shows_printed)
-        self._is_live = is_live
-        self._tell = tell
-        self._thread = threading.get_ident()
+        self._tell, self._is_live, self._thread = tell, is_live, threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
         # R would keep its bar.
-        self._pass_on("end", {})
+        self._pass_on("end")
 
     def begin(self, text: str, job: Job) -> None:
-        self._pass_on("begin", {"text": text})
+        self._pass_on("begin", text=text)
 
     def line(self, text: str) -> None:
-        if not self._pass_on("line", {"text": text}):
-            super().line(text)
+        self._show("line", text)
 
     def phase(self, event: Phase) -> None:
         """Show a phase in R's bar; without one, a line if it lasts."""
-        if not (self._is_live and self._pass_on("phase", {"name": event.name})):
+        if not (self._is_live and self._pass_on("phase", name=event.name)):
             super().phase(event)
 
     def step(self, event: StepEnded) -> None:
         if not self._is_live:
             super().step(event)
             return
-        loss = event.logs.get("loss")
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
         values = {name: getattr(event, name) for name in names}
-        self._pass_on("step", {**values, "loss": loss})
+        self._pass_on("step", **values, loss=event.logs.get("loss"))
 
     def trials(self, text: str, done: int, total: int) -> None:
-        if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
-            super().line(text)
+        self._show("trials", text, done=done, total=total)
 
     def ended(self, status: str) -> None:
-        self._pass_on("status", {"status": status})
+        self._pass_on("status", status=status)
 
     def epoch(self, event: EpochEnded, text: str) -> None:
         self._step_lines.end_epoch()
-        values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
-        if not self._pass_on("epoch", values):
+        self._show("epoch", text, epoch=event.epoch, epochs=event.epochs)
+
+    def _show(self, kind: str, text: str, **fields: Any) -> None:
+        if not self._pass_on(kind, text=text, **fields):
             super().line(text)
 
     # R would crash if another thread called it.
-    def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> bool:
+    def _pass_on(self, kind: str, **fields: Any) -> bool:
         if threading.get_ident() != self._thread:
             return False
         self._tell(kind, fields)
@@ -340,7 +321,7 @@ class Relay(Lines):
 _RECENT = 20
 
 
-class Live(Lines):
+class Live(Display):
     """Show a progress bar for the current epoch, below all lines."""
 
     def __init__(self, shows_printed: bool, console: Console | None = None) -> None:
@@ -386,17 +367,14 @@ class Live(Lines):
             return
         self._speed.note(event)
         loss = event.logs.get("loss")
-        values = [
-            f"step {event.step}/{event.steps}",
-            f"loss {show_loss(loss)}" if isinstance(loss, float) else "",
-            *self._speed.describe(event),
-        ]
+        shown = [f"loss {show_loss(loss)}"] if isinstance(loss, float) else []
+        values = [f"step {event.step}/{event.steps}", *shown, *self._speed.describe(event)]
         self._progress.update(
             self._task,
             description=f"{self._workers}  epoch {event.epoch}/{event.epochs}",
             completed=event.step,
             total=event.steps,
-            values="  ".join(filter(None, values)),
+            values="  ".join(values),
             refresh=True,
         )
 
@@ -447,23 +425,17 @@ def show_speed(speed: float) -> str:
 _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 
-@contextmanager
-def relayed_to(tell: Tell) -> Iterator[None]:
+def relayed_to(tell: Tell) -> AbstractContextManager[None]:
     """Have ``tell`` show the progress of all calls within this context."""
-    token = _teller.set(tell)
-    try:
-        yield
-    finally:
-        _teller.reset(token)
+    return holding(_teller, tell)
 
 
 def choose_lines(verbose: int) -> Display:
     """Return a display: 0 shows nothing, 1 epochs and notes, 2 also the lines of workers."""
     if verbose == 0:
-        return Display()
-    tell = _teller.get()
-    shows_printed = verbose > 1
-    return Lines(shows_printed) if tell is None else Relay(tell, shows_printed, False)
+        return Silent(False)
+    tell, shows_printed = _teller.get(), verbose > 1
+    return Display(shows_printed) if tell is None else Relay(tell, shows_printed, False)
 
 
 def choose_display(job: Job) -> Display:
@@ -472,9 +444,7 @@ def choose_display(job: Job) -> Display:
     tell, shows_printed = _teller.get(), job.verbose > 1
     if tell is not None:
         return Relay(tell, shows_printed, bool(tell("is_live", {})))
-    if _is_live():
-        return Live(shows_printed)
-    return Lines(shows_printed)
+    return Live(shows_printed) if _is_live() else Display(shows_printed)
 
 
 def _is_live() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from pybackend.core.api.calls import explain_arguments
 from pybackend.core.data.files import check_writable
@@ -60,14 +59,10 @@ def pack_environment(
     if target.is_dir():
         raise InputError(f"`path` is {show(os.fspath(path))}, which is a folder")
     check_writable(str(target), "path")
-    return pack_environment_of(_check_environment(environment), target)
-
-
-def _check_environment(environment: Any) -> str:
     if isinstance(environment, (str, os.PathLike)):
         given = os.path.expanduser(os.fspath(environment))
         if given == THIS or os.path.isdir(given):
-            return given
+            return pack_environment_of(given, target)
     raise InputError(
         f"`environment` must be {show(THIS)} or the folder of an environment, not "
         f"{show(environment)}"

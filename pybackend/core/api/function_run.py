@@ -55,33 +55,32 @@ def read_function_data(launcher: launchers.Launcher, data: Any) -> dict[str, Any
             f"`data` belongs to Spark, but `{term('spark')}` is {show(None)} or {show('local')}: "
             f"pass its session, e.g. {example}"
         )
-    return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
+    if is_rdd:
+        try:
+            data = launcher.session.createDataFrame(data)
+        except Exception as error:
+            raise InputError(
+                f"`data` is an RDD that cannot be converted to a {term('DataFrame')}; its items "
+                f"must be tuples, Rows or dicts of numbers, text, bytes or lists: {error}"
+            ) from error
+    return {ROWS: _read_frame(data)}
 
 
 def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:
     columns = {f"x/{name}": np.asarray(column) for name, column in data.items()}
     if not columns:
         raise InputError("`data` has no columns")
-    if objects := [
-        name[2:] for name, column in columns.items() if column.dtype.kind not in "biufc"
-    ]:
-        raise InputError(f"the column {show(objects[0])} of `data` is not numeric: encode it first")
+    for name, column in columns.items():
+        if column.dtype.kind not in "biufc":
+            raise InputError(
+                f"the column {show(name[2:])} of `data` is not numeric: encode it first"
+            )
     if len({len(column) if column.ndim else -1 for column in columns.values()} - {-1}) != 1:
         sizes = {name[2:]: np.shape(column) for name, column in columns.items()}
         raise InputError(
             f"all columns of `data` must have the same number of rows: their shapes are {sizes}"
         )
     return columns
-
-
-def _as_frame(session: Any, rows: Any) -> Any:
-    try:
-        return session.createDataFrame(rows)
-    except Exception as error:
-        raise InputError(
-            f"`data` is an RDD that cannot be converted to a {term('DataFrame')}; its items must "
-            f"be tuples, Rows or dicts of numbers, text, bytes or lists: {error}"
-        ) from error
 
 
 def _read_frame(frame: Any) -> Any:
@@ -99,7 +98,7 @@ def _read_frame(frame: Any) -> Any:
                 f"column {show(name)} has lists of text: join each to one string, or encode them "
                 "as arrays of numbers"
             )
-    groups = [_keep_type(group, kinds[group.columns[0]]) for group in rows.column_groups]
+    groups = (_keep_type(group, kinds[group.columns[0]]) for group in rows.column_groups)
     return replace(rows, column_groups=tuple(groups))
 
 
@@ -190,18 +189,9 @@ def barrier_run(
         As in `barrier_train`. If all functions returned but a value cannot be sent, the values of
         the other ranks are the ``values`` of the error.
     """
-    return run_function(
-        spark,
-        check_function(fn, kwargs),
-        args,
-        kwargs,
-        workers=workers,
-        roles=roles,
-        resources=resources,
-        verbose=verbose,
-        data=data,
-        timeout=timeout,
-    )
+    options = {"workers": workers, "roles": roles, "data": data, "resources": resources}
+    options |= {"verbose": verbose, "timeout": timeout}
+    return run_function(spark, check_function(fn, kwargs), args, kwargs, **options)
 
 
 def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -236,10 +226,7 @@ def run_function(
     job = make_job(FunctionJob, options)
     call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
     check_takes(fn, call, None, *args, **kwargs)
-    bound = partial(fn, **kwargs) if kwargs else fn
-    own = fn.fn if isinstance(fn, RankZero) else fn
-    owners = [own, *args, *kwargs.values()]
-    files = {FUNCTION: _pickle_call(bound, args, owners)}
+    files = {FUNCTION: _pickle_call(fn, args, kwargs)}
     datasets: Mapping[str, Any] = {}
     if options.get("data") is not None:
         if others := [role for role, _ in roles if role not in ("chief", "worker")]:
@@ -258,16 +245,13 @@ def run_function(
 def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
     """Return the values of all ranks; if one cannot be sent, the error contains the others."""
     values = [decode_result(report.value) for report in reports]
+    advice = (
+        "return another value; the values of the other ranks are in the `values` attribute of "
+        "this error"
+    )
     failures = [
-        Failure(
-            report.rank,
-            report.host,
-            "SerializationError",
-            value.reason,
-            advice="return another value; the values of the other ranks are in the `values` "
-            "attribute of this error",
-        )
-        for report, value in zip(reports, values, strict=True)
+        Failure(one.rank, one.host, "SerializationError", value.reason, advice=advice)
+        for one, value in zip(reports, values, strict=True)
         if isinstance(value, Unreturned)
     ]
     if failures:
@@ -276,9 +260,11 @@ def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
     return values
 
 
-def _pickle_call(fn: Any, args: Sequence[Any], owners: Sequence[Any]) -> bytes:
+def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    owners = [fn.fn if isinstance(fn, RankZero) else fn, *args, *kwargs.values()]
+    bound = partial(fn, **kwargs) if kwargs else fn
     try:
-        return pickle_value((fn, tuple(args)), "`fn` and its arguments", owners)
+        return pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)
     except InputError as error:
         # The pickle is a tuple, whose places mean nothing to the caller.
         text = str(error).replace("because of `[0]", "because of `fn")

@@ -4,49 +4,42 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pybackend.core.api import model_columns
-from pybackend.core.api.call_data import read_data
-from pybackend.core.api.calls import EvaluationCall, PredictionCall, TrainedModel
+from pybackend.core.api.call_data import columns_of, read_data
+from pybackend.core.api.calls import EvaluationCall, PredictionCall
 from pybackend.core.data import arrays
 from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.data.frames import FrameRows, has_frames, is_frame, is_pandas
-from pybackend.core.data.predictions import Predictions, spread_rows
+from pybackend.core.data.predictions import spread_rows
 from pybackend.core.data.row_store import write_columns
 from pybackend.core.data.rows import Rows, StoredRows, to_rows
 from pybackend.core.data.sources import FileRows, read_table
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EvaluationJob, ModelJob, PredictionJob
-from pybackend.core.job.storage_options import check_data_options
 from pybackend.core.launchers import is_spark_frame, launcher_for
 from pybackend.core.quiet import quiet_about_traces
 from pybackend.core.words import term
 
 
-def evaluate_here(
-    find_model: Callable[[], Any], known: TrainedModel | None, data: Any, call: EvaluationCall
-) -> dict[str, Any]:
+def evaluate_here(call: EvaluationCall, data: Any) -> dict[str, Any]:
     """Evaluate a model in this process, for `TrainResult.evaluate`.
 
-    ``find_model`` may be slow, so checks that do not need the model come first.
+    Decoding a model is slow, so checks that do not need it come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = call.make_job(EvaluationJob)
-    columns = model_columns.choose_columns(
-        call, check_data_options(call.options["data_options"]), known
-    )
+    job, columns = call.make_job(EvaluationJob), model_columns.choose_columns(call)
     if is_dataset(data):
+        model = _find_compiled(call, job)
         given: dict[str, Any] = {"x": data}
-        model = _find_compiled(find_model, job)
     else:
         found = read_data(launcher_for("local"), data, "data", columns, job)
-        model = _find_compiled(find_model, job)
+        model = _find_compiled(call, job)
         parts = ("x", "y", "sample_weight")
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
@@ -56,52 +49,46 @@ def evaluate_here(
     return {name: np.asarray(value).tolist() for name, value in metrics.items()}
 
 
-def predict_here(
-    find_model: Callable[[], Any], known: TrainedModel | None, x: Any, call: PredictionCall
-) -> Any:
-    model_columns.check_type(call.options["type"])
-    model_columns.check_levels(call.options["levels"])
-    skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
+def predict_here(call: PredictionCall, x: Any) -> Any:
+    skips_incomplete = model_columns.check_prediction(call.options)
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = call.make_job(PredictionJob)
-    columns = model_columns.choose_columns(call, check_data_options(None), known)
+    job, columns = call.make_job(PredictionJob), model_columns.choose_columns(call)
     complete = None
     if is_dataset(x):
+        model = call.find_model()
         with quiet_about_traces():
-            outputs = find_model().predict(x, verbose=job.verbose)
+            outputs = model.predict(x, verbose=job.verbose)
     else:
-        found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
+        found = _read_inputs(x, columns, job, skips_incomplete)
         complete = getattr(found, "complete", None)
-        outputs = _predict_rows(find_model(), found, job)
-    return shape_outputs(outputs, complete, x, call, known, find_model)
+        model = call.find_model()
+        outputs = _predict_rows(model, found, job)
+    return shape_outputs(outputs, complete, x, call, model)
 
 
-def shape_outputs(
-    outputs: Any,
-    complete: Any,
-    x: Any,
-    call: PredictionCall,
-    known: TrainedModel | None,
-    find_model: Callable[[], Any],
-) -> Any:
+def shape_outputs(outputs: Any, complete: Any, x: Any, call: PredictionCall, model: Any) -> Any:
     """Return outputs for the complete rows of ``x`` in the form that ``type`` asks for.
 
-    ``complete`` tells which rows are; None: all.
+    ``complete`` tells which rows are; None: all. The outputs of ``model`` name the columns.
     """
-    if not shows_columns(call.options["type"], x):
-        return _spread_outputs(outputs, complete)
-
+    kind, levels = call.options["type"], call.options["levels"]
+    has_columns = shows_columns(kind, x)
+    if not has_columns and (complete is None or complete.all()):
+        return outputs
     import keras
 
-    levels = None if known is None else model_columns.check_levels(known.levels)
+    if not has_columns:
+        return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
     made = model_columns.predictions_of(
-        find_model(),
-        call.options["type"],
-        model_columns.check_levels(call.options["levels"]),
-        levels,
+        model, kind, model_columns.check_levels(levels), call.known_levels
     )
-    columns_of = made.arrow(keras.tree.flatten(outputs), complete)
-    return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
+    import pandas as pd
+
+    columns = made.arrow(keras.tree.flatten(outputs), complete)
+    named = {
+        field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)
+    }
+    return pd.DataFrame(named).set_index(x.index) if is_pandas(x) else pd.DataFrame(named)
 
 
 def shows_columns(kind: str | None, x: Any) -> bool:
@@ -110,7 +97,7 @@ def shows_columns(kind: str | None, x: Any) -> bool:
 
 
 def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
-    columns = found.columns if isinstance(found, FrameRows) else found
+    columns = columns_of(found)
     if isinstance(columns, dict) and not arrays.count_rows(columns):
         from pybackend.core.model.inputs_outputs import empty_outputs
 
@@ -118,15 +105,6 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
     given = _feed(found, model, "x")[0]
     with quiet_about_traces():
         return model.predict(given, batch_size=job.batch_size, verbose=job.verbose)
-
-
-def _spread_outputs(outputs: Any, complete: Any) -> Any:
-    """Expand a model's outputs for the complete rows to all rows; None: all rows are complete."""
-    if complete is None or complete.all():
-        return outputs
-    import keras
-
-    return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
@@ -142,20 +120,25 @@ def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
         )
 
 
-def _find_compiled(find_model: Callable[[], Any], job: ModelJob) -> Any:
+def _find_compiled(call: EvaluationCall, job: ModelJob) -> Any:
     from pybackend.core.model.checks import check_model
     from pybackend.core.model.view import ModelView
 
-    model = find_model()
+    model = call.find_model()
     check_model(ModelView(model), job)
     return model
 
 
-def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, *, skips_incomplete: bool) -> Any:
+def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, skips_incomplete: bool) -> Any:
     if isinstance(x, (str, os.PathLike)):
         if not skips_incomplete:
             return FileRows.at(x, columns, job.floatx, "x")
         x = read_table(x, columns, "x")
+    return read_inputs(x, columns, job, skips_incomplete)
+
+
+def read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, skips_incomplete: bool) -> Any:
+    """Return the rows in memory to predict, as `FrameRows` or a dict of arrays."""
     if has_frames(x):
         return FrameRows.of((x,), columns, job.floatx, "x", skips_incomplete=skips_incomplete)
     return arrays.flatten_inputs(x, job.floatx, may_be_empty=True)
@@ -168,7 +151,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
     from pybackend.core.model.inputs_outputs import check_input_names, reshape_rows
     from pybackend.core.model.labels import check_has_labels, check_labels
 
-    columns = found.columns if isinstance(found, FrameRows) else found
+    columns = columns_of(found)
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         rows = _open_rows(columns, Path(folder))
         if name == "data":
@@ -207,14 +190,3 @@ def _as_tensor(column: Any) -> Any:
     import tensorflow as tf
 
     return tf.constant(column)
-
-
-def _tabulate(made: Predictions, columns: Sequence[Any], index: Any) -> Any:
-    """Return predictions as columns of a data frame, with the names of `predict_spark`."""
-    import pandas as pd
-
-    named = {
-        field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)
-    }
-    frame = pd.DataFrame(named)
-    return frame if index is None else frame.set_index(index)

@@ -18,26 +18,23 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pybackend.core.api import job_record
-from pybackend.core.api.job_folder import EVENTS, JobFolder, JobStore, Result, list_folders
+from pybackend.core.api.job_folder import JobFolder, JobStore, Result, list_folders
+from pybackend.core.api.job_record import ENDED, EVENTS, JOB, RESULT, SUBMITTED, JobFiles
 from pybackend.core.data.files import hide_password, open_folder
-from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.codec import decode, encode
-from pybackend.core.job.job import Job, TrainingJob
+from pybackend.core.errors import ClusterError, InputError, TfdistError
+from pybackend.core.job.codec import encode
+from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Event
 from pybackend.core.words import show
 
 _BEAT = "beat"
-_RESULT = "result.json"
-_ENDED = "ended.json"
-_SUBMITTED = "submitted.json"
-_JOB = "job.json"
 _UPDATE_SECONDS = 3.0
 # A store that is overloaded for a moment must not lose a result.
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class JobCopy:
+class JobCopy(JobFiles):
     """The copy of a job, as a session on another machine reads it; see `JobFolder`."""
 
     uri: str
@@ -55,19 +52,7 @@ class JobCopy:
 
     @property
     def exists(self) -> bool:
-        return self._read(_JOB) is not None
-
-    @property
-    def submitted(self) -> job_record.Submitted:
-        with job_record.naming_damage(_SUBMITTED):
-            return decode(self._read(_SUBMITTED) or b"", job_record.Submitted)
-
-    @property
-    def ended(self) -> job_record.Ended | None:
-        content = self._read(_ENDED)
-        # Some stores show a file before its content.
-        with job_record.naming_damage(_ENDED):
-            return decode(content, job_record.Ended) if content else None
+        return self._find(JOB) is not None
 
     @property
     def status(self) -> job_record.Status:
@@ -76,7 +61,7 @@ class JobCopy:
         self.submitted  # noqa: B018
         if (ended := self.ended) is not None:
             return ended.status
-        if (beat := self._read(_BEAT)) is None:
+        if (beat := self._find(_BEAT)) is None:
             return "lost"
         try:
             age = job_record.age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
@@ -88,17 +73,13 @@ class JobCopy:
     def watched_seconds(self) -> float:
         return job_record.watched_seconds(self.uri)
 
-    def read_job(self) -> Job:
-        with job_record.naming_damage(_JOB):
-            return Job.from_json((self._read(_JOB) or b"").decode())
-
     def read_events(self, start: int) -> tuple[list[Event], int]:
-        return job_record.parse_events((self._read(EVENTS) or b"")[start:], start)
+        return job_record.parse_events((self._find(EVENTS) or b"")[start:], start)
 
     def load_result(self, load: Callable[[Path], Result]) -> Result:
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            path = Path(folder, _RESULT)
-            path.write_bytes(self._read(_RESULT) or b"")
+            path = Path(folder, RESULT)
+            path.write_bytes(self._find(RESULT) or b"")
             return load(path)
 
     def may_run(self) -> bool:
@@ -114,7 +95,13 @@ class JobCopy:
         with _reaching(self.uri):
             open_folder(root).remove(name)
 
-    def _read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> bytes:
+        # Some stores show a file before its content.
+        if content := self._find(name):
+            return content
+        raise FileNotFoundError(name)
+
+    def _find(self, name: str) -> bytes | None:
         with _reaching(self.uri):
             return open_folder(self.uri).read(name)
 
@@ -139,22 +126,17 @@ def new_copy(folder: JobFolder) -> Iterator[None]:
     if uri is None:
         yield
         return
-    try:
+    with _reaching(uri, "jobs cannot be written to {}", InputError):
         files = open_folder(uri)
         files.make()
         # The URI itself may have a password.
-        files.write(_SUBMITTED, encode(replace(folder.submitted, copy=None)).encode())
+        files.write(SUBMITTED, encode(replace(folder.submitted, copy=None)).encode())
         files.write(_BEAT, str(time.time()).encode())
         # Last: now it exists. Only what `DetachedJob` shows; the rest may have passwords, too.
         job = folder.read_job()
         assert isinstance(job, TrainingJob)
         shown = TrainingJob(workers=job.workers, epochs=job.epochs, verbose=job.verbose)
-        files.write(_JOB, shown.to_json().encode())
-    except InputError:
-        raise
-    except Exception as error:  # each file system has its own errors
-        message = f"jobs cannot be written to {show(uri)}: {error}"
-        raise InputError(hide_password(message)) from error
+        files.write(JOB, shown.to_json().encode())
     try:
         yield
     except BaseException:
@@ -192,7 +174,7 @@ def _beat(uri: str, is_complete: threading.Event) -> None:
     files = open_folder(uri)
     while not is_complete.wait(job_record.BEAT_SECONDS):
         with suppress(Exception):  # tried again
-            if files.read(_JOB) is not None:  # else it was removed
+            if files.read(JOB) is not None:  # else it was removed
                 files.write(_BEAT, str(time.time()).encode())
 
 
@@ -217,13 +199,13 @@ class _CopyWriter:
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _UPDATE_SECONDS)
             try:
-                if self._files.read(_JOB) is None:  # the copy was removed
+                if self._files.read(JOB) is None:  # the copy was removed
                     return
                 self._update()
                 if self._folder.result.exists():
-                    self._files.write(_RESULT, self._folder.result.read_bytes())
+                    self._files.write(RESULT, self._folder.result.read_bytes())
                 if ended is not None:
-                    self._files.write(_ENDED, encode(ended).encode())
+                    self._files.write(ENDED, encode(ended).encode())
                 return
             except Exception as error:
                 _complain("completed", error)
@@ -245,11 +227,14 @@ def _complain(what: str, error: Exception) -> None:
 
 
 @contextmanager
-def _reaching(uri: str) -> Iterator[None]:
+def _reaching(
+    uri: str,
+    reason: str = "jobs at {} cannot be read or written",
+    kind: type[TfdistError] = ClusterError,
+) -> Iterator[None]:
     try:
         yield
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        message = f"jobs at {show(uri)} cannot be read or written: {error}"
-        raise ClusterError(hide_password(message)) from error
+        raise kind(hide_password(f"{reason.format(show(uri))}: {error}")) from error

@@ -26,30 +26,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
-from pybackend.core.api.job_record import (
-    LOST_SECONDS,
-    End,
-    Ended,
-    JobError,
-    Status,
-    Submitted,
-    age_of_beat,
-    naming_damage,
-    parse_events,
-    time_of_disk,
-    watched_seconds,
-)
+from pybackend.core.api import job_record
+from pybackend.core.api.job_record import ENDED, EVENTS, JOB, RESULT, SUBMITTED, JobFiles
 from pybackend.core.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.core.errors import ClusterError, InputError, SerializationError, TfdistError
-from pybackend.core.job.codec import decode, encode, encode_line
-from pybackend.core.job.job import Job
+from pybackend.core.job.codec import encode, encode_line
 from pybackend.core.job.messages import Announced, Event, EventBytes, Note, StepEnded
 from pybackend.core.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
 Result = TypeVar("Result")
 
-EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _STEP_SECONDS = 1.0
@@ -67,10 +54,10 @@ class JobStore:
         return hide_password(self.copies or str(self.path))
 
 
-def find_store(place: Any = None, argument: str = "folder") -> JobStore:
+def find_store(place: Any = None) -> JobStore:
     """Return where all jobs are: ``place``, ``TFDIST_JOBS``, or a folder in the home folder."""
     if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
-        raise InputError(f"`{argument}` must be a path or a URI, not {show(place)}")
+        raise InputError(f"`folder` must be a path or a URI, not {show(place)}")
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     usual = os.environ.get(VARIABLE) or ""
     chosen = os.fspath(place or usual or Path(state, "tfdist", "jobs"))
@@ -93,7 +80,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class JobFolder:
+class JobFolder(JobFiles):
     """All files of a job."""
 
     path: Path
@@ -105,26 +92,20 @@ class JobFolder:
     def id(self) -> str:
         return self.path.name
 
-    job = _File("job.json")  # the `Job`
+    job = _File(JOB)  # the `Job`
     request = _File("request")  # a folder with the model, rows and launcher, for the driver
-    result = _File("result.json")  # as `TrainResult.save` writes it
+    result = _File(RESULT)  # as `TrainResult.save` writes it
     decoder = _File("decoder.pickle")  # builds the model from the file in the result
     output = _File("driver.log")  # of the driver; empty if all goes well
     events = _File(EVENTS)
     lock = _File("lock")
-    record = _File("submitted.json")
-    _ended = _File("ended.json")
-
-    @property
-    def submitted(self) -> Submitted:
-        with naming_damage(self.record.name):
-            return decode(self._read(self.record), Submitted)
+    record = _File(SUBMITTED)
 
     def submit(self, where: str, workers: int, epochs: int, copies: str | None) -> None:
         """Write the description of the job, whose copy is in a folder at the URI ``copies``."""
         copy = None if copies is None else f"{copies}/{self.published.id}"
         host = socket.gethostname()
-        record = Submitted(time.time(), host, where, workers, epochs, spoken(), copy)
+        record = job_record.Submitted(time.time(), host, where, workers, epochs, spoken(), copy)
         self.record.write_text(encode(record))
 
     @property
@@ -136,10 +117,8 @@ class JobFolder:
         """True if the folder, or its content, was deleted; False while its disk is away."""
         try:
             self.lock.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
         return False
 
     @property
@@ -153,16 +132,12 @@ class JobFolder:
     def exists(self) -> bool:
         return os.path.lexists(self.path)
 
-    def read_job(self) -> Job:
-        with naming_damage(self.job.name):
-            return Job.from_json(self._read(self.job).decode())
-
     def read_events(self, start: int) -> tuple[list[Event], int]:
         """Return the complete events in the log from a position on, and the position after them."""
         try:
-            with naming_damage(EVENTS), self._open(self.events) as file:
+            with job_record.naming_damage(EVENTS), self._open(self.events) as file:
                 file.seek(start)
-                return parse_events(file.read(), start)
+                return job_record.parse_events(file.read(), start)
         except SerializationError as error:
             if not os.path.lexists(self.events):
                 return [], start
@@ -172,30 +147,22 @@ class JobFolder:
     def load_result(self, load: Callable[[Path], Result]) -> Result:
         """Return the result that ``load`` reads, with the parts of the model that no file holds."""
         self.check_private()
-        with naming_damage(self.decoder.name):
-            decode = partial(_decode, self._read(self.decoder))
+        with job_record.naming_damage(self.decoder.name):
+            decode = partial(_decode, self.read(self.decoder.name))
         return replace(load(self.result), decode=decode)  # type: ignore[type-var]
 
-    @property
-    def ended(self) -> Ended | None:
-        """The end of the job; None before."""
-        with naming_damage(self._ended.name):
-            try:
-                return decode(self._read(self._ended), Ended)
-            except FileNotFoundError:
-                return None
-
-    def end(self, status: End, error: JobError | None = None) -> None:
+    def end(self, status: job_record.End, error: job_record.JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
         self.free()
         if not self.is_gone:  # writing would create the folder again
-            write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
+            ended = job_record.Ended(status, time.time(), error)
+            write_whole(str(self.path / ENDED), encode(ended).encode())
 
     def free(self) -> None:
         shutil.rmtree(self.request, ignore_errors=True)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> job_record.Status:
         """The status, of which the caller knows ``"unreadable"`` by an error."""
         self.read_job()
         host = self.submitted.host
@@ -227,20 +194,22 @@ class JobFolder:
             return True
         if host == socket.gethostname():
             return False
-        with naming_damage(self.lock.name):
+        with job_record.naming_damage(self.lock.name):
             beat = self.lock.stat().st_mtime_ns
-        age = age_of_beat(self.place, beat, lambda: time_of_disk(self.path) - beat / 1e9)
-        return age < LOST_SECONDS
+        age = job_record.age_of_beat(
+            self.place, beat, lambda: job_record.time_of_disk(self.path) - beat / 1e9
+        )
+        return age < job_record.LOST_SECONDS
 
     @property
     def watched_seconds(self) -> float:
         """For how long this session has seen the same beat; the lock is certain at once."""
         is_here = self.submitted.host == socket.gethostname()
-        return math.inf if is_here else watched_seconds(self.place)
+        return math.inf if is_here else job_record.watched_seconds(self.place)
 
     def is_locked(self) -> bool:
         """Return whether a submission or a driver on this machine holds the lock."""
-        with naming_damage(self.lock.name), self._open(self.lock) as file:
+        with job_record.naming_damage(self.lock.name), self._open(self.lock) as file:
             try:
                 # A shared lock, so that two sessions that look do not see each other.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -259,8 +228,8 @@ class JobFolder:
             raise SerializationError(f"{path.name} is not a regular file")
         return os.fdopen(descriptor, "rb")
 
-    def _read(self, path: Path) -> bytes:
-        with self._open(path) as file:
+    def read(self, name: str) -> bytes:
+        with self._open(self.path / name) as file:
             return file.read()
 
     def beat(self) -> None:
@@ -272,13 +241,9 @@ class JobFolder:
         self.check_own()
         # A link here would create a file elsewhere.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
+        reason = f"the job {self.id} cannot be reached: {self.path} cannot be written to"
+        with _naming(reason, kind=ClusterError):
             os.close(os.open(self.path / what, flags, 0o600))
-        except OSError as error:
-            raise ClusterError(
-                f"the job {self.id} cannot be reached: {self.path} cannot be written to "
-                f"({error.strerror})"
-            ) from error
 
     def is_asked(self, what: Literal["cancel", "stop"]) -> bool:
         return os.path.exists(self.path / what)
@@ -288,7 +253,7 @@ class JobFolder:
 
         Another user's raises an `InputError`, and what is not a folder a `SerializationError`.
         """
-        with naming_damage(str(self.path)):
+        with job_record.naming_damage(str(self.path)):
             _check_owner(self.path)
             if not stat.S_ISDIR(self.path.stat().st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -306,14 +271,12 @@ class JobFolder:
     def remove(self) -> None:
         """Remove the folder, also behind a link, or the file in its place."""
         _check_owner(self.path)
-        try:
+        with _naming(f"{self.path} cannot be removed", kind=ClusterError):
             if self.path.is_dir():
                 # A folder may have been moved to another disk, behind a link, which rmtree rejects.
                 shutil.rmtree(os.path.realpath(self.path))
             if os.path.lexists(self.path):
                 self.path.unlink()
-        except OSError as error:
-            raise ClusterError(f"{self.path} cannot be removed ({error.strerror})") from error
 
     @property
     def published(self) -> JobFolder:
@@ -331,19 +294,24 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
 
     Yields the folder, and the descriptor of the lock, which is closed after the block.
     """
-    with _naming_unwritable(root):
-        root.mkdir(0o700, parents=True, exist_ok=True)
-    remove_unfinished(root)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = JobFolder(root / f"{_UNFINISHED}{name}")
-    with _naming_unwritable(root):
+    with _naming(
+        f"the files of a job cannot be written to {show(str(root))}",
+        f": pass another `folder`, or set {VARIABLE} to it",
+    ):
+        root.mkdir(0o700, parents=True, exist_ok=True)
+        remove_unfinished(root)
         folder.path.mkdir(0o700)
     try:
         # Who can write to the folder of all jobs could replace this one.
         folder.check_private()
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(descriptor, root)
+            # Some network file systems have no locks.
+            advice = f": set {VARIABLE} to a folder on another disk"
+            with _naming(f"files in {root} cannot be locked", advice):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield folder, descriptor
         finally:
             os.close(descriptor)
@@ -353,26 +321,12 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
 
 
 @contextmanager
-def _naming_unwritable(root: Path) -> Iterator[None]:
-    """Raise an error that names the setting for the folder if it cannot be written to."""
+def _naming(reason: str, advice: str = "", kind: type[TfdistError] = InputError) -> Iterator[None]:
+    """Raise another error in place of one of the file system."""
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"the files of a job cannot be written to {show(str(root))} ({error.strerror}): pass "
-            f"another `folder`, or set {VARIABLE} to it"
-        ) from error
-
-
-def _lock(descriptor: int, root: Path) -> None:
-    try:
-        # Some network file systems have no locks.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise InputError(
-            f"files in {root} cannot be locked ({error.strerror}): set {VARIABLE} to a folder on "
-            "another disk"
-        ) from error
+        raise kind(f"{reason} ({error.strerror}){advice}") from error
 
 
 def remove_unfinished(root: Path) -> None:
@@ -383,21 +337,18 @@ def remove_unfinished(root: Path) -> None:
             if folder.record.exists():
                 is_left = folder.submitted.host == socket.gethostname()
             else:  # perhaps just created, and not yet locked
-                is_left = time_of_disk(root) - path.stat().st_mtime > LOST_SECONDS
+                age = job_record.time_of_disk(root) - path.stat().st_mtime
+                is_left = age > job_record.LOST_SECONDS
             if is_left and not (folder.lock.exists() and folder.is_locked()):
                 folder.remove()
 
 
 def list_folders(root: Path) -> list[JobFolder]:
-    try:
+    with _naming(f"{root}, the folder with all jobs, cannot be read"):
         if not root.is_dir():
             return []
         remove_unfinished(root)
-        return [found for path in sorted(root.iterdir()) if (found := JobFolder(path)).is_job]
-    except OSError as error:
-        raise InputError(
-            f"{root}, the folder with all jobs, cannot be read ({error.strerror})"
-        ) from error
+        return [found for found in map(JobFolder, sorted(root.iterdir())) if found.is_job]
 
 
 class EventLog:
@@ -416,19 +367,15 @@ class EventLog:
             if time.monotonic() - self._last_step < _STEP_SECONDS:
                 return
             self._last_step = time.monotonic()
-        gap = encode_line(_GAP) if self._has_gap else b""
-        self._has_gap = not self._write(gap + encode_line(event))
-
-    def _write(self, content: bytes) -> bool:
-        """Write all, or nothing if the disk is full, which must not end a training."""
+        content = (encode_line(_GAP) if self._has_gap else b"") + encode_line(event)
         size = os.fstat(self._descriptor).st_size
-        with suppress(OSError):
-            if os.write(self._descriptor, content) == len(content):
-                return True
-        with suppress(OSError):
-            # Half a line would damage the next one, too.
-            os.ftruncate(self._descriptor, size)
-        return False
+        self._has_gap = True
+        with suppress(OSError):  # a full disk must not end a training
+            self._has_gap = os.write(self._descriptor, content) < len(content)
+        if self._has_gap:
+            with suppress(OSError):
+                # Half a line would damage the next one, too.
+                os.ftruncate(self._descriptor, size)
 
 
 def _check_owner(path: Path) -> None:
@@ -436,15 +383,11 @@ def _check_owner(path: Path) -> None:
     owners = {path.lstat().st_uid}
     with suppress(FileNotFoundError):
         owners.add(path.stat().st_uid)
-    if others := owners - {os.getuid()}:
-        raise InputError(f"{path} belongs to {_name_user(others.pop())}, not to you")
-
-
-def _name_user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"the user {number}"
+    for owner in owners - {os.getuid()}:
+        name = f"the user {owner}"
+        with suppress(KeyError):
+            name = pwd.getpwuid(owner).pw_name
+        raise InputError(f"{path} belongs to {name}, not to you")
 
 
 def _decode(decoder: bytes, content: bytes) -> Any:

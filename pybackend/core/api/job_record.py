@@ -10,19 +10,24 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from pybackend.core.errors import ClusterError, Failure, Moment, SerializationError, TfdistError
+from pybackend.core.job.codec import decode
+from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Event, Note, read_event
 from pybackend.core.words import Language, call_of
 
 End = Literal["finished", "failed", "cancelled"]
 Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
+JOB, SUBMITTED, ENDED = "job.json", "submitted.json", "ended.json"
+EVENTS, RESULT = "events.jsonl", "result.json"
 _GAP = Note("a part of the log is damaged, and left out")
 BEAT_SECONDS = 10.0
 """Seconds between two signs of life of a driver."""
@@ -93,22 +98,44 @@ def naming_damage(name: str) -> Iterator[None]:
         ) from error
 
 
+class JobFiles(ABC):
+    """Files of a job, which a session reads in its folder or in a copy of that."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Return the content of a file; `FileNotFoundError`: it is missing."""
+
+    @property
+    def submitted(self) -> Submitted:
+        with naming_damage(SUBMITTED):
+            return decode(self.read(SUBMITTED), Submitted)
+
+    @property
+    def ended(self) -> Ended | None:
+        """The end of the job; None before."""
+        with naming_damage(ENDED), suppress(FileNotFoundError):
+            return decode(self.read(ENDED), Ended)
+        return None
+
+    def read_job(self) -> Job:
+        with naming_damage(JOB):
+            return Job.from_json(self.read(JOB).decode())
+
+
 def parse_events(content: bytes, start: int) -> tuple[list[Event], int]:
     """Return the complete events in a part of a log, and the position after them.
 
     A note replaces lines that cannot be read, such as half a line from when the disk was full.
     """
     complete, end, _ = content.rpartition(b"\n")
-    events = [_parse_event(line) for line in complete.split(b"\n")] if end else []
+    events: list[Event] = []
+    for line in complete.split(b"\n") if end else ():
+        try:
+            events.append(read_event(line))
+        except ValueError:
+            events.append(_GAP)
     shown = [one for event, same in groupby(events) for one in ([event] if event == _GAP else same)]
     return shown, start + len(complete) + len(end)
-
-
-def _parse_event(line: bytes) -> Event:
-    try:
-        return read_event(line)
-    except ValueError:
-        return _GAP
 
 
 def next_step(record: Submitted) -> str:

@@ -90,19 +90,16 @@ def draw_lines(title: str, lines: Sequence[Line], key: str = "") -> str:
     def at_y(value: float) -> float:
         return _TOP + high * (ticks[-1] - value) / (ticks[-1] - ticks[0])
 
+    shown = range(first, last + 1, max(1, -(-(last - first) // 8)))
     drawn = [_rule(_LEFT, at_y(tick), _WIDTH - _RIGHT, at_y(tick), "grid") for tick in ticks]
     drawn += [_text(_LEFT - 7, at_y(tick) + 4, show_number(tick), "end") for tick in ticks]
-    drawn += [
-        _text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in find_epochs(first, last, 8)
-    ]
+    drawn += [_text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in shown]
     drawn.append(_text(_LEFT + wide / 2, _HEIGHT - 3, "epoch"))
     for number, line in enumerate(lines):
         color = COLORS[number % len(COLORS)]
         dashes = ' stroke-dasharray="5 3"' if line.kind == "validation" else ""
-        points = [
-            (at_x(x), at_y(y) if math.isfinite(y) else y)
-            for x, y in zip(line.x, line.y, strict=False)
-        ]
+        values = list(zip(line.x, line.y, strict=False))
+        points = [(at_x(x), at_y(y) if math.isfinite(y) else y) for x, y in values]
         drawn.append(
             f'<path class="line {line.kind}" fill="none" stroke="{color}" stroke-width="2"{dashes} '
             f'd="{_join(points)}"/>'
@@ -111,7 +108,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str = "") -> str:
             drawn += [
                 f'<circle class="dot {line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{color}">'
                 f"<title>epoch {x}: {escape(line.name)} {show_number(y)}</title></circle>"
-                for (px, py), x, y in zip(points, line.x, line.y, strict=False)
+                for (px, py), (x, y) in zip(points, values, strict=True)
                 if math.isfinite(py)
             ]
     return _svg(title, _HEIGHT, drawn, key)
@@ -154,8 +151,7 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
             f'<rect class="box" x="{rows.at(first):.1f}" y="{top:.1f}" '
             f'width="{max(1.0, rows.at(third) - rows.at(first)):.1f}" height="{thick:.1f}">'
             f"<title>{escape(box.label)}: median {show(median)}, 50 % of the steps from "
-            f"{show(first)} to {show(third)}, 90 % from {show(low)} to {show(high)}"
-            "</title></rect>"
+            f"{show(first)} to {show(third)}, 90 % from {show(low)} to {show(high)}</title></rect>"
         )
         drawn.append(_rule(rows.at(median), top, rows.at(median), top + thick, "median"))
         drawn += [
@@ -241,11 +237,6 @@ def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
     return [round(number * step, 12 - exponent) for number in range(first, last + 1)]
 
 
-def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
-    step = max(1, -(-(last - first) // most))
-    return list(range(first, last + 1, step))
-
-
 @dataclass(frozen=True)
 class Cell:
     """Number in a table, and the text that shows it."""
@@ -266,11 +257,9 @@ class Markup:
 
     def element(self, tag: str, *inside: str, kind: str = "", **attributes: str) -> str:
         """Return an element with its content, which is HTML; ``kind`` is its class."""
-        if self.styles:
-            style = self.styles.get(kind.partition(" ")[0]) or self.styles.get(tag, "")
-            given = {"style": style, **attributes}
-        else:
-            given = {"class": kind, **attributes}
+        style = self.styles.get(kind.partition(" ")[0]) or self.styles.get(tag, "")
+        own = {"style": style} if self.styles else {"class": kind}
+        given = {**own, **attributes}
         shown = "".join(
             f' {name.replace("_", "-")}="{escape(text)}"' for name, text in given.items() if text
         )

@@ -8,15 +8,16 @@ from typing import Any
 
 from pybackend.core.api.calls import ModelCall, PredictionCall, TrainedModel, TrainingCall
 from pybackend.core.data.columns import ColumnSpec, as_list, check_column_spec
-from pybackend.core.data.predictions import Output, Predictions
+from pybackend.core.data.predictions import Predictions
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_choice
-from pybackend.core.job.storage_options import DataOptions
+from pybackend.core.job.storage_options import check_data_options
 from pybackend.core.words import setting, show
 
 
-def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | None) -> ColumnSpec:
+def choose_columns(call: ModelCall) -> ColumnSpec:
     """Return the columns of the call, or else those that a result's model was trained on."""
+    options = check_data_options(call.options["data_options"])
     columns = ColumnSpec(
         features=as_list(call.options["features"]),
         label=call.options["label"],
@@ -31,49 +32,41 @@ def choose_columns(call: ModelCall, options: DataOptions, known: TrainedModel | 
     check_column_spec(columns)
     if isinstance(call, PredictionCall):
         columns = replace(columns, label=None)
-    return columns if known is None else _add_defaults(columns, known)
+    return _add_defaults(columns, call.result) if call.result else columns
 
 
 def _add_defaults(columns: ColumnSpec, known: TrainedModel) -> ColumnSpec:
     """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 
-    def select(given: Any) -> dict[str, Any] | None:
-        return {column: v for column, v in (given or {}).items() if column in named} or None
+    def select(given: Any, in_training: Any) -> Any:
+        if given is not None:
+            return given
+        return {column: v for column, v in (in_training or {}).items() if column in named} or None
 
-    categories = select(known.categories) if columns.categories is None else columns.categories
+    categories = select(columns.categories, known.categories)
     if known.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: known.levels, **(categories or {})}
-    encode = select(known.encode) if columns.encode is None else columns.encode
     return replace(
         columns,
         features=known.features if columns.features is None else columns.features,
         tensors=known.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
-        encode=encode or None,
+        encode=select(columns.encode, known.encode) or None,
         known_from=None if columns.features or not known.features else "the training",
     )
 
 
-_TYPES = ("class", "prob", "raw")
-_ON_MISSING = ("null", "error")
-
-
 def check_type(kind: Any) -> None:
-    if kind is not None and kind not in _TYPES:
-        raise InputError(
-            f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
-            f"{show(kind)}"
-        )
+    check_choice("type", kind, choices=[None, "class", "prob", "raw"])
 
 
-def check_on_missing(on_missing: Any) -> bool:
-    """Return whether rows that lack a value get no prediction."""
-    if on_missing not in _ON_MISSING:
-        raise InputError(
-            f"`on_missing` must be {show('null')} or {show('error')}, not {show(on_missing)}"
-        )
-    return bool(on_missing == "null")
+def check_prediction(options: Mapping[str, Any]) -> bool:
+    """Check the options of a prediction; return whether incomplete rows get none."""
+    check_type(options["type"])
+    check_levels(options["levels"])
+    check_choice("on_missing", options["on_missing"], choices=["null", "error"])
+    return bool(options["on_missing"] == "null")
 
 
 def check_runtime(runtime: Any) -> None:
@@ -112,9 +105,8 @@ def predictions_of(
     are_logits = has_logits(model, outputs)
     classes = max(2 if are_logits else 0, count_classes(model, outputs))
     are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
-    are_classes = are_logits or (
-        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
-    )
+    shows_classes = are_certain or has_class_loss(model)
+    are_classes = are_logits or (shows_classes and is_classifier(model, outputs))
     if kind == "prob" and classes and not are_certain:
         raise InputError(
             f"{setting(type='prob')} needs probabilities, but this model outputs scores: its last "
@@ -122,9 +114,24 @@ def predictions_of(
             f"Keras loss with {setting(from_logits=True)}. Use {setting(type='class')} or "
             f"{setting(type='raw')}"
         )
-    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
-    shows_numbers = chosen.has_numbers and are_certain
-    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
+    if levels is not None and len(levels) != classes:
+        given = f"has {classes} classes" if classes else "does not output a number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None and not (classes and (are_classes or levels)):
+        kind = "raw"
+    elif kind not in (None, "raw") and not classes:
+        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
+        raise InputError(
+            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
+            "probability with one of Keras's binary losses. Each row of this model's output has "
+            f"shape {shapes}: use {setting(type='raw')}"
+        )
+    if kind == "raw":
+        return Predictions(outputs, are_logits=are_logits)
+    has_numbers = kind != "class" and are_certain
+    return Predictions(outputs, kind != "prob", has_numbers, levels, are_logits)
 
 
 def divide_predictions(
@@ -140,30 +147,3 @@ def divide_predictions(
         if names and (alone := take_output(model, output.name, index)) is not None:
             found[output.name] = predictions_of(alone, None, None, names)
     return found
-
-
-def choose_predictions(
-    outputs: tuple[Output, ...],
-    classes: int,
-    kind: str | None,
-    levels: tuple[str, ...] | None,
-    known: tuple[str, ...] | None,
-    is_of_classes: bool,
-) -> Predictions:
-    if levels is not None and len(levels) != classes:
-        given = f"has {classes} classes" if classes else "does not output a number for each class"
-        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
-    if levels is None and known is not None and len(known) == classes:
-        levels = known
-    if kind is None:
-        kind = "both" if classes and (is_of_classes or levels) else "raw"
-    elif kind != "raw" and not classes:
-        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
-        raise InputError(
-            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
-            "probability with one of Keras's binary losses. Each row of this model's output has "
-            f"shape {shapes}: use {setting(type='raw')}"
-        )
-    if kind == "raw":
-        return Predictions(outputs)
-    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)

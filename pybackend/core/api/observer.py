@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pybackend.core.errors import InputError
@@ -55,41 +55,26 @@ class Observer:
     on_step_end: OnEnd | None = None
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given, taken = vars(self), f"a number and a {term('dict')} of metrics"
         for name, fn in given.items():
             if fn is not None and not callable(fn):
-                raise InputError(
-                    f"`{name}` must be a function of a number and a {term('dict')} of metrics, not "
-                    f"{show(fn)}"
-                )
+                raise InputError(f"`{name}` must be a function of {taken}, not {show(fn)}")
             if fn is not None and (mismatch := find_mismatch(fn, 1, {})) is not None:
-                raise InputError(
-                    f"`{name}` is called with a number and a {term('dict')} of metrics, but "
-                    f"{mismatch}"
-                )
+                raise InputError(f"`{name}` is called with {taken}, but {mismatch}")
         if not any(given.values()):
             raise InputError(f"an {term('Observer')} needs one of {', '.join(given)}")
 
 
 class Observers:
-    def __init__(
-        self, observers: Sequence[Observer] = (), *, are_steps_tracked: bool = False
-    ) -> None:
+    """The observers of a call. ``see_steps``: any of them, or a tracker, receives steps."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
-        self._are_steps_tracked = are_steps_tracked
         self._wants_stop = False
+        self.see_steps = any(one.on_step_end for one in observers)
 
     def __bool__(self) -> bool:
         return bool(self._observers)
-
-    @property
-    def see_steps(self) -> bool:
-        """True if any observer has a function for steps, or a tracker records them."""
-        return self._are_steps_tracked or any(one.on_step_end for one in self._observers)
-
-    def tracking_steps(self) -> Observers:
-        """Return these observers, so that the session also receives steps for a tracker."""
-        return Observers(self._observers, are_steps_tracked=True)
 
     def __call__(self, event: messages.Event) -> messages.Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
@@ -167,7 +152,7 @@ class EventFolder:
 
 def split_folder(callbacks: Any) -> tuple[str | None, list[Any]]:
     """Separate the folder for TensorBoard from other callbacks; two raise an `InputError`."""
-    folders, others = _split(list_callbacks(callbacks), EventFolder)
+    folders, others = _split(callbacks, EventFolder)
     if len(folders) > 1:
         raise InputError("`callbacks` contains two folders for TensorBoard: pass one")
     return folders[0].choose().folder if folders else None, others
@@ -178,12 +163,11 @@ _MAKERS = ("track_mlflow", "track_wandb", "track_tensorboard")
 
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
     """Separate trackers from observers and Keras callbacks."""
-    listed = list_callbacks(callbacks)
-    for callback in listed:
+    for callback in list_callbacks(callbacks):
         name = getattr(callback, "__name__", "")
         if callable(callback) and name in _MAKERS:
             raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
-    trackers, others = _split(listed, Tracker)  # type: ignore[type-abstract]
+    trackers, others = _split(callbacks, Tracker)  # type: ignore[type-abstract]
     return tuple(trackers), others
 
 
@@ -196,18 +180,18 @@ def list_callbacks(callbacks: Any) -> list[Any]:
 
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
     """Separate observers from Keras callbacks."""
-    listed = list_callbacks(callbacks)
-    if any(callback is Observer for callback in listed):
+    if any(callback is Observer for callback in list_callbacks(callbacks)):
         raise InputError(
             f"`callbacks` contains the class {term('Observer')}: pass an instance, "
             f"{call_of('Observer', ...)}"
         )
-    return _split(listed, Observer)
+    return _split(callbacks, Observer)
 
 
-def _split(callbacks: Sequence[Any], kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
-    chosen = [one for one in callbacks if isinstance(one, kind)]
-    return chosen, [one for one in callbacks if not isinstance(one, kind)]
+def _split(callbacks: Any, kind: type[_Kind]) -> tuple[list[_Kind], list[Any]]:
+    listed = list_callbacks(callbacks)
+    chosen = [one for one in listed if isinstance(one, kind)]
+    return chosen, [one for one in listed if not isinstance(one, kind)]
 
 
 class Recording:
@@ -241,11 +225,15 @@ class Recording:
 
     def finish(self, result: Any) -> None:
         """Record the result, with metrics that did not reach this session as events."""
-        for epoch, logs in list_epochs(result).items():
+        late: dict[int, dict[str, float]] = {}
+        for name, values in result.history.items():
+            for epoch, value in zip(result.epochs_of(name), values, strict=False):
+                late.setdefault(epoch, {}).update(list_numbers({name: value}))
+        for epoch, logs in late.items():
             seen = self._seen.get(epoch, ())
             # Those of other callbacks, or all if the workers cannot reach this session.
-            if late := {k: v for k, v in list_numbers(logs).items() if k not in seen}:
-                self._record("log", "epoch", epoch, late)
+            if unseen := {k: v for k, v in logs.items() if k not in seen}:
+                self._record("log", "epoch", epoch, unseen)
         self._record("finish", result)
 
     def fail(self, error: BaseException) -> None:
@@ -256,10 +244,10 @@ class Recording:
             try:
                 getattr(record, method)(*arguments)
             except Exception as error:  # hours of training must not end with the tracking server
+                text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
                 if system not in self._noted:
-                    self._noted.add(system)
-                    text = f"{system} does not have the whole run: {type(error).__name__}: {error}"
                     self._say(messages.Note(text))
+                self._noted.add(system)
 
 
 @contextmanager
@@ -284,12 +272,4 @@ def list_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
             found[name] = float(value)
         elif isinstance(value, (list, tuple)):
             found |= list_numbers({f"{name}.{index}": one for index, one in enumerate(value)})
-    return found
-
-
-def list_epochs(result: Any) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    for name, values in result.history.items():
-        for epoch, value in zip(result.epochs_of(name), values, strict=False):
-            found.setdefault(epoch, {})[name] = value
     return found

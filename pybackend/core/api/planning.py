@@ -9,17 +9,17 @@ from typing import Any, Unpack
 
 from pybackend.core.api.call_data import count_data
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
+from pybackend.core.api.detached_driver import check_submission
 from pybackend.core.api.markup import NOTEBOOK
 from pybackend.core.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.core.api.rendering import list_set, write_settings
-from pybackend.core.api.submit import check_submission
 from pybackend.core.data.batches import Batches
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.sharding import count_sharded, count_steps
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.job.arguments import counted
-from pybackend.core.job.call_options import Place, TrainingOptions
+from pybackend.core.job.call_options import PathOrUri, TrainingOptions
 from pybackend.core.job.job import TrainingJob
 from pybackend.core.launchers import Describing, Submission
 from pybackend.core.tf_config import find_role
@@ -100,18 +100,15 @@ class Plan:
         return {**plain, "workers": list(plain["workers"]), "later": list(self.later)}
 
     def __str__(self) -> str:
-        lines = [
-            self._title,
-            *self._facts,
-            "workers:",
-            *(f"  {line}" for line in self._describe_workers()),
-            "settings:",
-            *(f"  {name}: {text}" for name, text in list_set(self.settings)),
-        ]
-        if self.later:
-            lines += ["known only when it starts:", *(f"  {line}" for line in self.later)]
-        for name, text in self.documents.items():
-            lines += [f"{name}:", *(f"  {line}".rstrip() for line in text.splitlines())]
+        parts = {
+            "workers": self._describe_workers(),
+            "settings": [f"{name}: {text}" for name, text in list_set(self.settings)],
+            "known only when it starts": self.later,
+            **{name: text.splitlines() for name, text in self.documents.items()},
+        }
+        lines = [self._title, *self._facts]
+        for name, part in parts.items():
+            lines += [f"{name}:", *(f"  {line}".rstrip() for line in part)] if part else []
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -121,22 +118,20 @@ class Plan:
         ]
         rows += [("...", "", f"{self._unlisted} more", "")] if self._unlisted else []
         later = ["known only when it starts", *self.later] if self.later else []
-        documents = self.documents.items()
         return NOTEBOOK.element(
             "div",
             NOTEBOOK.lines([self._title, *self._facts]),
             NOTEBOOK.table(("rank", "role", "where", "rows"), rows),
             NOTEBOOK.lines(later),
             write_settings(self.settings),
-            *(NOTEBOOK.folded(name, NOTEBOOK.code(text)) for name, text in documents),
+            *(NOTEBOOK.folded(name, NOTEBOOK.code(text)) for name, text in self.documents.items()),
             kind="block",
         )
 
     @property
     def _title(self) -> str:
-        count = len(self.workers)
-        processes = "process" if count == 1 else "processes"
-        return f"nothing was started: a training run with {count} {processes}, {self.launcher}"
+        processes = "1 process" if len(self.workers) == 1 else f"{len(self.workers)} processes"
+        return f"nothing was started: a training run with {processes}, {self.launcher}"
 
     @property
     def _facts(self) -> list[str]:
@@ -170,7 +165,7 @@ def plan(
     model: Any,
     data: Any,
     *,
-    submit: bool | Place = False,
+    submit: bool | PathOrUri = False,
     **options: Unpack[TrainingOptions],
 ) -> Plan:
     """Show which workers and rows `barrier_train` would use, without starting anything.
@@ -205,41 +200,32 @@ def plan(
     >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
     """
     call = TrainingCall(spark=spark, model=model, data=data, options=options)
-    root = None
-    if submit is not False:
-        root = check_submission(call, None if submit is True else submit)
+    if submit is False:
+        return describe_plan(prepare_training(call))
+    root = check_submission(call, None if submit is True else submit)
     made = describe_plan(prepare_training(call))
-    if root is None:
-        return made
     driver = f"a process of its own on {socket.gethostname()}, with a new folder in {root.path}"
     return replace(made, driver=f"{driver} and a copy in {root}" if root.copies else driver)
 
 
 def describe_plan(prepared: PreparedTraining) -> Plan:
-    request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
-    validation = request.datasets.get("validation")
-    planned = plan_rows(request.datasets["train"], job)
+    job, launcher = prepared.job, prepared.launcher
+    validation = prepared.datasets.get("validation")
+    planned = plan_rows(prepared.datasets["train"], job)
     found = Submission(("not known yet",) * job.workers)
     if isinstance(launcher, Describing):
         found = launcher.describe(job)
     counts = planned.counts or (None,) * job.workers
+    roles = [find_role(job.roles, rank)[0] for rank in range(job.workers)]
     return Plan(
         launcher=launcher.where,
-        workers=tuple(
-            PlannedWorker(
-                rank,
-                find_role(job.roles, rank)[0] if job.is_asynchronous else "worker",
-                place,
-                count,
-            )
-            for rank, (place, count) in enumerate(zip(found.places, counts, strict=True))
-        ),
+        workers=tuple(map(PlannedWorker, range(job.workers), roles, found.places, counts)),
         data=planned.what,
         validation_data=None if validation is None else describe_data(validation),
         rows=planned.rows,
         steps_per_epoch=planned.steps,
         which_rows=planned.which,
-        model=request.describe_model(),
+        model=prepared.describe_model(),
         settings={**prepared.settings, "seed": job.seed if job.is_seeded else None},
         documents=dict(found.documents),
         later=(*planned.later, *found.later, *_list_choices(job)),
@@ -275,13 +261,10 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     """Describe how a training run's rows are distributed; ``data`` is as launchers take it."""
     what = describe_data(data)
     if isinstance(data, DataFrameRows):
-        which = "an equal share, at random"
-        if not data.spec.repartition:
-            which = f"the partitions of the {term('DataFrame')}"
-        later = (
-            f"the rows of the {term('DataFrame')} and the steps per epoch: Spark counts them at "
-            "the start"
-        )
+        frame = term("DataFrame")
+        is_even = data.spec.repartition
+        which = "an equal share, at random" if is_even else f"the partitions of the {frame}"
+        later = f"the rows of the {frame} and the steps per epoch: Spark counts them at the start"
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     if isinstance(data, FunctionRows):
         which = "what the function returns on that worker"
@@ -344,9 +327,7 @@ def _describe_tensors(columns: Mapping[str, Any]) -> str:
 
 def _describe_rows(array: Any) -> str:
     shape: Sequence[int] | None = getattr(array, "shape", None)
-    if shape is None:
-        return "of text or of any length"
-    return f"{array.dtype} {tuple(shape[1:])}"
+    return "of text or of any length" if shape is None else f"{array.dtype} {tuple(shape[1:])}"
 
 
 def _ordinal(number: int) -> str:

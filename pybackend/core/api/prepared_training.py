@@ -6,7 +6,8 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 import pybackend
 from pybackend.core.api import observer, training_hooks
-from pybackend.core.api.call_data import count_known, read_training_data
+from pybackend.core.api.call_data import count_known, note_index, read_training_data
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.checkpoints import check_resumes, resolve_checkpoint
 from pybackend.core.api.request import Request, prepare
@@ -23,9 +24,10 @@ from pybackend.core.data.columns import ColumnSpec
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import MAX_WORKERS, check_tensorboard, check_whole_number, counted
 from pybackend.core.job.job import TrainingJob
+from pybackend.core.job.messages import Note
 from pybackend.core.job.storage_options import Recovery, check_data_options, check_recovery
 from pybackend.core.job.worker_options import Elastic, ParameterServer
-from pybackend.core.launchers import Launcher, count_workers, launcher_for
+from pybackend.core.launchers import Launcher, count_workers, launcher_for, warm_up
 from pybackend.core.machine.packages import find_version
 from pybackend.core.r.function import RFunction
 from pybackend.core.words import call_of, install, setting, show, term
@@ -38,7 +40,10 @@ _SYNCHRONOUS = {
     "class_weight": "pass sample weights",
     "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
-_PACKAGES = ("tensorflow", "keras", "numpy")
+# The attribute of a callback that holds a path, by the name of its class.
+_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
+# Attributes of a job that are settings unchanged.
+_OF_JOB = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "shuffle", "seed")
 
 
 def _asynchronous() -> str:
@@ -51,33 +56,29 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     if not isinstance(servers, ParameterServer):
         return call.with_options(workers=count_workers(launcher, cast("int | None", asked)))
     observers, others = observer.split_observers(call.options["callbacks"])
-    if observer.Observers(observers).see_steps:
-        raise InputError(
-            f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
-            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
-        )
-    if call.tensorboard is not None:
-        raise InputError(
-            f"{call_of('track_tensorboard')} cannot be combined with {_asynchronous()}: it needs a "
-            "callback"
-        )
     given: Mapping[str, Any] = {**call.options, "callbacks": others}
-    for name, reason in _SYNCHRONOUS.items():
-        if given[name] not in (None, False, []):
-            raise InputError(f"`{name}` cannot be combined with {_asynchronous()}: {reason}")
-    checkpoint = check_recovery(call.options["recovery"]).checkpoint
+    needs_steps = f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
+    sees_steps = observer.Observers(observers).see_steps
+    rejected = {
+        f"`on_step_end` of an {term('Observer')}": sees_steps and needs_steps,
+        call_of("track_tensorboard"): call.tensorboard and "it needs a callback",
+        **{
+            f"`{name}`": given[name] not in (None, False, []) and reason
+            for name, reason in _SYNCHRONOUS.items()
+        },
+        setting(shuffle="global"): given["shuffle"] == "global"
+        and "each worker always has the same rows",
+    }
+    for what, reason in rejected.items():
+        if reason:
+            raise InputError(f"{what} cannot be combined with {_asynchronous()}: {reason}")
+    checkpoint = check_recovery(given["recovery"]).checkpoint
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
             f"`recovery` with {_asynchronous()} needs {setting(every='epoch')}, not "
             f"{show(checkpoint.every)}: steps are always running except between epochs"
         )
-    if call.options["shuffle"] == "global":
-        raise InputError(
-            f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
-            "always has the same rows"
-        )
-    rows = {"data": call.data, "validation_data": call.options["validation_data"]}
-    for name, value in rows.items():
+    for name, value in call.data_arguments.items():
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "
@@ -101,29 +102,31 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
                 f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
                 f"started: start {others + 1} or more"
             )
-    most = MAX_WORKERS - others
-    workers = check_whole_number("workers", workers, least=1, most=most)
+    workers = check_whole_number("workers", workers, least=1, most=MAX_WORKERS - others)
     return {"chief": 1, "worker": workers, "ps": asked.servers}
 
 
-@dataclass(frozen=True)
-class PreparedTraining:
+@dataclass(frozen=True, kw_only=True)
+class PreparedTraining(Request[TrainingJob]):
     """A checked training run, its launcher, its `Recovery`, and its trackers.
 
-    ``settings`` are those of `TrainResult`.
+    ``settings`` are those of `TrainResult`. ``notes`` are what the caller must know before the
+    start. The call ``began`` at this ``time.monotonic()``.
     """
 
-    request: Request[TrainingJob]
     launcher: Launcher
     recovery: Recovery
     settings: dict[str, Any]
-    trackers: tuple[observer.Tracker, ...] = ()
+    trackers: tuple[observer.Tracker, ...]
+    notes: tuple[Note, ...]
+    began: float
 
 
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
     """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
-    launcher = launcher_for(call.spark)
-    trackers, others = observer.split_trackers(call.options["callbacks"])
+    began, launcher, given = time.monotonic(), launcher_for(call.spark), call.options["callbacks"]
+    warm_up(launcher, call.options["resources"])
+    trackers, others = observer.split_trackers(given)
     folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
     # In this order: the limits of elastic training become a number, which the others take.
@@ -139,12 +142,41 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
     for hook in training_hooks():
         hook.check(request)
-    if any(tracker.steps for tracker in trackers):
-        request = replace(request, observers=request.observers.tracking_steps())
+    request.observers.see_steps |= any(tracker.steps for tracker in trackers)
     settings = describe_settings(request.job, launcher, recovery.restarts)
     settings["validation_split"] = float(call.options["validation_split"]) or None
     settings["optimizer"] = describe_optimizer(request.model)
-    return PreparedTraining(request, launcher, recovery, settings, trackers)
+    return PreparedTraining(
+        **vars(request),
+        launcher=launcher,
+        recovery=recovery,
+        settings=settings,
+        trackers=trackers,
+        notes=(*note_files(given, launcher), *note_index(request.datasets)),
+        began=began,
+    )
+
+
+def note_files(callbacks: Any, launcher: Launcher) -> list[Note]:
+    """Return a note if files with relative paths will not be in this session's folder."""
+    listed = observer.list_callbacks(callbacks)
+    found = [file for one in listed for file in _relative_paths(one)]
+    if launcher.is_here or not found:
+        return []
+    text = (
+        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
+        "path on storage that this session can read; or use the result's `history`, `checkpoint`, "
+        "or early stopping with `restore_best_weights`"
+    )
+    return [Note(text)]
+
+
+def _relative_paths(callback: Any) -> Iterator[str]:
+    for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
+        path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if text is not None and not os.path.isabs(text) and "://" not in text:
+            yield f"{kind}({show(text)})"
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
@@ -168,12 +200,11 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         raise InputError(
             f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
             f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
-            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its "
-            "`restarts` restart all workers after one is lost, from the newest checkpoint if it "
-            "has a folder"
+            "slurm(), kubernetes(...) or Spark, or pass a number and `recovery`: its `restarts` "
+            "restart all workers after one is lost, from the newest checkpoint if it has a folder"
         )
     reason = None
-    if callable(call.data) or callable(call.options["validation_data"]):
+    if any(map(callable, call.data_arguments.values())):
         reason = "a `data` function: only the function knows which rows each worker has"
     elif isinstance(call.data, (str, os.PathLike)) and call.options["shuffle"] != "global":
         reason = (
@@ -195,28 +226,24 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
     exchange = {name: one for name, one in asdict(job.exchange).items() if name != "scale_lr"}
-    return {
+    settings = {
         "launcher": launcher.where,
         "workers": job.workers,
-        "elastic": {"min": job.elastic.min, "max": job.elastic.max} if job.elastic else None,
-        "epochs": job.epochs,
-        "initial_epoch": job.initial_epoch,
-        "batch_size": job.batch_size,
-        "steps_per_epoch": job.steps_per_epoch,
-        "shuffle": job.shuffle,
-        "seed": job.seed,
-        "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
-        "exchange": {"kind": type(job.exchange).__name__, **_plain(exchange)},
-        "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
+        "elastic": job.elastic and {"min": job.elastic.min, "max": job.elastic.max},
+        **{name: getattr(job, name) for name in _OF_JOB},
+        "class_weight": dict(job.class_weight or ()) or None,
+        "exchange": {"kind": type(job.exchange).__name__, **exchange},
+        "scale_lr": job.scale_lr and asdict(job.scale_lr),
         "roles": dict(job.roles) or None,
         "resources": asdict(job.resources),
         "in_memory": job.in_memory,
-        "checkpoint": _plain(asdict(job.checkpoint)) if job.checkpoint else None,
+        "checkpoint": job.checkpoint and asdict(job.checkpoint),
         "restarts": restarts,
         "model_uri": job.model_uri,
         "timeout": job.timeout,
         "versions": read_versions(launcher),
     }
+    return _plain(settings)
 
 
 def describe_optimizer(model: Any) -> dict[str, Any] | None:
@@ -248,9 +275,9 @@ def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
-    packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
-    found = {name: find_version(name) for name in packages}
-    return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
+    packages = ["tensorflow", "keras", "numpy", *(["pyspark"] if launcher.session else [])]
+    found = {"tfdist": pybackend.__version__, "python": platform.python_version()}
+    return {**found, **{name: find_version(name) for name in packages}}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from pybackend.core.api.markup import NOTEBOOK, Line, draw_lines
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import as_number, counted
-from pybackend.core.job.report import Audit, Generation, WorkerReport
+from pybackend.core.job.report import Generation, WorkerReport
 from pybackend.core.words import show_value
 
+TrainResult = Any  # which imports this module
 _VALIDATION = "val_"
 _KINDS = (".png", ".pdf", ".svg")
 _COLUMNS = 3
@@ -104,33 +105,7 @@ def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
         yield Curve(f"{label} {number}", epochs, values, is_validation)
 
 
-class ShownResult(Protocol):
-    """Attributes of a `TrainResult` that are shown."""
-
-    @property
-    def workers(self) -> Sequence[WorkerReport]: ...
-    @property
-    def history(self) -> Mapping[str, Sequence[Any]]: ...
-    @property
-    def metrics(self) -> Mapping[str, Any]: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def audit(self) -> Audit | None: ...
-    @property
-    def generations(self) -> Sequence[Generation]: ...
-    @property
-    def straggler(self) -> tuple[int, float] | None: ...
-    def epochs_of(self, name: str) -> Sequence[int]: ...
-
-
-def summarize(result: ShownResult) -> list[str]:
+def summarize(result: TrainResult) -> list[str]:
     """Return lines with the metrics of the last epoch, and with what each worker did."""
     workers = [
         f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
@@ -141,21 +116,13 @@ def summarize(result: ShownResult) -> list[str]:
     return [*_list_facts(result), *workers, *_list_events(result)]
 
 
-def show_in_notebook(result: ShownResult) -> str:
+def show_in_notebook(result: TrainResult) -> str:
     """Return self-contained HTML: facts, curves, events, workers and settings."""
-    events = _list_events(result)
-    rows = [
-        (
-            number,
-            worker.host,
-            str(worker.pid),
-            worker.rows,
-            worker.steps,
-            round(worker.seconds, 2),
-            "unknown" if worker.waited is None else round(worker.waited, 2),
-        )
-        for number, worker in _number_workers(result).items()
-    ]
+    events, rows = _list_events(result), []
+    for number, one in _number_workers(result).items():
+        waited = "unknown" if one.waited is None else round(one.waited, 2)
+        seconds = round(one.seconds, 2)
+        rows.append((number, one.host, str(one.pid), one.rows, one.steps, seconds, waited))
     return NOTEBOOK.element(
         "div",
         NOTEBOOK.lines(_list_facts(result)),
@@ -169,17 +136,17 @@ def show_in_notebook(result: ShownResult) -> str:
 
 def list_set(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return names and texts of the settings that are not None."""
-    return [(name, show_value(value)) for name, value in settings.items() if _is_set(value)]
+    found = []
+    for name, value in settings.items():
+        inner = value.values() if isinstance(value, Mapping) else [value]
+        if any(one is not None for one in inner):
+            found.append((name, show_value(value)))
+    return found
 
 
 def write_settings(settings: Mapping[str, Any]) -> str:
     """Return a folded table of the settings that are not None."""
     return NOTEBOOK.folded("settings", NOTEBOOK.pairs(list_set(settings)))
-
-
-def _is_set(value: Any) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else [value]
-    return any(one is not None for one in inner)
 
 
 def _draw_panel(panel: Panel) -> str:
@@ -191,16 +158,16 @@ def _draw_panel(panel: Panel) -> str:
     return NOTEBOOK.figure(panel.name, draw_lines(f"{panel.name} by epoch", lines), kinds=names)
 
 
-def _number_workers(result: ShownResult) -> dict[int, WorkerReport]:
+def _number_workers(result: TrainResult) -> dict[int, WorkerReport]:
     return {_number(result, worker.rank): worker for worker in result.workers}
 
 
-def _number(result: ShownResult, rank: int) -> int:
+def _number(result: TrainResult, rank: int) -> int:
     """Return the number of a worker: its rank, unless ranks have changed since it started."""
     return result.generations[-1].workers[rank] if len(result.generations) > 1 else rank
 
 
-def _list_facts(result: ShownResult) -> list[str]:
+def _list_facts(result: TrainResult) -> list[str]:
     rows = sum(worker.rows for worker in result.workers)
     lines = [
         f"{counted(len(result.workers), 'worker')}, {counted(rows, 'row')}, "
@@ -214,7 +181,7 @@ def _list_facts(result: ShownResult) -> list[str]:
     return [*lines, *_list_audit(result)]
 
 
-def _list_audit(result: ShownResult) -> list[str]:
+def _list_audit(result: TrainResult) -> list[str]:
     audit, taken = result.audit, result.workers[0].steps
     if audit is None:
         return []
@@ -225,17 +192,15 @@ def _list_audit(result: ShownResult) -> list[str]:
     if audit.differences:
         found = f"{len(audit.differences)} of them different"
     steps = f"{audit.steps} of {taken:,} step{'' if taken == 1 else 's'}"
-    undecided = "not compared"
-    if audit.undecided:
-        undecided = f"undecided on {counted(audit.undecided, 'step')}"
+    unsure = f"undecided on {counted(audit.undecided, 'step')}" if audit.undecided else ""
     return [
         f"audited on {steps} against one process: {found}",
-        *([f"  {undecided}: {reasons}"] if reasons else []),
+        *([f"  {unsure or 'not compared'}: {reasons}"] if reasons else []),
         *(f"  not compared: {name}" for name in audit.left_out),
     ]
 
 
-def _list_events(result: ShownResult) -> list[str]:
+def _list_events(result: TrainResult) -> list[str]:
     """Return lines about workers that left or joined, and about the one that held up the others."""
     lines = [_describe_change(generation) for generation in result.generations[1:]]
     if result.straggler is not None:

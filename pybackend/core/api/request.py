@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, cast
 
 from pybackend.core.api import call_data, sent_objects
@@ -14,18 +15,10 @@ from pybackend.core.api.calls import (
     Kind,
     ModelCall,
     PredictionCall,
-    TrainedModel,
     TrainingCall,
     read_keras_defaults,
 )
-from pybackend.core.api.display import (
-    Display,
-    Narrator,
-    choose_display,
-    describe_start,
-    log_start,
-    logs_steps,
-)
+from pybackend.core.api.display import Narrator, choose_display, describe_start, log_start
 from pybackend.core.api.model_columns import choose_columns
 from pybackend.core.api.observer import Observers, split_observers
 from pybackend.core.data.batches import Batches
@@ -33,8 +26,8 @@ from pybackend.core.data.columns import ColumnSpec, TableRows
 from pybackend.core.data.files import naming_open_files
 from pybackend.core.data.sources import FileRows, FunctionRows
 from pybackend.core.errors import Failure, Moment, WorkerFailedError
-from pybackend.core.job import messages
 from pybackend.core.job.job import (
+    LOGGER,
     MODEL_OBJECTS,
     SOURCE,
     Job,
@@ -42,6 +35,7 @@ from pybackend.core.job.job import (
     argument_of,
     code_classes,
 )
+from pybackend.core.job.messages import Answer, Emit, Event, Phase, Phases
 from pybackend.core.job.pickling import pickle_value
 from pybackend.core.job.storage_options import check_data_options, check_model_options
 from pybackend.core.launchers import Checking, DataSets, Files, Launcher, Outcome
@@ -83,7 +77,7 @@ class Request(Generic[Kind]):
     model: Any
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
-    observers: Observers
+    observers: Observers = field(default_factory=Observers)
     described: str | None = None
 
     def describe_model(self) -> str:
@@ -98,30 +92,27 @@ class Request(Generic[Kind]):
         return f"{self.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
     def run(
-        self,
-        launcher: Launcher,
-        listen: messages.Emit = lambda event: None,
-        timeline: Timeline | None = None,
+        self, launcher: Launcher, *listeners: Emit, timeline: Timeline | None = None
     ) -> Outcome:
         """Run the job to completion, and show its progress.
 
-        ``listen`` also receives all events. ``timeline`` is that of earlier runs in the same call.
+        ``listeners`` also receive all events. ``timeline`` is that of earlier runs in the same
+        call.
         """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
-        sent = {
-            name: data.columns if isinstance(data, call_data.HELD_AS_COLUMNS) else data
-            for name, data in self.datasets.items()
-            if name not in read
+        sent = {k: call_data.columns_of(v) for k, v in self.datasets.items() if k not in read}
+        sources = {
+            f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
+            for name, data in read.items()
+            if isinstance(data, FileRows)
         }
-        files = {**self.files, **_encode_files(read)}
         if isinstance(launcher, Checking):
             launcher.check(self.job)
-        with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
-
-            def on_event(event: messages.Event) -> object:
-                listen(event)
-                return show(event)
-
+        files = {**self.files, **sources}
+        with (
+            naming_open_files(),
+            following(launcher, self.job, self.observers, *listeners) as (job, on_event),
+        ):
             return (timeline or Timeline()).launch(launcher, job, files, sent, on_event)
 
 
@@ -138,32 +129,46 @@ def prepare(
     ``as_file``, the model must be a Keras file. A model that cannot be encoded raises a
     `SerializationError`.
     """
-    given = call.model
-    result = given if isinstance(given, TrainedModel) else None
-    options = check_data_options(call.options.get("data_options"))
     job = replace(
         call.make_job(kind),
-        in_memory=options.in_memory,
-        model_source=sent_objects.find_source(given),
+        in_memory=check_data_options(call.options["data_options"]).in_memory,
+        model_source=sent_objects.find_source(call.model),
     )
-    columns = choose_columns(call, options, result)
-    observers, callbacks = split_observers(
-        call.options["callbacks"] if isinstance(call, TrainingCall) else None
-    )
-    sent_objects.check_callbacks(callbacks, job)
+    columns = choose_columns(call)
+    given = call.options["callbacks"] if isinstance(call, TrainingCall) else None
+    observers, callbacks = split_observers(given)
     if isinstance(call, TrainingCall):
-        sent_objects.check_shared_state(call.data, "data", callbacks)
-        sent_objects.check_shared_state(
-            call.options["validation_data"], "validation_data", callbacks
-        )
+        sent_objects.check_callbacks(callbacks, job)
+        for name, data in call.data_arguments.items():
+            sent_objects.check_shared_state(data, name, callbacks)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
     if not isinstance(call, PredictionCall):
         call_data.check_columns_exist(call, datasets)
     with _encoding:
-        request = _encode(job, call, columns, datasets, callbacks, as_file)
-    return replace(request, observers=Observers(observers))
+        model = call.find_model()
+        custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
+        source, rows = model, None
+        if job.model_source == "file":
+            from pybackend.core.model.view import ModelView
+
+            source = ModelView(model)
+            job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
+            custom_objects = sent_objects.add_custom_objects(source, custom_objects)
+            rows = call_data.check_rows_fit(model, datasets, job)
+        else:
+            job = replace(job, feature_names=_list_features(datasets.get("train")))
+        files = sent_objects.encode_model(
+            source, custom_objects, job, callbacks, as_file, rows, datasets
+        )
+        snapshot = None
+        if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
+            from pybackend.core.model.by_value import take_snapshot
+
+            snapshot = take_snapshot(model)
+    seen = Observers(observers)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot, seen)
 
 
 def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
@@ -175,39 +180,6 @@ def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     return job
 
 
-def _encode(
-    job: Kind,
-    call: ModelCall,
-    columns: ColumnSpec,
-    datasets: Mapping[str, Any],
-    callbacks: Sequence[Any],
-    as_file: bool,
-) -> Request[Kind]:
-    given = call.model
-    model = given.model if isinstance(given, TrainedModel) else given
-    custom_objects = check_model_options(call.options["model_options"]).custom_objects or {}
-    rows: Any = None
-    source = model
-    if job.model_source == "file":
-        from pybackend.core.model.view import ModelView
-
-        source = ModelView(model)
-        job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
-        custom_objects = sent_objects.add_custom_objects(source, custom_objects)
-        rows = call_data.check_rows_fit(model, datasets, job)
-    else:
-        job = replace(job, feature_names=_list_features(datasets.get("train")))
-    files = sent_objects.encode_model(
-        source, custom_objects, job, callbacks, as_file, rows, datasets
-    )
-    snapshot = None
-    if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
-        from pybackend.core.model.by_value import take_snapshot
-
-        snapshot = take_snapshot(model)
-    return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
-
-
 def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
     """Return the names of a table's features, unless they are too many to be read."""
     names = data.feature_names if isinstance(data, TableRows) else {}
@@ -216,32 +188,27 @@ def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
     return tuple((name, one if one is None else tuple(one)) for name, one in names.items())
 
 
-def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    return {
-        f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
-        for name, data in datasets.items()
-        if isinstance(data, FileRows)
-    }
-
-
 @contextmanager
 def following(
-    launcher: Launcher, job: Job, observers: Observers
-) -> Iterator[tuple[Job, messages.Emit]]:
-    """Show a job's progress, and pass it to observers, while the context is active.
+    launcher: Launcher, job: Job, observers: Observers, *listeners: Emit
+) -> Iterator[tuple[Job, Emit]]:
+    """Show a job's progress, and pass it to observers and listeners, while the context is active.
 
     Yields the job, set to report the required events, and the function that receives them.
     """
     display = choose_display(job)
-    job = replace(
-        job, reports_steps=_is_seen_by_step(job, display, observers), is_observed=bool(observers)
-    )
+    are_seen = display.shows_steps or observers.see_steps or LOGGER.isEnabledFor(logging.DEBUG)
+    # Asynchronous steps have no order that all workers share.
+    has_order = isinstance(job, TrainingJob) and not job.is_asynchronous
+    job = replace(job, reports_steps=has_order and are_seen, is_observed=bool(observers))
     show = Narrator(display)
     # Until the first worker runs, nothing is heard: a cluster may compute a table first.
-    starting = messages.Phases(show, _STARTING_SECONDS)
+    starting = Phases(show, _STARTING_SECONDS)
 
-    def on_event(event: messages.Event) -> messages.Answer | None:
+    def on_event(event: Event) -> Answer | None:
         starting.end()
+        for listen in listeners:
+            listen(event)
         show(event)
         return observers(event)
 
@@ -250,7 +217,7 @@ def following(
             text = describe_start(launcher, job)
             log_start(text)
             display.begin(text, job)
-            starting(messages.Phase("starting"))
+            starting(Phase("starting"))
         try:
             yield job, on_event
         # Else its timer would show the phase after an error.
@@ -268,18 +235,13 @@ class Timeline:
         return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
 
     def launch(
-        self,
-        launcher: Launcher,
-        job: Job,
-        files: Files,
-        datasets: DataSets,
-        on_event: messages.Emit,
+        self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
         most = max(_MOST_MOMENTS, _OF_A_WORKER * job.most_workers)
         self._moments = deque(self._moments, most)
 
-        def hear(event: messages.Event) -> object:
+        def hear(event: Event) -> object:
             if isinstance(event, Moment):
                 self._moments.append(event)
             return on_event(event)
@@ -292,9 +254,8 @@ class Timeline:
             ends = map(_describe_end, error.failures)
             self._moments += [one for one in ends if (one.rank, one.time) not in known]
             # A new error has the timeline; the traceback is still that of the failure.
-            trace = error.__traceback__
             found = WorkerFailedError(error.failures, error.values, self.list())
-            raise found.with_traceback(trace) from error.__cause__
+            raise found.with_traceback(error.__traceback__) from error.__cause__
         return replace(outcome, timeline=tuple(self.list()))
 
 
@@ -302,9 +263,3 @@ def _describe_end(failure: Failure) -> Moment:
     state = "stopped" if failure.exception_type == "Stopped" else "failed"
     reason = failure.message.partition("\n")[0] or failure.exception_type
     return Moment(failure.time, state, reason, failure.rank, failure.host)
-
-
-def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
-    is_seen = display.shows_steps or observers.see_steps or logs_steps()
-    # Asynchronous steps have no order that all workers share.
-    return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen

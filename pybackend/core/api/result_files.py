@@ -30,7 +30,8 @@ from pybackend.core.words import either, show
 Result = TypeVar("Result")
 SUFFIX = ".json"
 _FORMAT, _VERSION = "tfdist result", 1
-_NESTED = {"step_times": StepTimes, "audit": Audit}
+_LISTS: dict[str, Any] = {"generations": Generation, "restarts": Restart, "timeline": Moment}
+_NESTED: dict[str, Any] = {"step_times": StepTimes, "audit": Audit}
 # Useless without the session.
 _LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
 _SUFFIXES = (".h5", ".keras")
@@ -90,40 +91,30 @@ def _read(
         raise ValueError(f"its format is not {show(_FORMAT)}")
     if values["version"] != _VERSION:
         raise ValueError(f"its version is {values['version']}, not {_VERSION}")
-    names = [one.name for one in fields(kind) if one.name not in ("content", "decode", "fetch")]
+    names = [one.name for one in fields(kind) if one.name not in ("content", "decode")]
     known: dict[str, Any] = {name: values[name] for name in names if name in values}
     known["content"] = base64.b64decode(values["model_base64"], validate=True)
     known["history"] = {str(k): [_as_number(v) for v in row] for k, row in known["history"].items()}
     known["metrics"] = {str(k): _as_number(v) for k, v in known["metrics"].items()}
     known["workers"] = [_read_worker(worker) for worker in known["workers"]]
-    known["generations"] = [
-        read_fields(Generation, generation) for generation in known["generations"]
-    ]
-    known["restarts"] = [read_fields(Restart, restart) for restart in known["restarts"]]
-    known["timeline"] = [read_fields(Moment, moment) for moment in known.get("timeline", [])]
+    for name, part in _LISTS.items():
+        known[name] = [read_fields(part, one) for one in known.get(name, [])]
     if isinstance(freq := known.get("validation_freq"), list):
         known["validation_freq"] = tuple(freq)
-    result = kind(**known)
-    decode = None
+    result, decode = kind(**known), None
     if result.model_format in ("h5", "keras"):
-        decode = Decoder(
-            result.model_format, result.model_sha256, custom_objects or {}, safe_mode, result.inputs
-        )
+        made = (result.model_format, result.model_sha256, custom_objects or {}, safe_mode)
+        decode = Decoder(*made, result.inputs)
     others = {n: value for n, value in values.items() if n not in (*names, "model_base64")}
-    return replace(result, decode=decode, fetch=read_model_file), others
+    return replace(result, decode=decode), others
 
 
 def _read_worker(values: Mapping[str, Any]) -> WorkerReport:
     names = {one.name for one in fields(WorkerReport)}
     given = {name: value for name, value in values.items() if name in names}
     nested = {name: given.pop(name, None) for name in _NESTED}
-    report = read_fields(WorkerReport, given)
-    found: dict[str, Any] = {
-        name: read_fields(kind, nested[name])
-        for name, kind in _NESTED.items()
-        if nested[name] is not None
-    }
-    return replace(report, **found)
+    found = {k: read_fields(_NESTED[k], one) for k, one in nested.items() if one is not None}
+    return replace(read_fields(WorkerReport, given), **found)
 
 
 def _as_number(value: Any) -> Any:

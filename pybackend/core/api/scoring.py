@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from pybackend.core.api import model_columns
-from pybackend.core.api.call_data import read_data
+from pybackend.core.api.call_data import columns_of, read_data
 from pybackend.core.api.calls import (
     EvaluationCall,
     PredictionCall,
@@ -18,20 +18,25 @@ from pybackend.core.api.calls import (
     explain_arguments,
     take_options,
 )
-from pybackend.core.api.in_process import shape_outputs, shows_columns
+from pybackend.core.api.in_process import read_inputs, shape_outputs, shows_columns
 from pybackend.core.api.request import prepare
 from pybackend.core.api.sent_objects import is_keras_model
 from pybackend.core.data import arrays
 from pybackend.core.data.batches import is_dataset
 from pybackend.core.data.columns import ColumnGroup, ColumnSpec, input_name
-from pybackend.core.data.frames import FrameRows, has_frames
 from pybackend.core.errors import InputError
 from pybackend.core.job import call_options
 from pybackend.core.job.job import MODEL_FILE, EvaluationJob, ModelJob, PredictionJob
 from pybackend.core.job.report import read_metrics
 from pybackend.core.job.storage_options import ColumnEncoding, DataOptions, ModelOptions
 from pybackend.core.job.value_codec import decode_value
-from pybackend.core.launchers import count_workers, is_spark_frame, launcher_for, read_schema
+from pybackend.core.launchers import (
+    count_workers,
+    is_spark_frame,
+    launcher_for,
+    read_schema,
+    warm_up,
+)
 from pybackend.core.words import setting, term
 
 
@@ -75,6 +80,7 @@ def barrier_evaluate(
     Spark DataFrame, so their batches have other rows together.
     """
     launcher = launcher_for(spark)
+    warm_up(launcher, options.get("resources"))
     options["workers"] = count_workers(launcher, options.get("workers"))
     call = EvaluationCall(model=model, options=options)
     request = prepare(
@@ -113,24 +119,28 @@ def barrier_predict(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    kind = options.get("type")
-    model_columns.check_type(kind)
-    model_columns.check_levels(options.get("levels"))
-    launcher = launcher_for(spark)
+    launcher, complete = launcher_for(spark), None
+    warm_up(launcher, options.get("resources"))
     options["workers"] = count_workers(launcher, options.get("workers"))
     call = PredictionCall(model=model, options=cast("call_options.TablePredictionOptions", options))
-    skips_incomplete = model_columns.check_on_missing(call.options["on_missing"])
-    reader = _InputReader(x, skips_incomplete=skips_incomplete)
-    request = prepare(PredictionJob, call, reader.read)
-    here = _build(request.model) if shows_columns(kind, x) else None
+    skips_incomplete = model_columns.check_prediction(call.options)
+
+    def read(columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
+        nonlocal complete
+        _refuse_inputs(x)
+        rows = read_inputs(x, columns, job, skips_incomplete)
+        complete, found = getattr(rows, "complete", None), columns_of(rows)
+        return {"train": found} if arrays.count_rows(found) else {}
+
+    request = prepare(PredictionJob, call, read)
+    here = _build(request.model) if shows_columns(call.options["type"], x) else None
     if request.datasets:
         outcome = request.run(launcher)
         parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
         outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
     else:
         outputs = _predict_nothing(request.model)
-    known = model if isinstance(model, TrainedModel) else None
-    return shape_outputs(outputs, reader.complete, x, call, known, lambda: here)
+    return shape_outputs(outputs, complete, x, call, here)
 
 
 def _build(model: Any) -> Any:
@@ -146,34 +156,17 @@ def _build(model: Any) -> Any:
         ) from error
 
 
-class _InputReader:
-    """Read x, and record which of its rows get predictions; None: all rows."""
-
-    def __init__(self, x: Any, *, skips_incomplete: bool) -> None:
-        self._x = x
-        self._skips_incomplete = skips_incomplete
-        self.complete: Any = None
-
-    def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-        """Return the columns for launchers; no data set if there are no rows to predict."""
-        if is_spark_frame(self._x):
-            raise InputError(
-                f"`x` is a {term('Spark DataFrame')}: use predict_spark(model, df), which adds the "
-                "predictions to it"
-            )
-        if is_dataset(self._x):
-            raise InputError(
-                "`x` is a data set, whose batches workers cannot share here: pass arrays or a data "
-                "frame, or use `predict` of the result or the model"
-            )
-        if has_frames(self._x):
-            rows = FrameRows.of(
-                (self._x,), columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
-            )
-            self.complete, found = rows.complete, rows.columns
-        else:
-            found = arrays.flatten_inputs(self._x, job.floatx, may_be_empty=True)
-        return {"train": found} if arrays.count_rows(found) else {}
+def _refuse_inputs(x: Any) -> None:
+    if is_spark_frame(x):
+        raise InputError(
+            f"`x` is a {term('Spark DataFrame')}: use predict_spark(model, df), which adds the "
+            "predictions to it"
+        )
+    if is_dataset(x):
+        raise InputError(
+            "`x` is a data set, whose batches workers cannot share here: pass arrays or a data "
+            "frame, or use `predict` of the result or the model"
+        )
 
 
 def _predict_nothing(model: Any) -> Any:
@@ -190,15 +183,10 @@ def _predict_nothing(model: Any) -> Any:
 def _interleave(parts: list[Any], rows: int) -> Any:
     """Return the rows in input order: rank r got every N-th row, starting at row r."""
     known = next(part for part in parts if part is not None)
-    if isinstance(known, dict):
-        return {
-            key: _interleave([None if p is None else p[key] for p in parts], rows) for key in known
-        }
-    if isinstance(known, (list, tuple)):
-        return [
-            _interleave([None if p is None else p[index] for p in parts], rows)
-            for index in range(len(known))
-        ]
+    if isinstance(known, (dict, list, tuple)):
+        keys = known if isinstance(known, dict) else range(len(known))
+        found = {k: _interleave([p and p[k] for p in parts], rows) for k in keys}
+        return found if isinstance(known, dict) else list(found.values())
     with_rows = (part for part in parts if part is not None)
     arrays.check_row_shapes(with_rows, "the output of the model", "on different workers")
     together = np.empty((rows, *known.shape[1:]), known.dtype)
@@ -288,20 +276,15 @@ def predict_spark(
     SerializationError
         The model cannot be encoded, or ONNX Runtime computes different numbers.
     """
-    model_columns.check_type(type)
-    model_columns.check_runtime(runtime)
-    names = model_columns.check_levels(levels)
-    skips_incomplete = model_columns.check_on_missing(on_missing)
-    check_model(model)
-    call = PredictionCall(
-        model=model,
-        options={
-            "batch_size": batch_size,
-            "features": features,
-            "data_options": DataOptions(tensors=tensors, categories=categories, encode=encode),
-            "model_options": model_options,
-        },
+    skips_incomplete = model_columns.check_prediction(
+        {"type": type, "levels": levels, "on_missing": on_missing}
     )
+    model_columns.check_runtime(runtime)
+    check_model(model)
+    columns_as = DataOptions(tensors=tensors, categories=categories, encode=encode)
+    options: Any = {"batch_size": batch_size, "features": features, "data_options": columns_as}
+    options["model_options"] = model_options
+    call = PredictionCall(model=model, options=options)
     # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 
@@ -311,8 +294,8 @@ def predict_spark(
     groups = _group_columns(columns, df, request.job.floatx)
     names_of_numbers = {input_name(group.key): group.names for group in groups}
     check_features(request.model, columns.features, names_of_numbers)
-    known = model_columns.check_levels(model.levels) if isinstance(model, TrainedModel) else None
-    predictions = model_columns.predictions_of(request.model, type, names, known)
+    names = model_columns.check_levels(levels)
+    predictions = model_columns.predictions_of(request.model, type, names, call.known_levels)
     files, inputs = request.files, None
     if runtime == "onnx":
         from pybackend.core.model.onnx import encode_onnx, match_inputs
@@ -342,24 +325,18 @@ def check_model(model: Any) -> None:
 def _check_inputs(
     frame: Any, model: Any, columns: ColumnSpec, job: PredictionJob
 ) -> dict[str, Any]:
-    found = _check_frame(frame)
+    """Check the DataFrame, and return no data sets, because the rows stay in Spark."""
+    if not is_spark_frame(frame):
+        kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
+        raise InputError(
+            f"`df` must be a pyspark.sql.DataFrame, not a {kind}. For arrays, use "
+            f"{term('model.predict()')} or barrier_predict()"
+        )
     if is_keras_model(model):  # a model without shapes cannot be written as a whole either
         from pybackend.core.model.inputs_outputs import list_outputs
 
         list_outputs(model)
-    return found
-
-
-def _check_frame(frame: Any) -> dict[str, Any]:
-    """Check the DataFrame, and return no data sets, because the rows stay in Spark."""
-    if is_spark_frame(frame):
-        return {}
-    kind = type(frame)
-    raise InputError(
-        f"`df` must be a pyspark.sql.DataFrame, not a "
-        f"{kind.__module__}.{kind.__qualname__}. For arrays, use {term('model.predict()')} or "
-        "barrier_predict()"
-    )
+    return {}
 
 
 def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[ColumnGroup]:
@@ -368,5 +345,4 @@ def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[Col
 
     types = column_types(read_schema(frame), columns)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
-    groups, _ = group_columns(columns, kinds, floatx, "df")
-    return groups
+    return group_columns(columns, kinds, floatx, "df")

@@ -156,14 +156,13 @@ def _add_registered_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_needs_no_arguments(fn: Any) -> None:
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        parameters = inspect.signature(fn).parameters.values()
     except (ValueError, TypeError):  # some built-in functions have no signature
         return
     needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if needed:
         raise InputError(
@@ -252,6 +251,9 @@ def _find_shared(callback: Any, used: Mapping[int, Any]) -> tuple[str, Any] | No
     return None
 
 
+_CHANGES_ITEM = ["COPY", "COPY", "BINARY_SUBSCR"]
+
+
 def _list_stored(code: CodeType, is_own: bool) -> Iterator[str]:
     """Yield the attributes that a function assigns, and ``name[]`` if it assigns an item.
 
@@ -265,11 +267,8 @@ def _list_stored(code: CodeType, is_own: bool) -> Iterator[str]:
             is_self = holder.opname == "LOAD_FAST" and holder.argval in code.co_varnames[:1]
             if not (is_own and is_self):
                 yield step.argval
-        elif step.opname == "STORE_SUBSCR" or names[index : index + 3] == [
-            "COPY",
-            "COPY",
-            "BINARY_SUBSCR",
-        ]:  # a[b] = c; a[b] += c
+        # a[b] = c; a[b] += c
+        elif step.opname == "STORE_SUBSCR" or names[index : index + 3] == _CHANGES_ITEM:
             yield f"{steps[index - 2].argval}[]"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

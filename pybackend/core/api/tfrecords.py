@@ -10,6 +10,7 @@ from typing import Any
 from pybackend.core.data.files import as_uri, open_folder
 from pybackend.core.data.tfrecord.framing import Compression, check_compression
 from pybackend.core.errors import InputError
+from pybackend.core.job.arguments import check_flag
 from pybackend.core.job.storage_options import check_tfrecord_spec
 from pybackend.core.launchers import is_session, is_spark_frame
 from pybackend.core.words import show, term
@@ -84,10 +85,7 @@ def write_tfrecords(
         raise InputError(f"`df` must be a {term('Spark DataFrame')}, not {_kind(df)}")
     uri = _checked_path(path)
     compression = check_compression(compression)
-    if not isinstance(overwrite, bool):
-        raise InputError(
-            f"`overwrite` must be {show(True)} or {show(False)}, not {show(overwrite)}"
-        )
+    check_flag("overwrite", overwrite)
     # Not isinstance: True is an int.
     if partitions is not None and not (type(partitions) is int and partitions > 0):
         raise InputError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Unpack
 
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
+from pybackend.core.api.detached_driver import check_submission, submit
 from pybackend.core.api.detached_job import DetachedJob
 from pybackend.core.api.prepared_training import prepare_training
-from pybackend.core.api.submit import check_submission, submit
 from pybackend.core.api.train_result import TrainResult
-from pybackend.core.api.training_run import note_start, run_training
-from pybackend.core.job.call_options import Place, TrainingOptions
+from pybackend.core.api.training_run import run_training, show_notes
+from pybackend.core.job.call_options import PathOrUri, TrainingOptions
 
 
 @explain_arguments
@@ -128,7 +127,7 @@ def submit_training(
     model: Any,
     data: Any,
     *,
-    folder: Place | None = None,
+    folder: PathOrUri | None = None,
     **options: Unpack[TrainingOptions],
 ) -> DetachedJob:
     """Hand a training over to a process of its own, so that this session may end.
@@ -162,7 +161,7 @@ def submit_training(
     >>> job.result()  # doctest: +SKIP
     """
     call = TrainingCall(spark=spark, model=model, data=data, options=options)
-    root, began = check_submission(call, folder), time.monotonic()
+    root = check_submission(call, folder)
     prepared = prepare_training(call)
-    note_start(prepared, call)
-    return DetachedJob(submit(prepared, began, root))
+    show_notes(prepared)
+    return DetachedJob(submit(prepared, root))

@@ -129,7 +129,6 @@ class TrainResult(TrainedModel):
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     inputs: Any = field(default=None, repr=False, compare=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
-    fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: the decoder rebuilds it.
@@ -149,11 +148,9 @@ class TrainResult(TrainedModel):
 
     def model_bytes(self) -> bytes:
         """Return the trained model file, read from its URI if it was written there."""
-        if self.model_uri is None:
-            return self.content
-        if self.fetch is None:
-            raise InputError(f"this result has no function to read {show(self.model_uri)}")
-        return self.fetch(self.model_uri)
+        from pybackend.core.api.result_files import read_model_file
+
+        return self.content if self.model_uri is None else read_model_file(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a file, e.g. ``result.save("model.h5")``, and return its path.
@@ -290,18 +287,10 @@ class TrainResult(TrainedModel):
 
         if y is not None or sample_weight is not None:
             data = (data, y) if sample_weight is None else (data, y, sample_weight)
-        call = EvaluationCall(
-            model=self,
-            options={
-                "batch_size": batch_size,
-                "features": features,
-                "label": label,
-                "weight": weight,
-                "data_options": data_options,
-                "verbose": verbose,
-            },
-        )
-        return evaluate_here(lambda: self.model, self, data, call)
+        options: Any = {"batch_size": batch_size, "features": features, "label": label}
+        options |= {"weight": weight, "data_options": data_options, "verbose": verbose}
+        call = EvaluationCall(model=self, options=options)
+        return evaluate_here(call, data)
 
     def predict(
         self,
@@ -356,17 +345,10 @@ class TrainResult(TrainedModel):
         """
         from pybackend.core.api.in_process import predict_here
 
-        call = PredictionCall(
-            model=self,
-            options={
-                "batch_size": batch_size,
-                "type": type,
-                "levels": levels,
-                "on_missing": on_missing,
-                "verbose": verbose,
-            },
-        )
-        return predict_here(lambda: self.model, self, x, call)
+        options: Any = {"batch_size": batch_size, "type": type, "levels": levels}
+        options |= {"on_missing": on_missing, "verbose": verbose}
+        call = PredictionCall(model=self, options=options)
+        return predict_here(call, x)
 
     @property
     def audit(self) -> report.Audit | None:
@@ -471,9 +453,9 @@ class TrainResult(TrainedModel):
             "straggler": list(self.straggler) if self.straggler else None,
             "audit": asdict(self.audit) if self.audit else None,
             "levels": None if self.levels is None else as_plain(self.levels),
-            "generations": [asdict(generation) for generation in self.generations],
-            "restarts": [asdict(restart) for restart in self.restarts],
-            "timeline": [asdict(moment) for moment in self.timeline],
+            "generations": [*map(asdict, self.generations)],
+            "restarts": [*map(asdict, self.restarts)],
+            "timeline": [*map(asdict, self.timeline)],
         }
 
     @property
@@ -487,7 +469,5 @@ class TrainResult(TrainedModel):
 
         record = self.to_dict(model=False)
         record["model_bytes"] = len(self.content) or None
-        record["workers"] = [
-            result_files.describe_worker(worker, record) for worker in record["workers"]
-        ]
+        record["workers"] = [result_files.describe_worker(one, record) for one in record["workers"]]
         return json.dumps(result_files.make_plain(record))

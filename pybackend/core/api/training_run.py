@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,14 +14,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pybackend.core.api import training_hooks
-from pybackend.core.api.call_data import note_index
 from pybackend.core.api.calls import TrainingCall
 from pybackend.core.api.checkpoints import has_checkpoint
 from pybackend.core.api.display import printer
-from pybackend.core.api.observer import list_callbacks, recording
+from pybackend.core.api.observer import recording
 from pybackend.core.api.prepared_training import PreparedTraining, prepare_training
-from pybackend.core.api.request import Request, Timeline
-from pybackend.core.api.result_files import Decoder, read_model_file
+from pybackend.core.api.request import Timeline
+from pybackend.core.api.result_files import Decoder
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.data.columns import TableRows
 from pybackend.core.errors import ClusterError, InputError, WorkerFailedError
@@ -29,64 +28,52 @@ from pybackend.core.job.arguments import is_uri
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, EpochEnded, Event, EventBytes, Note, Resumed
 from pybackend.core.job.report import Restart, WorkerReport, read_metrics
-from pybackend.core.job.storage_options import Recovery, pointing_to
-from pybackend.core.launchers import Launcher, Outcome
+from pybackend.core.job.storage_options import pointing_to
+from pybackend.core.launchers import Outcome
 from pybackend.core.model.serialization import sha256_of
 from pybackend.core.tf_config import ranks_of
 from pybackend.core.words import call_of, show
 
 Complete = Callable[[TrainResult], TrainResult]
-# The attribute that holds the path, by the name of the class.
-_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
+# Attributes of a result that are those of the job, and of the outcome.
+_OF_JOB = ("model_uri", "seed", "tensorboard", "initial_epoch", "validation_freq")
+_OF_OUTCOME = ("generations", "restarts", "timeline")
 
 
 def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
     """Make a call of `barrier_train`; ``complete`` adds to the result before trackers record it."""
-    began = time.monotonic()
-    return complete_training(call, prepare_training(call), began, complete)
+    return run_prepared(prepare_training(call), complete=complete)
 
 
-def complete_training(
-    call: TrainingCall,
-    prepared: PreparedTraining,
-    began: float,
-    complete: Complete = lambda result: result,
-) -> TrainResult:
-    """Run a prepared call, which began at this ``time.monotonic()``, and return the result."""
-    return run_prepared(prepared, began, note_start(prepared, call), complete=complete)
-
-
-def note_start(prepared: PreparedTraining, call: TrainingCall) -> Emit:
+def show_notes(prepared: PreparedTraining) -> Emit:
     """Show what the caller must know before the start; return the function that shows notes."""
-    say = printer(prepared.request.job.verbose)
-    if (note := note_files(call.options["callbacks"], prepared.launcher)) is not None:
-        say(note)
-    for note in note_index(prepared.request.datasets):
+    say = printer(prepared.job.verbose)
+    for note in prepared.notes:
         say(note)
     return say
 
 
 def run_prepared(
     prepared: PreparedTraining,
-    began: float,
-    say: Emit,
+    say: Emit | None = None,
     listen: Emit = lambda event: None,
     complete: Complete = lambda result: result,
 ) -> TrainResult:
-    """Run a checked training that began at this ``time.monotonic()``, and return the result.
+    """Run a checked training, and return the result.
 
-    ``say`` shows notes about the whole run, and ``listen`` receives the workers' events.
+    ``say`` shows notes about the whole run; None: as ``verbose`` says, after the first ones.
+    ``listen`` receives the workers' events.
     """
-    request, checkpoint = prepared.request, prepared.request.job.checkpoint
-    files = EventFiles(request.job.tensorboard, say)
+    say, checkpoint = say or show_notes(prepared), prepared.job.checkpoint
+    files = EventFiles(prepared.job.tensorboard, say)
     # Around all else: whatever fails also ends the run in the tracking system.
     with recording(prepared, say) as record:
-        parts = _Parts(began, files, record, listen)
+        parts = _Parts(prepared.began)
         with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-            outcome = run_with_restarts(request, prepared.launcher, prepared.recovery, parts, say)
+            outcome = run_with_restarts(prepared, say, parts, files, record, listen)
             result = complete(_make_result(prepared, outcome, parts))
         for hook in training_hooks():
-            hook.note(request, result)
+            hook.note(prepared, result)
         files.conclude()
         record.finish(result)
     return result
@@ -95,17 +82,14 @@ def run_prepared(
 class _Parts:
     """Times at which the parts of a call begin, from the events that arrive in this session."""
 
-    def __init__(self, began: float, *listeners: Emit) -> None:
+    def __init__(self, began: float) -> None:
         self._began = {"prepare": began, "start": time.monotonic()}
-        self._listeners = listeners
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochEnded):
             now = time.monotonic()
             self._began.setdefault("epochs", max(now - event.seconds, self._began["start"]))
             self._began["finish"] = now
-        for listen in self._listeners:
-            listen(event)
 
     def measure(self) -> dict[str, float]:
         """Return the seconds of each part; the last one ends now."""
@@ -117,52 +101,38 @@ class _Parts:
 
 
 def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) -> TrainResult:
-    request = prepared.request
-    job = outcome.job if isinstance(outcome.job, TrainingJob) else request.job
-    trained_on = request.datasets["train"]
+    job = outcome.job if isinstance(outcome.job, TrainingJob) else prepared.job
+    first, trained_on = outcome.reports[0], prepared.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
-    history = read_metrics(outcome.reports[0], list)
-    inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
-    # Not the request itself: its data must not live as long as the result.
-    make_copy, custom_objects = request.snapshot, request.custom_objects
-    # Only weights came back: the model is built again to load them.
-    if kind == WEIGHTS:
-        make_copy = make_copy or request.model
-
+    history, seconds = read_metrics(first, list), parts.measure()
+    lists: dict[str, Any] = {name: list(getattr(outcome, name)) for name in _OF_OUTCOME}
     decode = Decoder(
-        kind=kind,
-        digest=digest,
-        make_copy=make_copy,
-        custom_objects=custom_objects,
-        safe_mode=job.safe_mode,
-        inputs=inputs,
-        weights=weights,
+        kind,
+        digest,
+        prepared.custom_objects,
+        job.safe_mode,
+        first.inputs,
+        # Only weights came back: the model is built again to load them.
+        make_copy=prepared.snapshot or (prepared.model if kind == WEIGHTS else None),
+        weights=str(first.weights_sha256),
         checkpoint=job.checkpoint,
         verbose=job.verbose,
     )
-    seconds = parts.measure()
     return TrainResult(
         content=content,
         model_format=kind,
-        model_uri=job.model_uri,
-        **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         model_sha256=digest,
         history=history,
         workers=_list_workers(job, outcome.reports),
         seconds=sum(seconds.values()),
         parts=seconds,
-        seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
-        inputs=inputs,
-        generations=list(outcome.generations),
-        restarts=list(outcome.restarts),
-        timeline=list(outcome.timeline),
-        tensorboard=job.tensorboard,
+        inputs=first.inputs,
         settings=prepared.settings,
-        initial_epoch=job.initial_epoch,
-        validation_freq=job.validation_freq,
-        fetch=read_model_file,
         decode=decode,
+        **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
+        **{name: getattr(job, name) for name in _OF_JOB},
+        **lists,
     )
 
 
@@ -200,34 +170,25 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     return kind, content, digest
 
 
-def run_with_restarts(
-    request: Request[TrainingJob],
-    launcher: Launcher,
-    recovery: Recovery,
-    listen: Emit = lambda event: None,
-    say: Emit | None = None,
-) -> Outcome:
+def run_with_restarts(prepared: PreparedTraining, say: Emit, *listeners: Emit) -> Outcome:
     """Run a training run; if a worker is lost, run it again from the newest checkpoint.
 
     After the first run, an error at the start is also retried: a host may be rebooting. An error of
-    the code that a worker ran is not. ``listen`` receives the events of all runs, ``say`` a note
-    about each restart; None: as ``verbose`` of the job says. The outcome is that of the last run,
-    with a record of all restarts.
+    the code that a worker ran is not. ``say`` receives a note about each restart, and ``listeners``
+    the events of all runs. The outcome is that of the last run, with a record of all restarts.
     """
-    show, checkpoint = say or printer(request.job.verbose), request.job.checkpoint
+    checkpoint, restarts = prepared.job.checkpoint, prepared.recovery.restarts
     is_kept = checkpoint is not None
     where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []
     timeline = Timeline()
-    restarts = recovery.restarts
 
     def note(event: Event) -> None:
         if isinstance(event, Resumed) and losses:
             losses[-1] = replace(losses[-1], checkpoint=event.place)
-        listen(event)
 
     def run() -> Outcome:
-        outcome = request.run(launcher, note, timeline)
+        outcome = prepared.run(prepared.launcher, note, *listeners, timeline=timeline)
         return replace(outcome, restarts=tuple(losses))
 
     for number in range(1, restarts + 1):
@@ -239,33 +200,13 @@ def run_with_restarts(
                 raise
             lost = str(error).partition("\n")[0]
             losses.append(Restart(time.time(), lost))
-            show(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
+            say(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
         if not is_loss:
-            time.sleep(recovery.pause * (number - 1))
+            time.sleep(prepared.recovery.pause * (number - 1))
         if checkpoint is not None:
             resuming = replace(checkpoint, resume=True)
-            request = replace(request, job=replace(request.job, checkpoint=resuming))
+            prepared = replace(prepared, job=replace(prepared.job, checkpoint=resuming))
     return run()
-
-
-def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
-    """Return a note if files with relative paths will not be in this session's folder."""
-    found = [file for one in list_callbacks(callbacks) for file in _relative_paths(one)]
-    if launcher.is_here or not found:
-        return None
-    return Note(
-        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
-        "path on storage that this session can read; or use the result's `history`, `checkpoint`, "
-        "or early stopping with `restore_best_weights`"
-    )
-
-
-def _relative_paths(callback: Any) -> Iterator[str]:
-    for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
-        path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
-        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-        if text is not None and not os.path.isabs(text) and "://" not in text:
-            yield f"{kind}({show(text)})"
 
 
 class EventFiles:
@@ -316,22 +257,19 @@ class EventFiles:
                 folder.rmdir()
 
     def conclude(self) -> None:
-        if (text := self._describe_loss()) is not None:
-            self._say(Note(text))
-
-    def _describe_loss(self) -> str | None:
         if self._folder is None:
-            return None
+            return
         if self._error is not None:
-            return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+            text = f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+            self._say(Note(text))
         # Among processes that join, only the first receives events of rank 0, and has the files.
-        if self._is_complete or (self._heard and 0 not in self._heard):
-            return None
-        return (
-            f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection to "
-            f"this process while it trained. Pass a URI that it can write to: "
-            f"{call_of('track_tensorboard', 's3://bucket/logs')}"
-        )
+        elif not self._is_complete and (not self._heard or 0 in self._heard):
+            call = call_of("track_tensorboard", "s3://bucket/logs")
+            text = (
+                f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection "
+                f"to this process while it trained. Pass a URI that it can write to: {call}"
+            )
+            self._say(Note(text))
 
     @staticmethod
     def _write(folder: Path, event: EventBytes) -> None:

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pybackend.core.collective.algorithms import CostModel
 from pybackend.core.collective.joining import join_mesh
 from pybackend.core.collective.links import LONGEST_SECONDS, Patience
 from pybackend.core.collective.mesh import Mesh
-from pybackend.core.collective.wire import Compression
+from pybackend.core.collective.wire import Array, Compression
 from pybackend.core.job.value_codec import decode_state, encode_state
-
-Array = npt.NDArray[Any]
 
 __all__ = ["LONGEST_SECONDS", "Compression", "CostModel", "Mesh", "Patience", "join_mesh"]
 

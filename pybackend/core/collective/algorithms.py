@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from pybackend.core.collective.links import Call, Link
+from pybackend.core.collective.links import Arrived, Call, Link
 from pybackend.core.collective.wire import (
     BLOCK,
     CHUNK,
@@ -31,6 +31,8 @@ from pybackend.core.collective.wire import (
     split_chunks,
     view_bytes,
 )
+
+Segments = Sequence[Sequence[slice]]
 
 
 def count_pairs(world_size: int) -> int:
@@ -54,47 +56,60 @@ def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
     return sorted(ring | set(find_partners(rank, world_size)))
 
 
-def all_reduce(
-    call: Call, links: Mapping[int, Link], rank: int, world_size: int, buffer: Array, scratch: Array
-) -> None:
-    """Sum in place. ``scratch`` has room for as many bytes as the buffer."""
-    received = scratch[: buffer.nbytes].view(buffer.dtype)
-    ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
-    is_folded = rank < 2 * count_pairs(world_size)
-    if is_folded and rank % 2:
-        call.flow(links[rank - 1], ours, None, [])
-        call.flow(None, [], links[rank - 1], ours)
-        return
-    if is_folded:
-        call.flow(None, [], links[rank + 1], theirs)
-        np.add(buffer, received, out=buffer)
-    for partner in find_partners(rank, world_size):
-        call.flow(links[partner], ours, links[partner], theirs)
-        # The order of the terms affects the bits of NaNs.
-        first, second = (buffer, received) if rank < partner else (received, buffer)
-        np.add(first, second, out=buffer)
-    if is_folded:
-        call.flow(links[rank + 1], ours, None, [])
-
-
 @dataclass(frozen=True)
-class Ring:
+class Ranks:
+    """Ranks that sum among themselves: this one's rank there, their number, and links by rank.
+
+    All methods use the ring, except `double`. ``scratch_of`` returns memory of a number of bytes,
+    the same in each call.
+    """
+
     rank: int
     world_size: int
-    before: Link
-    after: Link
+    links: Mapping[int, Link]
+    scratch_of: Callable[[int], Array]
 
-    def all_reduce(self, call: Call, buffer: Array, scratch: Array) -> None:
-        """Sum in place. ``scratch`` has room for `CHUNK` bytes.
+    def among(self, ranks: Sequence[int]) -> Ranks:
+        """Return the group of some of the ranks, which are counted again from 0."""
+        rank = ranks.index(self.rank)
+        links = {other: self.links[ranks[other]] for other in find_neighbours(rank, len(ranks))}
+        return Ranks(rank, len(ranks), links, self.scratch_of)
 
-        Each chunk is added when it is received, and sent on when it is added.
-        """
+    def double(self, call: Call, buffer: Array) -> None:
+        """Sum in place by recursive doubling."""
+        rank, links = self.rank, self.links
+        received = self.scratch_of(buffer.nbytes).view(buffer.dtype)
+        ours, theirs = [view_bytes(buffer)], [view_bytes(received)]
+        is_folded = rank < 2 * count_pairs(self.world_size)
+        if is_folded and rank % 2:
+            call.flow(links[rank - 1], ours, None, [])
+            call.flow(None, [], links[rank - 1], ours)
+            return
+        if is_folded:
+            call.flow(None, [], links[rank + 1], theirs)
+            np.add(buffer, received, out=buffer)
+        for partner in find_partners(rank, self.world_size):
+            call.flow(links[partner], ours, links[partner], theirs)
+            # The order of the terms affects the bits of NaNs.
+            first, second = (buffer, received) if rank < partner else (received, buffer)
+            np.add(first, second, out=buffer)
+        if is_folded:
+            call.flow(links[rank + 1], ours, None, [])
+
+    @property
+    def _before(self) -> Link:
+        return self.links[(self.rank - 1) % self.world_size]
+
+    @property
+    def _after(self) -> Link:
+        return self.links[(self.rank + 1) % self.world_size]
+
+    def all_reduce(self, call: Call, buffer: Array) -> None:
+        """Sum in place. Each chunk is added when it is received, and sent on when it is added."""
         segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
-        self._flow(call, buffer, segments, scratch, _adding(buffer, segments, scratch))
+        self._flow(call, buffer, segments, self._adding(buffer, segments))
 
-    def reduce_scatter(
-        self, call: Call, buffer: Array, parts: Sequence[slice], scratch: Array
-    ) -> None:
+    def reduce_scatter(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
         """Sum this rank's part in place: the first half of `all_reduce`, with parts of any size.
 
         The other parts of the buffer then have partial sums.
@@ -103,64 +118,67 @@ class Ring:
         # A rank completes the last segment that it receives, which is its own part.
         order = [parts[(self.rank - turn - 1) % self.world_size] for turn in range(self.world_size)]
         segments = [_split(part.start, part.stop, step) for part in order]
-        add = _adding(buffer, segments, scratch)
-        self._flow(call, buffer, segments, scratch, add, is_half=True)
+        self._flow(call, buffer, segments, self._adding(buffer, segments), is_half=True)
 
-    def all_reduce_coded(
-        self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
-    ) -> None:
+    def all_reduce_coded(self, call: Call, buffer: Array, codec: Compression, error: Array) -> None:
         """Sum in place like `all_reduce`, with data sent in half precision and float32 sums.
 
-        The rank that completes a segment also rounds its own copy. ``residual`` has the errors of
+        The rank that completes a segment also rounds its own copy. ``error`` has that of
         each element.
         """
         wire = codec.wire(len(buffer))
         segments = self._cut(len(buffer), BLOCK)
         summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
-        received = scratch.view(wire.dtype)
+        received = self.scratch_of(CHUNK).view(wire.dtype)
         for span in segments[0]:
-            codec.encode(buffer[span], wire[span], residual[span])
+            codec.encode(buffer[span], wire[span], error[span])
 
         def use(index: int) -> None:
             if index < len(summed):
                 span = summed[index]
                 codec.add(received[: span.stop - span.start], buffer[span])
-                codec.encode(buffer[span], wire[span], residual[span])
+                codec.encode(buffer[span], wire[span], error[span])
             else:
                 span = final[index - len(summed)]
                 codec.decode(wire[span], buffer[span])
 
-        self._flow(call, wire, segments, scratch, use)
+        self._flow(call, wire, segments, use)
+
+    def _adding(self, buffer: Array, segments: Segments) -> Callable[[int], None]:
+        """Return a function that adds the data that have arrived."""
+        summed = list(chain(*segments[1:]))
+        received = self.scratch_of(CHUNK).view(buffer.dtype)
+
+        def add(index: int) -> None:
+            if index < len(summed):
+                part = buffer[summed[index]]
+                np.add(part, received[: len(part)], out=part)
+
+        return add
 
     def _flow(
-        self,
-        call: Call,
-        buffer: Array,
-        segments: Sequence[Sequence[slice]],
-        scratch: Array,
-        arrived: Callable[[int], None],
-        is_half: bool = False,
+        self, call: Call, buffer: Array, segments: Segments, arrived: Arrived, is_half: bool = False
     ) -> None:
         """Send and receive segments in both rounds of `all_reduce`, or in the first one only.
 
-        Data of the first round arrive in ``scratch``, because they are added to the buffer. They
+        Data of the first round arrive in memory, because they are added to the buffer. They
         are sent next, so what is received and sent is cut at the same positions.
         """
         raw, size = view_bytes(buffer), buffer.itemsize
         starts = [slice(0, span.stop - span.start) for span in chain(*segments[1:])]
-        incoming, sent = _slice_views(scratch.data, size, starts), segments[:-1]
+        incoming, sent = _slice_views(self.scratch_of(CHUNK).data, size, starts), segments[:-1]
         if not is_half:
             incoming += _slice_views(raw, size, chain(*segments[:-1]))
             sent = [*segments, *segments[:-2]]
         outgoing, ready = _slice_views(raw, size, chain(*sent)), len(segments[0])
-        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=arrived)
+        call.flow(self._after, outgoing, self._before, incoming, ready=ready, arrived=arrived)
 
     def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
         """Fill the arrays of all other ranks with the data that these ranks send."""
         order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
         pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
-        call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
+        call.flow(self._after, outgoing, self._before, incoming, ready=len(pieces[0]))
 
     def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
         """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
@@ -168,8 +186,8 @@ class Ring:
         if (self.rank - first) % size > (last - first) % size:
             return
         pieces = split_chunks(raw)
-        before = None if self.rank == first else self.before
-        after = None if self.rank == last else self.after
+        before = None if self.rank == first else self._before
+        after = None if self.rank == last else self._after
         call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
 
     def _cut(self, length: int, step: int) -> list[list[slice]]:
@@ -190,20 +208,6 @@ def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list
 
 def _split(start: int, stop: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
-
-
-def _adding(
-    buffer: Array, segments: Sequence[Sequence[slice]], scratch: Array
-) -> Callable[[int], None]:
-    summed = list(chain(*segments[1:]))
-    received = scratch.view(buffer.dtype)
-
-    def add(index: int) -> None:
-        if index < len(summed):
-            part = buffer[summed[index]]
-            np.add(part, received[: len(part)], out=part)
-
-    return add
 
 
 Algorithm = Literal["ring", "doubling", "shared"]
@@ -260,8 +264,7 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     add = _time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
     message = _time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
     # At most a terabyte per second, even if the clock measures more.
-    per_byte = max((message - latency) / _MESSAGE - add, 1e-12)
-    values = np.array([latency, per_byte, add])
+    values = np.array([latency, max((message - latency) / _MESSAGE - add, 1e-12), add])
     # All ranks must choose the same algorithm, so all use the same values.
     doubling(values)
     return CostModel(*(values / world_size).tolist())

@@ -17,18 +17,16 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pybackend.core.collective import algorithms
-from pybackend.core.collective.algorithms import TEN_GIGABITS, Ring, find_neighbours
-from pybackend.core.collective.links import Call, Link
-from pybackend.core.collective.wire import CHUNK, Array, Compression
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Ranks, find_neighbours
+from pybackend.core.collective.links import Call
+from pybackend.core.collective.wire import Array, Compression
 
 # Bytes of a buffer that are summed at a time: few enough to stay in the cache.
 _SLOT = 1 << 21
@@ -38,87 +36,6 @@ _NAME = "tfdist"
 _NONCE = 32
 _OFFER = struct.Struct(f"=qq{_NONCE}s")
 NO_OFFER = bytes(_OFFER.size)
-
-
-class SharedMemory:
-    """Memory of all ranks of a host, with two slots for each rank, used in turn.
-
-    While some ranks still read one slot, the others already write to their other one. Two ranks
-    compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
-    ``rank`` is this rank's position on the host, and ``world_size`` the number of ranks there. Each
-    method gets ``meet``, which returns once all ranks have called it.
-    """
-
-    def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
-        whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
-        self._slots = whole.reshape(2, world_size, _size_of_slot(world_size))
-        self._turn = 0
-        self._rank = rank
-
-    def all_reduce(self, meet: Callable[[], None], buffer: Array) -> None:
-        """Sum in place, in the order of the ranks."""
-        for start, slots in self._take_slots(buffer):
-            part = buffer[start : start + len(slots[0])]
-            slots[self._rank][:] = part
-            meet()
-            if len(slots) == 2:
-                np.add(slots[0], slots[1], out=part)
-            else:
-                self._sum_by_parts(meet, slots, part)
-
-    def reduce_scatter(
-        self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]
-    ) -> None:
-        """Sum this rank's part of a buffer in place, in the order of the ranks.
-
-        The rest is unchanged. Without a part, a rank only contributes terms.
-        """
-        steps = _cut_slot(parts, self._slots.shape[2] // buffer.itemsize)
-        starts = [sum(steps[:number]) for number in range(len(parts))]
-        for spans in _advance(parts, steps):
-            slots = self._take_turn(buffer.dtype)
-            for start, span in zip(starts, spans, strict=True):
-                slots[self._rank][start:][: span.stop - span.start] = buffer[span]
-            meet()
-            if self._rank < len(parts):
-                total = buffer[spans[self._rank]]
-                _sum_rows([slot[starts[self._rank] :][: len(total)] for slot in slots], total)
-
-    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
-        step = self._slots.shape[2] // buffer.itemsize
-        for spans in _advance(parts, [step] * len(parts)):
-            slots = self._take_turn(buffer.dtype)
-            if self._rank < len(parts):
-                own = buffer[spans[self._rank]]
-                slots[self._rank][: len(own)] = own
-            meet()
-            for rank, span in enumerate(spans):
-                if rank != self._rank:
-                    buffer[span] = slots[rank][: span.stop - span.start]
-
-    def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
-        slots = self._slots[self._turn]
-        self._turn = 1 - self._turn
-        usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
-        return [slot[:usable].view(dtype) for slot in slots]
-
-    def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
-        """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
-        step = self._slots.shape[2] // buffer.itemsize
-        for start in range(0, len(buffer) or 1, step):
-            yield start, [slot[: len(buffer) - start] for slot in self._take_turn(buffer.dtype)]
-
-    def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
-        """Let each rank sum one part of a buffer, which the others then copy."""
-        spans = _cut_evenly(len(part), len(slots))
-        own = spans[self._rank]
-        total = part[own]
-        _sum_rows([slot[own] for slot in slots], total)
-        slots[self._rank][own] = total
-        meet()
-        for rank, span in enumerate(spans):
-            if rank != self._rank:
-                part[span] = slots[rank][span]
 
 
 def _sum_rows(rows: list[Array], total: Array) -> None:
@@ -180,19 +97,12 @@ def open_memory(offer: bytes, world_size: int) -> mmap.mmap | None:
     """Map the memory that a host's first rank offers; None if this process cannot see it."""
     pid, descriptor, nonce = _OFFER.unpack(offer)
     path = f"/proc/{pid}/fd/{descriptor}"
-    try:
-        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # another process's file
-            return None
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        memory = mmap.mmap(own, _size_of(world_size))
-    except (OSError, ValueError):  # it is shorter
-        return None
-    finally:
-        os.close(own)
-    return memory if memory[:_NONCE] == nonce else None
+    with suppress(OSError, ValueError):  # ValueError: it is shorter
+        if os.readlink(path).startswith(f"/memfd:{_NAME}"):  # not another process's file
+            with open(path, "r+b", buffering=0) as own:
+                memory = mmap.mmap(own.fileno(), _size_of(world_size))
+            return memory if memory[:_NONCE] == nonce else None
+    return None
 
 
 def _size_of(world_size: int) -> int:
@@ -213,10 +123,9 @@ class HostLayout:
     parts: int
 
     def find_neighbours(self, rank: int) -> set[int]:
-        rings = [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
         return {
             ranks[position]
-            for ranks in rings
+            for ranks in [ranks for ranks in (self.local, self.across) if len(ranks) > 1]
             for position in find_neighbours(ranks.index(rank), len(ranks))
         }
 
@@ -241,85 +150,108 @@ def find_layout(hosts: Sequence[str], rank: int) -> HostLayout | None:
 
 
 class HostSum:
-    """Sum over all ranks, of which those of a host share memory.
+    """Sum over all ranks, of which those of a host share memory: two slots for each, used in turn.
 
-    ``links`` has the links to the ranks that ``layout`` needs.
+    While some ranks still read one slot, the others already write to their other one. Two ranks
+    compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
+    ``everyone`` has the links to the ranks that ``layout`` needs.
     """
 
-    def __init__(
-        self, memory: mmap.mmap, layout: HostLayout, rank: int, links: Mapping[int, Link]
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, layout: HostLayout, everyone: Ranks) -> None:
         self.layout = layout
-        self._memory = SharedMemory(memory, layout.local.index(rank), len(layout.local))
-        self._local = _Subgroup.of(layout.local, rank, links)
+        size = len(layout.local)
+        whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
+        self._slots = whole.reshape(2, size, _size_of_slot(size))
+        self._turn = 0
+        self._local = everyone.among(layout.local)
+        self._rank = self._local.rank
         is_across = layout.hosts > 1 and bool(layout.across)
-        self._across = _Subgroup.of(layout.across, rank, links) if is_across else None
+        self._across = everyone.among(layout.across) if is_across else None
 
-    def reduce_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
-        """Sum this rank's part of a 1-D buffer in place; only for ranks of one host."""
-        self._memory.reduce_scatter(partial(self._meet, call), buffer, parts)
-
-    def gather_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
-        """Fill the parts of the other ranks; only for ranks of one host."""
-        self._memory.all_gather(partial(self._meet, call), buffer, parts)
-
-    def _meet(self, call: Call) -> None:
-        nothing = np.empty(0, np.uint8)
-        self._local.double(call, nothing, nothing)
-
-    def all_reduce(
-        self,
-        call: Call,
-        buffer: Array,
-        scratch_of: Callable[[int], Array],
-        codec: Compression | None = None,
-    ) -> None:
+    def all_reduce(self, call: Call, buffer: Array, codec: Compression | None) -> None:
         """Sum a 1-D buffer in place.
 
         The ranks of a host are added in their order, and then the hosts, by an algorithm that
-        depends only on the number of bytes and hosts. ``scratch_of`` returns memory of a number of
-        bytes. ``codec`` compresses what is sent between hosts; with one host, there is nothing to
-        compress.
+        depends only on the number of bytes and hosts. ``codec`` compresses what is sent between
+        hosts; with one host, there is nothing to compress.
         """
-        meet = partial(self._meet, call)
         if self.layout.hosts == 1:
-            self._memory.all_reduce(meet, buffer)
+            self._sum_locally(call, buffer)
             return
         parts = _cut_evenly(len(buffer), self.layout.parts)
-        self._memory.reduce_scatter(meet, buffer, parts)
+        self.reduce_scatter(call, buffer, parts)
         if self._across:
-            span = parts[self._local.position]
-            part, ring = buffer[span], self._across.ring
+            part = buffer[parts[self._rank]]
             if codec:
-                residual = codec.residual(len(buffer))[span]
-                ring.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
+                residual = codec.residual(len(buffer))[parts[self._rank]]
+                self._across.all_reduce_coded(call, part, codec, residual)
             # All parts share the network, so each is as slow as the whole buffer.
             elif TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
-                ring.all_reduce(call, part, scratch_of(CHUNK))
+                self._across.all_reduce(call, part)
             else:
-                self._across.double(call, part, scratch_of(part.nbytes))
-        self._memory.all_gather(meet, buffer, parts)
+                self._across.double(call, part)
+        self.all_gather(call, buffer, parts)
 
+    def _meet(self, call: Call) -> None:
+        """Return once all ranks of the host have called it."""
+        self._local.double(call, np.empty(0, np.uint8))
 
-@dataclass(frozen=True)
-class _Subgroup:
-    """Ranks that sum among themselves; this one's position, and its links by position."""
+    def _sum_locally(self, call: Call, buffer: Array) -> None:
+        """Sum in place, in the order of the ranks; only for ranks of one host."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for start in range(0, len(buffer) or 1, step):
+            part = buffer[start : start + step]
+            slots = [slot[: len(part)] for slot in self._take_turn(buffer.dtype)]
+            slots[self._rank][:] = part
+            self._meet(call)
+            if len(slots) == 2:
+                np.add(slots[0], slots[1], out=part)
+            else:
+                self._sum_by_parts(call, slots, part)
 
-    position: int
-    size: int
-    links: Mapping[int, Link]
+    def reduce_scatter(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Sum this rank's part of a buffer over the ranks of its host in place, in their order.
 
-    @classmethod
-    def of(cls, ranks: Sequence[int], rank: int, links: Mapping[int, Link]) -> _Subgroup:
-        position = ranks.index(rank)
-        near = find_neighbours(position, len(ranks))
-        return cls(position, len(ranks), {other: links[ranks[other]] for other in near})
+        The rest is unchanged. Without a part, a rank only contributes terms.
+        """
+        steps = _cut_slot(parts, self._slots.shape[2] // buffer.itemsize)
+        starts = [sum(steps[:number]) for number in range(len(parts))]
+        for spans in _advance(parts, steps):
+            slots = self._take_turn(buffer.dtype)
+            for start, span in zip(starts, spans, strict=True):
+                slots[self._rank][start:][: span.stop - span.start] = buffer[span]
+            self._meet(call)
+            if self._rank < len(parts):
+                total = buffer[spans[self._rank]]
+                _sum_rows([slot[starts[self._rank] :][: len(total)] for slot in slots], total)
 
-    def double(self, call: Call, buffer: Array, scratch: Array) -> None:
-        """Sum in place by recursive doubling; ``scratch`` has as many bytes as the buffer."""
-        algorithms.all_reduce(call, self.links, self.position, self.size, buffer, scratch)
+    def all_gather(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Fill the parts of the other ranks of this host."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for spans in _advance(parts, [step] * len(parts)):
+            slots = self._take_turn(buffer.dtype)
+            if self._rank < len(parts):
+                own = buffer[spans[self._rank]]
+                slots[self._rank][: len(own)] = own
+            self._meet(call)
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    buffer[span] = slots[rank][: span.stop - span.start]
 
-    @property
-    def ring(self) -> Ring:
-        before, after = (self.position - 1) % self.size, (self.position + 1) % self.size
-        return Ring(self.position, self.size, self.links[before], self.links[after])
+    def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
+        slots = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
+        return [slot[:usable].view(dtype) for slot in slots]
+
+    def _sum_by_parts(self, call: Call, slots: list[Array], part: Array) -> None:
+        """Let each rank sum one part of a buffer, which the others then copy."""
+        spans = _cut_evenly(len(part), len(slots))
+        own = spans[self._rank]
+        total = part[own]
+        _sum_rows([slot[own] for slot in slots], total)
+        slots[self._rank][own] = total
+        self._meet(call)
+        for rank, span in enumerate(spans):
+            if rank != self._rank:
+                part[span] = slots[rank][span]

@@ -145,25 +145,19 @@ class _Joining:
         if time.monotonic() > self._deadline + grace:
             raise self._make_error(min(late), f"did not connect within {self._timeout:g} s")
 
-    def _welcome(self, stream: Stream, other: int) -> None:
+    def _welcome(self, stream: Stream, other: int, is_dialled: bool = False) -> None:
+        expected = self._dialled if is_dialled else self._wanted - self._dialled
         with self._lock:
-            if not self._closed and other in self._wanted - self._dialled:
+            if not self._closed and other in expected:
                 self._results.put((other, stream))
                 return
         stream.close()
 
     def _dial(self, other: int) -> None:
         try:
-            stream = self._connect(other)
+            self._welcome(self._connect(other), other, is_dialled=True)
         except TfdistError as error:
             self._results.put((other, error))
-            return
-        with self._lock:
-            self._unfinished.discard(stream)
-            if not self._closed:
-                self._results.put((other, stream))
-                return
-        stream.close()
 
     def _connect(self, other: int) -> Stream:
         """Connect, and retry while the other end has too many unauthenticated connections."""
@@ -202,8 +196,7 @@ class _Joining:
 
         It may still be importing TensorFlow: its socket already accepts connections.
         """
-        first = stream.peek(1, self._remaining())
-        if first is None:
+        if (first := stream.peek(1, self._remaining())) is None:
             raise TimeoutError
         return first == b""
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pybackend.core.errors import ClusterError, PeerLostError
 from pybackend.core.net.stream import AlteredError, Stream, wait_any
 
@@ -98,9 +96,8 @@ class Patience:
     on_wait: Callable[[int, float, bool], object] | None = None
     longest: float = LONGEST_SECONDS  # then a peer counts as lost although its machine answers
     waited: float = 0.0  # total seconds that this rank has waited
-    _next: float = _FIRST_WORD_SECONDS
     _since: float = 0.0
-    _is_second: bool = False
+    _reports: int = 0  # of this wait
 
     def check(self, peers: Sequence[Link], since: float) -> None:
         """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``."""
@@ -111,12 +108,12 @@ class Patience:
         if waited >= self.longest:
             raise peers[0].make_error(f"was silent for {self.longest:g} s")
         if since != self._since:
-            self._since, self._next, self._is_second = since, _FIRST_WORD_SECONDS, False
-        if waited >= self._next and self.on_wait is not None:
-            self.on_wait(peers[0].rank, waited, self._is_second)
-            pause = _FIRST_WORD_SECONDS - _SETTLED_SECONDS if self._is_second else _SETTLED_SECONDS
-            self._next += pause
-            self._is_second = not self._is_second
+            self._since, self._reports = since, 0
+        minutes, is_second = divmod(self._reports, 2)
+        due = _FIRST_WORD_SECONDS * (minutes + 1) + _SETTLED_SECONDS * is_second
+        if waited >= due and self.on_wait is not None:
+            self.on_wait(peers[0].rank, waited, bool(is_second))
+            self._reports += 1
 
 
 _HEADER = struct.Struct(">Qc3siQ")
@@ -149,32 +146,25 @@ class _Cursor:
         self._position = position
 
 
+Arrived = Callable[[int], None]
+
+
 class Call:
     """One collective call on one rank, over its ``links``.
 
     Each peer's first message begins with a header. If it differs from this rank's header, the call
     fails before any data that follows is used. So workers that are out of step are detected without
-    an extra round trip. The header has the values that must be the same on all ranks: the call's
-    ``number``, the ``kind`` of collective, its root or codec (``detail``), the element type, and
-    the number of bytes (``size``).
+    an extra round trip. ``header`` has the values that must be the same on all ranks: the number of
+    the call, the kind of collective, the element type, the root or codec, and the number of bytes.
     """
 
     def __init__(
-        self,
-        rank: int,
-        links: Iterable[Link],
-        patience: Patience,
-        *,
-        number: int,
-        kind: bytes,
-        detail: int,
-        dtype: np.dtype[Any],
-        size: int,
+        self, rank: int, links: Iterable[Link], patience: Patience, header: tuple[Any, ...]
     ) -> None:
-        self._rank, self._links, self._patience, self._number = rank, links, patience, number
+        self._rank, self._links, self._patience, self._number = rank, links, patience, header[0]
         self._received_from: set[int] = set()
         self._sent_to: set[int] = set()
-        self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
+        self._header = _HEADER.pack(*header)
 
     def flow(
         self,
@@ -184,7 +174,7 @@ class Call:
         incoming: Sequence[memoryview],
         *,
         ready: int | None = None,
-        arrived: Callable[[int], None] | None = None,
+        arrived: Arrived | None = None,
     ) -> None:
         """Send buffers over one link while filling others from another link, or the same one.
 
@@ -230,12 +220,7 @@ class Call:
             )
 
     def _complete(
-        self,
-        into: Link | None,
-        theirs: memoryview,
-        first: int,
-        stop: int,
-        arrived: Callable[[int], None] | None,
+        self, into: Link | None, theirs: memoryview, first: int, stop: int, arrived: Arrived | None
     ) -> int:
         """Use the received buffers from ``first`` to ``stop``; return how many contain data."""
         if first == 0 and into:

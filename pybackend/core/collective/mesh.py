@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pybackend.core.collective import algorithms
-from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
+from pybackend.core.collective.algorithms import TEN_GIGABITS, Algorithm, Ranks, measure
 from pybackend.core.collective.host_memory import (
     NO_OFFER,
     HostLayout,
@@ -57,8 +56,7 @@ class Mesh:
         self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
-        before, after = (rank - 1) % world_size, (rank + 1) % world_size
-        self._ring = Ring(rank, world_size, self.links[before], self.links[after])
+        self._everyone = Ranks(rank, world_size, self.links, self._scratch_of)
         self.shared: HostSum | None = None
         self._layout = layout
 
@@ -82,7 +80,7 @@ class Mesh:
         precision, for float32 only. Small buffers, for which the number of rounds matters more than
         the bytes, are not compressed.
         """
-        _check(buffer)
+        self._check(buffer)
         buffer = buffer.reshape(-1)
         if codec and buffer.dtype != np.float32:
             raise InputError(f"compression needs a float32 buffer, not a {buffer.dtype} one")
@@ -93,18 +91,16 @@ class Mesh:
             coded = _CODECS[codec.kind if codec else None]
             kind = b"m" if algorithm == "shared" else b"+"
             call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
-            if algorithm == "shared":
-                assert self.shared is not None
-                self.shared.all_reduce(call, buffer, self._scratch_of, codec)
+            if self.shared and algorithm == "shared":
+                self.shared.all_reduce(call, buffer, codec)
             elif algorithm == "doubling":
                 if codec:
                     codec.repay(buffer)
-                self._double(call, buffer)
+                self._everyone.double(call, buffer)
             elif codec:
-                residual = codec.residual(len(buffer))
-                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec, residual)
+                self._everyone.all_reduce_coded(call, buffer, codec, codec.residual(len(buffer)))
             else:
-                self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
+                self._everyone.all_reduce(call, buffer)
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
         """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
@@ -113,39 +109,37 @@ class Mesh:
         except on a ring. ``ends`` has where each rank's part ends, in elements; the first begins at
         0.
         """
-        _check(buffer)
+        self._check(buffer)
         parts, detail = _cut_at(ends)
         algorithm = self._choose_sum(buffer.nbytes, buffer.nbytes, False)
         if algorithm == "shared" and not self._is_one_host:
             algorithm = self._choose(buffer.nbytes, buffer.nbytes)
         call = self._call(b"s", buffer.dtype, buffer.nbytes, detail)
         with np.errstate(over="ignore", invalid="ignore"):
-            if algorithm == "shared":
-                assert self.shared is not None
-                self.shared.reduce_parts(call, buffer, parts)
+            if self.shared and algorithm == "shared":
+                self.shared.reduce_scatter(call, buffer, parts)
             elif algorithm == "doubling":
-                self._double(call, buffer)
+                self._everyone.double(call, buffer)
             else:
-                self._ring.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
+                self._everyone.reduce_scatter(call, buffer, parts)
 
     def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
         """Fill the other ranks' parts of a contiguous 1-D buffer with the data of these ranks.
 
         ``ends`` is as in `reduce_scatter`; together, the two send as much as an `all_reduce`.
         """
-        _check(buffer)
+        self._check(buffer)
         parts, detail = _cut_at(ends)
         call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
-        if self._is_one_host and buffer.nbytes > CHUNK:
-            assert self.shared is not None
-            self.shared.gather_parts(call, buffer, parts)
+        if self.shared and self._is_one_host and buffer.nbytes > CHUNK:
+            self.shared.all_gather(call, buffer, parts)
         elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.all_gather(call, [buffer[part] for part in parts])
+            self._everyone.all_gather(call, [buffer[part] for part in parts])
         else:
             raw, own = buffer.view(np.uint8), parts[self.rank]
             raw[: own.start * buffer.itemsize] = 0
             raw[own.stop * buffer.itemsize :] = 0
-            self._double(call, raw)
+            self._everyone.double(call, raw)
 
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's array, in rank order.
@@ -153,28 +147,27 @@ class Mesh:
         ``part`` is contiguous, with at least one dimension; the first may differ between ranks, and
         be 0. The returned list contains this array itself.
         """
-        _check(part)
+        self._check(part)
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
         # The shape of a row is in the header: bytes alone do not distinguish (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
-        self._double(self._call(b"g", part.dtype, row, shape), lengths)
+        self._everyone.double(self._call(b"g", part.dtype, row, shape), lengths)
         parts = self._make_parts(part, lengths)
         total = sum(map(int, lengths)) * row
         call = self._call(b"G", part.dtype, total)
         if self._choose(total / 2, total) == "ring":
-            self._ring.all_gather(call, parts)
+            self._everyone.all_gather(call, parts)
             return parts
         # Each rank's bytes at their position and zeros elsewhere: the sum joins them.
         ends = np.cumsum(lengths) * row
         together = np.zeros(total, np.uint8)
         together[ends[self.rank] - part.nbytes : ends[self.rank]] = view_bytes(part)
-        self._double(call, together)
+        self._everyone.double(call, together)
         for rank, array in enumerate(parts):
-            if rank != self.rank and array.nbytes:
-                piece = together[ends[rank] - array.nbytes : ends[rank]]
-                array.reshape(-1).view(np.uint8)[:] = piece
+            if rank != self.rank:
+                view_bytes(array)[:] = together[ends[rank] - array.nbytes : ends[rank]].data
         return parts
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
@@ -183,11 +176,10 @@ class Mesh:
         The other ranks hold at most one block of the forwarded data in memory. ``part`` is
         contiguous and 1-D; lengths may differ. The list contains this array itself.
         """
-        _check(part)
-        self._check_root(root)
+        self._check(part, root)
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
-        self._double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
+        self._everyone.double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
         is_root = self.rank == root
         parts = self._make_parts(part, lengths if is_root else np.zeros_like(lengths))
         for turn in range(1, self.world_size):
@@ -199,23 +191,21 @@ class Mesh:
                 call = self._call(b"r", part.dtype, stop - start, source)
                 whole = view_bytes(parts[source]) if has_it else None
                 block = whole[start:stop] if whole else self._scratch_of(stop - start).data
-                self._ring.pass_on(call, block, source, root)
+                self._everyone.pass_on(call, block, source, root)
         return parts if is_root else []
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer of any shape with that of rank ``root``."""
-        _check(buffer)
-        self._check_root(root)
+        self._check(buffer, root)
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
-        raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
-            self._ring.pass_on(call, raw, root, (root - 1) % self.world_size)
+            self._everyone.pass_on(call, view_bytes(buffer), root, (root - 1) % self.world_size)
             return
         # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
         if self.rank != root:
             mine[:] = 0
-        self._double(call, mine)
+        self._everyone.double(call, mine)
 
     def close(self) -> None:
         self.shared = None
@@ -226,7 +216,7 @@ class Mesh:
         """Measure ``cost_model``; all ranks must call this together."""
 
         def double(buffer: Array) -> None:
-            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+            self._everyone.double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
         self.cost_model = measure(double, self.world_size)
 
@@ -253,7 +243,7 @@ class Mesh:
             self.all_reduce(able)
         if memory is None or able[0] < self.world_size:
             return
-        self.shared = HostSum(memory, layout, self.rank, self.links)
+        self.shared = HostSum(memory, layout, self._everyone)
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
         """Allocate every rank's array, with the announced length; this rank's is ``part``."""
@@ -267,17 +257,16 @@ class Mesh:
         parts[self.rank] = part
         return parts
 
-    def _check_root(self, root: int) -> None:
+    def _check(self, buffer: Array, root: int = 0) -> None:
+        # reshape() would silently copy any other array, and the sum would be lost.
+        if not buffer.flags.c_contiguous or buffer.ndim == 0:
+            raise InputError("a collective needs a contiguous array with at least one dimension")
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
 
     @property
     def _is_one_host(self) -> bool:
         return self.shared is not None and self.shared.layout.hosts == 1
-
-    def _double(self, call: Call, buffer: Array) -> None:
-        scratch = self._scratch_of(buffer.nbytes)
-        algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
 
     def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
         # A fixed size, not a prediction: the order of the terms must be the same in every run.
@@ -293,19 +282,13 @@ class Mesh:
 
     def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
         self._count += 1
-        own = self.rank, self.links.values(), self._patience
-        return Call(*own, number=self._count, kind=kind, detail=detail, dtype=dtype, size=size)
+        header = self._count, kind, dtype.str.encode()[-3:], detail, size
+        return Call(self.rank, self.links.values(), self._patience, header)
 
     def _scratch_of(self, size: int) -> Array:
         if self.scratch.size < size:
             self.scratch = np.empty(size, np.uint8)
         return self.scratch[:size]
-
-
-def _check(buffer: Array) -> None:
-    # reshape() would silently copy any other array, and the sum would be lost.
-    if not buffer.flags.c_contiguous or buffer.ndim == 0:
-        raise InputError("a collective needs a contiguous array with at least one dimension")
 
 
 def _cut_at(ends: Sequence[int]) -> tuple[list[slice], int]:

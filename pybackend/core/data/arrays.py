@@ -155,9 +155,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         if type(data).__name__ == "LazyFrame":
-            raise InputError(
-                f"`{name}` is a LazyFrame, which has no rows yet: call its collect() first"
-            )
+            raise InputError(f"`{name}` is a LazyFrame without rows: call its collect() first")
         raise InputError(
             f"`{name}` must be x, {term('(x, y)')} or {term('(x, y, sample_weight)')} of arrays, a "
             f"{term('Spark DataFrame')}, a {term('pandas or polars data frame')}, a "
@@ -176,7 +174,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         raise InputError(
             f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
         )
-    _check_lengths(columns, name)
+    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
     return columns
 
 
@@ -185,7 +183,7 @@ def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = Fals
     columns = {key: to_array(key, value, floatx, "x") for key, value in flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
-    _check_lengths(columns, "x")
+    check_equal_counts({key: len(array) for key, array in columns.items()}, "arrays of `x`")
     if count_rows(columns) == 0 and not may_be_empty:
         raise InputError("`x` has no rows")
     return columns
@@ -212,7 +210,7 @@ def flatten(batch: Any) -> dict[str, Any]:
     return {key: leaf for part, value in parts for key, leaf in flatten_part(part, value)}
 
 
-def count_rows(columns: Columns) -> int:
+def count_rows(columns: Mapping[str, Any]) -> int:
     return len(next(iter(columns.values()), ()))
 
 
@@ -231,15 +229,13 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
     return {key: array[part] for key, array in columns.items()}
 
 
-def check_enough_rows(
-    rows: int, workers: int, name: str = "data", argument: str = "workers"
-) -> None:
+def check_enough_rows(rows: int, workers: int, argument: str = "workers") -> None:
     """``argument`` is the one that sets the number of workers."""
     if rows == 0:
-        raise InputError(f"`{name}` has no rows")
+        raise InputError("`data` has no rows")
     if rows < workers:
         raise InputError(
-            f"`{name}` has {counted(rows, 'row')}, fewer than {setting(**{argument: workers})}: "
+            f"`data` has {counted(rows, 'row')}, fewer than {setting(**{argument: workers})}: "
             f"use at most {counted(rows, 'worker')}"
         )
 
@@ -360,10 +356,6 @@ def _to_text(array: Array, key: str, name: str) -> Ragged:
     return join_texts(
         [text if isinstance(text, bytes) else str(text).encode() for text in array.flat], len(array)
     )
-
-
-def _check_lengths(columns: Columns, name: str) -> None:
-    check_equal_counts({key: len(array) for key, array in columns.items()}, f"arrays of `{name}`")
 
 
 def check_equal_counts(counts: Mapping[str, int], what: str) -> None:

@@ -37,9 +37,7 @@ def _describe_type(kind: Any) -> ColumnKind:
         return ColumnKind("number", "float64", depth, str(kind))
     if pa.types.is_string(inner) or pa.types.is_large_string(inner) or _is_view(inner, "string"):
         return ColumnKind("text", None, depth, str(kind))
-    if _is_bytes(inner):
-        return ColumnKind("binary", None, depth, str(kind))
-    return ColumnKind("other", None, depth, str(kind))
+    return ColumnKind("binary" if _is_bytes(inner) else "other", None, depth, str(kind))
 
 
 def _list_types() -> tuple[Any, ...]:
@@ -88,12 +86,8 @@ def has_views(kind: Any) -> bool:
     """Also inside lists and dictionaries."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
-    return (
-        is_list
-        or _is_view(kind, "string")
-        or _is_view(kind, "binary")
-        or (inner is not None and has_views(inner))
-    )
+    is_view = is_list or _is_view(kind, "string") or _is_view(kind, "binary")
+    return is_view or (inner is not None and has_views(inner))
 
 
 class TensorReader:
@@ -105,6 +99,7 @@ class TensorReader:
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
         self._groups = column_groups
+        self._indices = {name: n for n, name in enumerate(list_columns(column_groups))}
         self._widths: dict[str, int] = {}
         self._inner: dict[str, list[int]] = {}
         self._batch: Any = None
@@ -127,14 +122,14 @@ class TensorReader:
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
-            for index, name in zip(group.indices, group.columns, strict=True):
-                found &= _find_complete(batch.column(index), name, group.categories.get(name))
+            for name in group.columns:
+                column = batch.column(self._indices[name])
+                found &= _find_complete(column, name, group.categories.get(name))
         return found
 
     def _describe_row(self, row: int) -> str:
         """Describe a row by its values, for tables without row numbers."""
-        names = list_columns(self._groups)
-        shown = []
+        names, shown = list(self._indices), []
         for index, name in enumerate(names[:_SHOWN_COLUMNS]):
             text = repr(self._batch.column(index)[row].as_py())
             is_long = len(text) > _SHOWN_CHARACTERS
@@ -144,15 +139,17 @@ class TensorReader:
 
     def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            require_values(self._batch.column(index), name, self._name_row)
-            for index, name in zip(group.indices, group.columns, strict=True)
+            require_values(self._batch.column(self._indices[name]), name, self._name_row)
+            for name in group.columns
         ]
         if group.dtype == TEXT:
             return self._read_texts(columns[0], group.columns[0])
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
-        pairs = zip(columns, group.columns, strict=True)
-        parts = [self._read_part(column, name, group) for column, name in pairs]
+        parts = [
+            self._cast(self._read_matrix(column, name, group), name, group, int)
+            for column, name in zip(columns, group.columns, strict=True)
+        ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
@@ -161,17 +158,11 @@ class TensorReader:
     def _read_texts(self, column: Any, name: str) -> Ragged:
         if not hasattr(column.type, "value_type"):
             return _read_strings(column)
-        sizes = _measure_lists(column)
+        sizes = measure_lists(column)
         return pack_lists(_read_strings(self._flatten_lists(column, name, sizes)), sizes)
 
-    def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Return a column's numbers in the tensor's type, of shape (rows, width)."""
-        numbers = self._read_matrix(column, name, group)
-        if group.is_target and numbers.dtype.kind == "f":
-            self._reject_nan(numbers, name, group)
-        return self._cast(numbers, name, group, lambda row: row)
-
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
+        """Return a column's numbers, of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -200,20 +191,18 @@ class TensorReader:
     def _read_bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:
         import pyarrow as pa
 
-        wide = column.cast(pa.large_binary())
-        offsets = _read_offsets(wide)
+        content, offsets = get_bytes(column.cast(pa.large_binary()))
         size = None if promised is None else promised * np.dtype(dtype).itemsize
         self._check_widths(np.diff(offsets), name, size, None)
-        content = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-        rows: Array = content.reshape(len(column), -1).view(dtype)
-        return rows
+        return content.reshape(len(column), -1).view(dtype)
 
     def _unnest(self, column: Any, name: str) -> tuple[Any, list[Array], Array | None]:
         """Return nested lists' values, the lengths of each level's lists, and those of rows."""
         values, levels, row_sizes = column, list[Array](), None
         while hasattr(values.type, "value_type"):
-            levels.append(_measure_lists(values))
-            row_sizes = levels[-1] if row_sizes is None else _sum_by_row(levels[-1], row_sizes)
+            levels.append(measure_lists(values))
+            ends = to_offsets(levels[-1])
+            row_sizes = levels[-1] if row_sizes is None else np.diff(ends[to_offsets(row_sizes)])
             values = self._flatten_lists(values, name, row_sizes)
         return values, levels, row_sizes
 
@@ -257,15 +246,23 @@ class TensorReader:
         def row_of(element: int) -> int:
             return int(np.searchsorted(offsets, element, side="right")) - 1
 
-        if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
-            row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
-            raise InputError(f"column {show(name)} contains NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, name, group, row_of), offsets)
 
     def _cast(
         self, numbers: Array, name: str, group: ColumnGroup, row_of: Callable[[int], int]
     ) -> Array:
-        """Also to this machine's byte order. Numbers that do not fit raise an error."""
+        """Convert numbers to the tensor's type, in this machine's byte order.
+
+        Numbers that do not fit raise an error, and so does NaN in a label or a weight. ``row_of``
+        returns the row of an element.
+        """
+        if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+            what = "weight" if group.key.startswith("sample_weight") else "label"
+            row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
+            raise InputError(
+                f"the {what} column {show(name)} contains NaN in {self._name_row(row)}: drop or "
+                "fill those rows first"
+            )
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -304,16 +301,6 @@ class TensorReader:
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
-    def _reject_nan(self, found: Array, name: str, group: ColumnGroup) -> None:
-        missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
-        if missing.any():
-            what = "weight" if group.key.startswith("sample_weight") else "label"
-            row = int(np.flatnonzero(missing)[0])
-            raise InputError(
-                f"the {what} column {show(name)} contains NaN in {self._name_row(row)}: drop or "
-                "fill those rows first"
-            )
-
 
 def _explain_widths(name: str, sizes: Array, expected: str) -> str:
     widths = np.unique(sizes)
@@ -333,7 +320,7 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
 
     try:
         known = pa.array(categories).cast(column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InputError(
             f"column {show(name)} has type {column.type}, which cannot represent its categories "
             f"{', '.join(map(show, categories[:10]))} (from training or `categories`): cast it to "
@@ -363,8 +350,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
     if hasattr(column.type, "value_type"):
         inner = _find_complete(pc.list_flatten(column), name, None)
         if not inner.all():
-            rows = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
-            found[rows[~inner]] = False
+            found[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[~inner]] = False
     return found
 
 
@@ -400,33 +386,26 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
 def _read_strings(column: Any) -> Ragged:
     import pyarrow as pa
 
-    wide = column.cast(pa.large_string()).cast(pa.large_binary())
-    offsets = _read_offsets(wide)
-    values = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return Ragged(values, offsets - offsets[0], is_text=True)
+    return Ragged(*get_bytes(column.cast(pa.large_string()).cast(pa.large_binary())), is_text=True)
 
 
-def _read_offsets(wide: Any) -> Array:
-    """The offsets are those in the buffer of a large_binary column."""
-    if not len(wide):
-        return np.zeros(1, np.int64)
-    every = np.frombuffer(wide.buffers()[1], np.int64)
-    own: Array = every[wide.offset : wide.offset + len(wide) + 1]
-    return own
+def get_bytes(wide: Any) -> tuple[Array, Array]:
+    """Return the consecutive bytes of a column of large_binary, and each row's start; no copy."""
+    _, starts, content = wide.buffers()
+    # Arrow may leave out the buffers of a column without rows.
+    offsets = np.zeros(1, np.int64)
+    if len(wide):
+        offsets = np.frombuffer(starts, np.int64)[wide.offset : wide.offset + len(wide) + 1]
+    return np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _measure_lists(lists: Any) -> Array:
-    """The lists contain no nulls."""
+def measure_lists(lists: Any) -> Array:
+    """Return the number of elements in lists, which contain no nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
     sizes: Array = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     return sizes
-
-
-def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Add up the numbers of values in each row's lists."""
-    return np.diff(to_offsets(inner)[to_offsets(outer)])
 
 
 def _read_numbers(values: Any) -> Array:

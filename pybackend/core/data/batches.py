@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import IO, Any, cast
@@ -55,9 +56,7 @@ class Batches:
         ``shuffle="global"`` or ``scale_lr``.
         """
         if job.shuffle == "global":
-            raise InputError(
-                f"{setting(shuffle='global')} cannot reorder the batches of a data set"
-            )
+            raise InputError(f"{setting(shuffle='global')} cannot reorder batches of a data set")
         if job.scale_lr is not None:
             raise InputError(
                 "`scale_lr` cannot be combined with a data set of batches: workers share each "
@@ -81,8 +80,15 @@ def is_dataset(data: Any) -> bool:
     return is_tensorflows or _is_keras(data)
 
 
-def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    return f"a batch of `{name}` has arrays of different lengths ({arrays.list_counts(counts)})"
+def count_batch(leaves: Mapping[str, Any], name: str, advice: str) -> int:
+    """Return the number of rows of a batch; if its arrays differ, the error ends with advice."""
+    counts = {key: len(leaf) for key, leaf in leaves.items()}
+    if len(set(counts.values())) > 1:
+        raise InputError(
+            f"a batch of `{name}` has arrays of different lengths ({arrays.list_counts(counts)})"
+            f"{advice}"
+        )
+    return max(counts.values(), default=0)
 
 
 def read_batches(
@@ -105,7 +111,8 @@ def read_batches(
     most = needed if needed is not None and int(data.cardinality()) < 0 else None
     if needed is None:
         _check_ends(data, name)
-    _check_structure(data, name)
+    if not _is_keras(data):  # a PyDataset does not describe its elements
+        check_structure(data.element_spec, f"the data set `{name}`")
     parts: list[Mapping[str, Any]] = []
     digests, held = [], 0
     if _is_keras(data):
@@ -162,52 +169,43 @@ def _check_ends(data: Any, name: str) -> None:
 
 def _length(data: Any) -> int | None:
     """Number of batches of a PyDataset; None if it has none."""
-    try:
-        length = data.num_batches
-    except (NotImplementedError, TypeError):
-        return None
-    return None if length is None else int(length)
+    with suppress(NotImplementedError, TypeError):  # TypeError: also of None
+        return int(data.num_batches)
+    return None
 
 
-def _check_structure(data: Any, name: str) -> None:
+def check_structure(spec: Any, what: str, wrong_ranks: tuple[int | None, ...] = (0,)) -> None:
     """Reject elements that are not batches of dense tensors, before reading any."""
-    if _is_keras(data):  # a PyDataset does not describe its elements
-        return
+    _check_parts(spec, what)
     tensorflow = sys.modules["tensorflow"]
-    spec = data.element_spec
-    _check_parts(spec, name)
     for key, leaf in arrays.flatten(spec).items():
-        if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
+        if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank in wrong_ranks:
             raise InputError(
-                f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
-                "use .batch(), and pad ragged tensors"
+                f"`{key}` of {what} is {leaf}; expected batches of dense tensors: use .batch(), "
+                "and pad ragged tensors"
             )
 
 
-def _check_parts(element: Any, name: str) -> None:
+def _check_parts(element: Any, what: str) -> None:
     if isinstance(element, tuple) and not 1 <= len(element) <= 3:
         raise InputError(
-            f"the elements of the data set `{name}` have {len(element)} parts; expected x, (x, y) "
-            "or (x, y, sample_weight)"
+            f"the elements of {what} have {len(element)} parts; expected x, (x, y) or (x, y, "
+            "sample_weight)"
         )
 
 
 def _elements(data: Any, name: str, may_be_empty: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the arrays of each batch that has rows."""
     for element in _batches(data):
-        _check_parts(element, name)
+        _check_parts(element, f"the data set `{name}`")
         leaves = {key: np.asarray(leaf) for key, leaf in arrays.flatten(element).items()}
         if flat := [key for key, array in leaves.items() if array.ndim == 0]:
-            raise InputError(
-                f"`{flat[0]}` of the data set `{name}` is a single number, not a batch"
-            )
-        counts = {key: len(array) for key, array in leaves.items()}
-        if len(set(counts.values())) > 1:
-            raise InputError(
-                f"{describe_uneven(name, counts)}, so it cannot be divided among the workers. Give "
-                f"each graph or set of labels one row, padded with zeros. {_instead()}"
-            )
-        if any(counts.values()):
+            raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
+        cure = (
+            ", so it cannot be divided among the workers. Give each graph or set of labels one "
+            f"row, padded with zeros. {_instead()}"
+        )
+        if count_batch(leaves, name, cure):
             yield leaves
         elif not may_be_empty:
             raise InputError(
@@ -242,13 +240,12 @@ def _digest(leaves: Mapping[str, Any]) -> bytes:
 def _digest_state(data: Any) -> bytes | None:
     """Return a digest of a PyDataset's attributes; None: they cannot be pickled."""
     digest = hashlib.blake2b(digest_size=16)
-    if _is_keras(data):
-        try:
+    with suppress(Exception):  # pickling raises whatever the attributes' own methods do
+        if _is_keras(data):
             file = cast("IO[bytes]", SimpleNamespace(write=digest.update))
             Pickler(file).dump(vars(data))
-        except Exception:  # pickling raises whatever the attributes' own methods do
-            return None
-    return digest.digest()
+        return digest.digest()
+    return None
 
 
 def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:

@@ -18,17 +18,8 @@ from pybackend.core.job.job import TrainingJob, argument_of
 from pybackend.core.job.worker_options import LocalSteps, ParameterServer
 from pybackend.core.words import call_of, setting, show, term
 
-_SETTINGS = (
-    "batch_size",
-    "initial_epoch",
-    "steps_per_epoch",
-    "shuffle",
-    "class_weight",
-    "validation_freq",
-    "seed",
-    "floatx",
-    "dtype_policy",
-)
+_SETTINGS = ["batch_size", "initial_epoch", "steps_per_epoch", "shuffle", "class_weight"]
+_SETTINGS += ["validation_freq", "seed", "floatx", "dtype_policy"]
 # How rows are cut into batches; it changes with a release that cuts them in another way.
 _CUT = "as fit"
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
@@ -61,17 +52,15 @@ def _select(exchange: Any) -> Any:
     return exchange and {name: one for name, one in exchange.items() if name not in left_out}
 
 
-def check_is_same(
-    uri: str, saved: Manifest, job: TrainingJob, described: Mapping[str, Any]
-) -> None:
+def check_is_same(uri: str, saved: Manifest, job: TrainingJob, here: Mapping[str, Any]) -> None:
     """Reject a checkpoint of another training run; the `InputError` names what differs.
 
-    ``described`` is the description of this run, by argument, and includes at least that of
+    ``here`` is the description of this run, by argument, and includes at least that of
     `describe_settings`.
     """
     which = f"the checkpoint of {saved.point} at {show(uri)}"
-    for name in described:
-        if how := _compare(name, saved, job, described[name]):
+    for name in here:
+        if how := _compare(name, saved, job, here[name]):
             raise InputError(
                 f"{which} belongs to a different training run: its {how}, or choose another folder"
             )
@@ -133,10 +122,7 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
         there, here = [rows[0] if has_all else sum(count for count, _ in rows) for rows in pair]
     if there == here:
         return None
-    return (
-        f"`{name}` has different rows, or its rows are in a different order. Repeat the original "
-        "call"
-    )
+    return f"`{name}` has different rows, or in a different order. Repeat the original call"
 
 
 def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
@@ -144,8 +130,7 @@ def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
     counts = [count for count, _ in saved.job.get(argument_of("train")) or ()]
     if job.batches is not None or job.is_asynchronous or not counts:
         return True
-    is_even = is_sharded_evenly(counts)
-    return not is_even or sum(counts) % (saved.workers * job.batch_size) == 0
+    return not is_sharded_evenly(counts) or sum(counts) % (saved.workers * job.batch_size) == 0
 
 
 def _explain(name: str, there: Any, here: Any) -> str:

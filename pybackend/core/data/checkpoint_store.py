@@ -168,9 +168,7 @@ class CheckpointStore:
                 "choose another folder"
             )
 
-    def find_newest(
-        self, warn: Callable[[str], object] = lambda text: None
-    ) -> SavedCheckpoint | None:
+    def find_newest(self, warn: Callable[[str], object] = lambda _: None) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
         Another training run may write and remove checkpoints at the same time. ``warn`` is called
@@ -197,9 +195,7 @@ class CheckpointStore:
             )
         return kept
 
-    def _find_intact(
-        self, names: Sequence[str]
-    ) -> tuple[SavedCheckpoint | None, dict[str, Exception]]:
+    def _find_intact(self, names: list[str]) -> tuple[SavedCheckpoint | None, dict[str, Exception]]:
         """Return the newest intact checkpoint, and the errors of the newer ones."""
         damaged: dict[str, Exception] = {}
         for name in reversed(names):
@@ -231,7 +227,12 @@ class CheckpointStore:
         a checkpoint since this store was opened.
         """
         others = self._read_others()
-        self._check_is_alone(others)
+        if {other.run for other in others} - self._runs:
+            raise InputError(
+                f"another training run is writing to {show(self.uri)}: choose another folder for "
+                "`recovery`, or stop the other run and pass "
+                f"{call_of('Recovery', ..., resume=True)}"
+            )
         self._check_is_current(manifest, others)
         stem = manifest.name.removesuffix(".json")
         part = self._write(f"{stem}-{secrets.token_hex(4)}.state", state)
@@ -290,14 +291,6 @@ class CheckpointStore:
                 found.append(self._read_manifest(name))
         return found
 
-    def _check_is_alone(self, others: Sequence[Manifest]) -> None:
-        if {manifest.run for manifest in others} - self._runs:
-            raise InputError(
-                f"another training run is writing to {show(self.uri)}: choose another folder for "
-                "`recovery`, or stop the other run and pass "
-                f"{call_of('Recovery', ..., resume=True)}"
-            )
-
     def _check_is_current(self, own: Manifest, others: Sequence[Manifest]) -> None:
         """Raise an error if a later generation writes; adopt what an earlier one wrote late."""
         ours = [manifest for manifest in others if manifest.run == self._run]
@@ -328,8 +321,7 @@ class CheckpointStore:
         return SavedCheckpoint(manifest, state, model)
 
     def _read_manifest(self, name: str) -> Manifest:
-        content = self._folder.read(name) or b""
-        digest, _, text = content.decode().partition("\n")
+        digest, _, text = (self._folder.read(name) or b"").decode().partition("\n")
         if _digest(text.encode()) != digest:
             raise ValueError("its manifest was altered")
         version = re.search(r'"version": (\d+)', text)

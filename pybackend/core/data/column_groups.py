@@ -16,15 +16,14 @@ from pybackend.core.data.columns import (
     ONE_HOT,
     TEXT,
     ColumnGroup,
-    ColumnKind,
     ColumnSpec,
+    Kinds,
     columns_by_key,
     encoding_of,
     expand_names,
     list_inputs,
 )
 from pybackend.core.errors import InputError
-from pybackend.core.job.storage_options import Promise
 from pybackend.core.words import REST, either, setting, show, spoken
 
 # A table of pixels has hundreds of columns.
@@ -36,10 +35,8 @@ _SPARK_TIMES = re.compile(r"(date)|(timestamp(?:_ntz)?)|interval( .*)?")
 _INTERVALS = re.compile(r"extension<pandas\.interval|interval\[")
 
 
-def group_columns(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
-) -> tuple[list[ColumnGroup], list[str]]:
-    """Return the tensors of a spec, and the columns to read for them, in the order of `indices`.
+def group_columns(spec: ColumnSpec, kinds: Kinds, floatx: str, name: str) -> list[ColumnGroup]:
+    """Return the tensors of a spec.
 
     ``name`` is the argument that holds the table. An `InputError` names the column and what is
     expected.
@@ -63,54 +60,45 @@ def group_columns(
         _check_known(column, kinds, name, role)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
-    read: list[str] = []
-    builder = _GroupBuilder(spec, kinds, floatx, name, read)
-    column_groups = [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
-    return column_groups, read
+    builder = _GroupBuilder(spec, kinds, floatx, name)
+    return [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
 
 
 @dataclass(frozen=True)
 class _GroupBuilder:
     spec: ColumnSpec
-    kinds: Mapping[str, ColumnKind]
+    kinds: Kinds
     floatx: str
     name: str
-    read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        indices = tuple(self._add_column(column) for column in columns)
-        group = ColumnGroup(
-            key, tuple(columns), indices, None, categories=self._select_categories(columns)
-        )
+        categories = self._select_categories(columns)
+        group = ColumnGroup(key, tuple(columns), None, categories=categories)
         if not group.is_target:
-            one_hot = [c for c in group.categories if encoding_of(self.spec, c) == ONE_HOT]
+            one_hot = [c for c in categories if encoding_of(self.spec, c) == ONE_HOT]
             group = replace(group, one_hot=tuple(one_hot))
             group = replace(group, names=self._name_numbers(group))
         if len(columns) == 1:
             group = self._describe_single(group, columns[0])
         else:
-            self._reject_tensor_types(columns)
+            if promised := [column for column in columns if column in (self.spec.tensors or {})]:
+                raise InputError(
+                    f"`tensors` has {show(promised[0])}, which is one of the columns "
+                    f"{', '.join(columns)} of a single input: it must be a separate input. List "
+                    f"the columns in `features`, e.g. {setting(features=[promised[0]])}"
+                )
             dtypes = [self._choose_number_type(column, group) for column in columns]
             common = np.result_type(*map(np.dtype, dtypes))
             group = replace(group, dtype=self.floatx if common.kind == "f" else str(common))
         return self._to_target(group) if group.is_target else group
 
-    def _add_column(self, column: str) -> int:
-        if column not in self.read:
-            self.read.append(column)
-        return self.read.index(column)
-
     def _select_categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         given = self.spec.categories or {}
         for column in columns:
             if column in given and column in (self.spec.tensors or {}):
-                raise InputError(
-                    f"{show(column)} is in both `tensors` and `categories`: use only one"
-                )
+                raise InputError(f"{show(column)} is in both `tensors` and `categories`: use one")
             if column in given and self.kinds[column].depth:
-                raise self._build_type_error(
-                    column, "one value per row, because it is in `categories`"
-                )
+                raise self._build_type_error(column, "one value per row, as it is in `categories`")
         return {column: tuple(given[column]) for column in columns if column in given}
 
     def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
@@ -125,42 +113,29 @@ class _GroupBuilder:
                 return None
         return tuple(names)
 
-    def _reject_tensor_types(self, columns: Sequence[str]) -> None:
-        if promised := [column for column in columns if column in (self.spec.tensors or {})]:
-            raise InputError(
-                f"`tensors` has {show(promised[0])}, which is one of the columns "
-                f"{', '.join(columns)} of a single input: it must be a separate input. List the "
-                f"columns in `features`, e.g. {setting(features=[promised[0]])}"
-            )
-
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
         kind = self.kinds[column]
-        if column in group.categories:
-            return replace(group, dtype="int32")
-        promise = (self.spec.tensors or {}).get(column)
-        if promise is not None:
-            return self._apply_tensor_type(group, column, promise)
-        if kind.holds == "text" and kind.depth <= 1 and not group.is_target:
+        if promise := (self.spec.tensors or {}).get(column):
+            return self._apply_tensor_type(group, column, *promise)
+        if kind.holds == "text" and kind.depth <= 1 and not (group.is_target or group.categories):
             return replace(group, dtype=TEXT)
-        if kind.holds == "binary" and not kind.depth:
-            return replace(group, dtype="uint8")
         return replace(group, dtype=self._choose_number_type(column, group))
 
-    def _apply_tensor_type(self, group: ColumnGroup, column: str, promise: Promise) -> ColumnGroup:
+    def _apply_tensor_type(
+        self, group: ColumnGroup, column: str, dtype: str, shape: Sequence[int | None]
+    ) -> ColumnGroup:
         kind = self.kinds[column]
-        dtype, shape = promise
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):
             expected = f"one bytes value per row, whose shape has no {show(None)}"
             raise self._build_type_error(column, expected)
         if None in shape and kind.depth > 1 and kind.depth != len(shape):
-            vectors = (None, *range(3, 2 + kind.depth))
             raise self._build_type_error(
                 column,
                 f"arrays of the shape {show(shape)} in `tensors`. For arrays of arrays, a shape "
                 f"has {show(None)} and the lengths of the inner arrays, e.g. "
-                f"{setting(tensors={column: (dtype, vectors)})}",
+                f"{setting(tensors={column: (dtype, (None, *range(3, 2 + kind.depth)))})}",
             )
         # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from pybackend.core.errors import InputError
@@ -29,6 +30,7 @@ MOST_CATEGORIES = 10_000
 # A column with more values is rather an identifier, and each value would be a number of every row.
 MOST_ONE_HOT = 1_000
 Distinct = Callable[[str], Iterable[Any]]
+Kinds = Mapping[str, "ColumnKind"]
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,16 @@ class ColumnSpec:
 
     @property
     def label_columns(self) -> list[str]:
-        return [column for group in columns_by_key("y", self.label).values() for column in group]
+        return [*chain(*columns_by_key("y", self.label).values())]
 
     @property
     def weight_columns(self) -> list[str]:
-        groups = columns_by_key("sample_weight", self.weight).values()
-        return [column for group in groups for column in group]
+        return [*chain(*columns_by_key("sample_weight", self.weight).values())]
 
     @property
     def named_columns(self) -> list[str]:
-        groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
-        names = [name for group in groups if group is not None for name in list_names(group)]
-        return [*names, *self.label_columns, *self.weight_columns]
+        features = columns_by_key("x", self.features).values()
+        return [*chain(*features), *self.label_columns, *self.weight_columns]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ class ColumnGroup:
 
     key: str  # as in `arrays`: x, x/left, y, sample_weight
     columns: tuple[str, ...]
-    indices: tuple[int, ...]  # of the columns, in the Arrow batches
     dtype: str | None  # of the tensor, `TEXT` for strings; None: not chosen yet
     # Of a row, if `tensors` gives it; None as its first size: any length, padded.
     shape: tuple[int | None, ...] | None = None
@@ -174,12 +173,9 @@ def input_name(key: str) -> str:
     return key.partition("/")[2]
 
 
-def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
-    """Return the names of the columns that groups read, in the order of ``indices``."""
-    names = {
-        p: c for group in column_groups for p, c in zip(group.indices, group.columns, strict=True)
-    }
-    return [names[index] for index in sorted(names)]
+def list_columns(groups: Sequence[ColumnGroup]) -> list[str]:
+    """Return the columns that groups read, in their order in the Arrow batches."""
+    return list(dict.fromkeys(chain(*(group.columns for group in groups))))
 
 
 def check_column_spec(spec: ColumnSpec) -> None:
@@ -198,12 +194,10 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    seen: set[str] = set()
-    for column in columns:
-        known = column.lower() if ignores_case else column
-        if known in seen:
-            raise InputError(f"`{name}` has two columns named {show(column)}: rename one")
-        seen.add(known)
+    known = [column.lower() if ignores_case else column for column in columns]
+    if len({*known}) < len(known):
+        twice = next(column for n, column in enumerate(columns) if known[n] in known[:n])
+        raise InputError(f"`{name}` has two columns named {show(twice)}: rename one")
 
 
 def as_list(names: Any) -> Any:
@@ -223,7 +217,9 @@ def list_names(names: Names) -> list[str]:
 
 
 def _check_names(argument: str, value: Any, single: bool) -> None:
-    groups: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {None: value}
+    groups: dict[Any, Any] = {None: value}
+    if isinstance(value, Mapping) and value:
+        groups = dict(value)
     expected = "the name of a column" if single else "names of columns"
     for key, names in groups.items():
         is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
@@ -236,32 +232,36 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
             raise InputError(f"`{argument}` lists the column {show(twice)} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):
             raise InputError(f"`{argument}` has an entry named {show(key)}: use names without '/'")
-    if not groups:
-        raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
 
 
-def find_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
-) -> ColumnSpec:
+def find_categories(spec: ColumnSpec, kinds: Kinds, distinct: Distinct) -> ColumnSpec:
     """Add the categories of text labels, and of features that are encoded.
 
     ``distinct`` is called with a column whose categories the user did not name, and returns its
     values. An `InputError` names the column: it cannot be encoded, has too many values, or needs
     the categories of an earlier training run, which were not given.
     """
-    spec = _add_label_categories(spec, kinds, distinct)
-    encode = choose_encodings(spec, kinds)
     categories = dict(spec.categories or {})
-    for column, encoding in encode.items():
-        if column in categories:
+    for label in spec.label_columns:
+        kind = kinds.get(label)
+        if kind is None or kind.holds != "text" or kind.depth or label in categories:
             continue
-        categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
-        check_count(column, categories[column], encoding)
+        what = f"the label column {show(label)}"
+        categories[label] = _find_values(what, label, spec, distinct)
+        if len(categories[label]) > MOST_CATEGORIES:
+            raise InputError(
+                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
+            )
+    encode = _choose_encodings(spec, kinds)
+    for column, encoding in encode.items():
+        if column not in categories:
+            categories[column] = _find_values(f"column {show(column)}", column, spec, distinct)
+            check_count(column, categories[column], encoding)
     return replace(spec, categories=categories or None, encode=encode or None)
 
 
 def keep_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
+    spec: ColumnSpec, kinds: Kinds, find: Callable[[str], Sequence[Any] | None]
 ) -> ColumnSpec:
     """Add the categories that a table defines for its columns, in order.
 
@@ -303,23 +303,20 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
         )
 
 
-def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
+def _choose_encodings(spec: ColumnSpec, kinds: Kinds) -> dict[str, str]:
     """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
 
     Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
     text column that is an input on its own remains text. Columns with `categories` become codes.
     """
-    inputs = list_inputs(spec, kinds)
-    features = [column for columns in inputs.values() for column in columns]
-    if isinstance(spec.encode, Mapping):
-        for column in spec.encode:
-            if column not in features:
-                raise InputError(f"`encode` has {show(column)}, which is not one of the features")
     chosen = {
         column: _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
-        for columns in inputs.values()
+        for columns in list_inputs(spec, kinds).values()
         for column in columns
     }
+    for column in spec.encode if isinstance(spec.encode, Mapping) else ():
+        if column not in chosen:
+            raise InputError(f"`encode` has {show(column)}, which is not one of the features")
     return {column: encoding for column, encoding in chosen.items() if encoding is not None}
 
 
@@ -359,40 +356,16 @@ def _choose_encoding(
     return asked
 
 
-def _add_label_categories(
-    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
-) -> ColumnSpec:
-    categories = dict(spec.categories or {})
-    for label in spec.label_columns:
-        kind = kinds.get(label)
-        if kind is None or kind.holds != "text" or kind.depth or label in categories:
-            continue
-        what = f"the label column {show(label)}"
-        categories[label] = _find_values(what, label, spec, distinct)
-        if len(categories[label]) > MOST_CATEGORIES:
-            raise InputError(
-                f"{what} has more than {MOST_CATEGORIES:,} distinct strings: it is not a label"
-            )
-    return replace(spec, categories=categories or None)
-
-
-def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
-    if spec.known_from is not None:
-        return f"{what} contains text, but numbers in {spec.known_from}"
-    return (
-        f"{what} contains text, which needs the same codes as in training: list its values in "
-        f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
-        "pass the training result as the model"
-    )
-
-
 def _find_values(what: str, column: str, spec: ColumnSpec, distinct: Distinct) -> list[Any]:
-    if not spec.finds_levels or spec.known_from is not None:
-        raise InputError(_explain_missing(what, column, spec))
+    if spec.known_from is not None:
+        raise InputError(f"{what} contains text, but numbers in {spec.known_from}")
+    if not spec.finds_levels:
+        raise InputError(
+            f"{what} contains text, which needs the same codes as in training: list its values in "
+            f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
+            "pass the training result as the model"
+        )
     values = sorted(value for value in distinct(column) if value is not None)
     if not values:
-        raise InputError(
-            f"{what} has no values to encode: the data has no rows, or the column contains only "
-            "nulls"
-        )
+        raise InputError(f"{what} has no values to encode: the data has no rows, or only nulls")
     return values

@@ -78,7 +78,9 @@ def find_files(uri: Paths, name: str = "data") -> list[str]:
             if count > 1:
                 raise InputError(f"`{name}` lists the file {show(file)} {count} times")
     elif is_pattern(uri):
-        matches = _match(uri, name)
+        filesystem, path = find_filesystem(uri, name)
+        every = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
+        matches = [match for match in every if _is_data(posixpath.basename(match.rstrip("/")))]
         if not matches:
             raise InputError(f"`{name}`: no file or folder matches {show(uri)}")
         found = sorted({file for match in matches for file in find_files(match, name)})
@@ -97,13 +99,6 @@ def is_pattern(uri: str) -> bool:
 def find_root(uri: str) -> str:
     """Return the folder before a path's wildcards, in the format that `find_files` uses."""
     return as_uri(_MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri)
-
-
-def _match(uri: str, name: str) -> list[str]:
-    """Return the matches of a pattern, without Spark's metadata."""
-    filesystem, path = find_filesystem(uri, name)
-    found = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
-    return [match for match in found if _is_data(posixpath.basename(match.rstrip("/")))]
 
 
 def _list_files(uri: str, name: str) -> list[str]:
@@ -144,14 +139,12 @@ def get_size(uri: str) -> int:
 
 def check_folder(uri: str, argument: str) -> None:
     """Raise `InputError` if a local file's folder cannot be created or used; write nothing."""
-    if is_remote(uri):
-        return
     folder = _find_folder(uri)
+    if is_remote(uri) or (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        return
     reason = f"you do not have permission to write to the folder {show(folder)}"
     if not os.path.isdir(folder):
         reason = f"{show(folder)} is not a folder"
-    elif os.access(folder, os.W_OK | os.X_OK):
-        return
     raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}")
 
 

@@ -68,22 +68,20 @@ class FrameRows(TableRows):
             spec, table = _add_targets(spec, table, targets, floatx, name)
         if not table.rows and not skips_incomplete:
             raise InputError(f"`{name}` has no rows")
-        left_out = find_index(spec, table.names)
-        names = [column for column in table.names if column not in left_out]
-        used = names if spec.features is None else spec.named_columns
-        columns = {c: table.read(c) for c in dict.fromkeys(used) if c in names}
+        left_out = find_index(spec, table.columns)
+        own = {name: column for name, column in table.columns.items() if name not in left_out}
+        used = own if spec.features is None else spec.named_columns
         import pyarrow as pa
 
-        chosen = pa.table(columns)
+        chosen = pa.table({name: own[name].read() for name in dict.fromkeys(used) if name in own})
         if skips_incomplete and any(map(pa.types.is_null, chosen.schema.types)):
             nothing = np.zeros(table.rows, bool)  # a column of only nulls has no type
             return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
         known = arrow.describe_schema(chosen.schema)
-        kinds = {column: known.get(column) or table.describe(column) for column in names}
-        spec = keep_categories(spec, kinds, table.find_categories)
-
+        kinds = {name: known.get(name) or column.kind for name, column in own.items()}
+        spec = keep_categories(spec, kinds, lambda name: own[name].find_categories())
         spec = find_categories(spec, kinds, lambda column: chosen[column].unique().to_pylist())
-        groups, _ = group_columns(spec, kinds, floatx, name)
+        groups = group_columns(spec, kinds, floatx, name)
         tensors, complete = _read_tensors(chosen, groups, skips_incomplete)
         return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
 
@@ -111,10 +109,11 @@ def _read_tensors(
         if batch.num_rows:
             parts.append(reader.read(batch, partial(_name_row, rows)))
     tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
-    is_complete = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
-    if is_complete is not None and len(is_complete) and not is_complete.any():
+    if not skips_incomplete:
+        return tensors, None
+    if table.num_rows and not parts:
         _warn_of_other_values(table, groups)
-    return tensors, is_complete
+    return tensors, np.concatenate([np.empty(0, bool), *complete])
 
 
 def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
@@ -152,8 +151,8 @@ def has_frames(x: Any) -> bool:
     if not isinstance(inputs, (list, tuple)):
         return is_frame(x)
     dtypes = [getattr(one, "dtype", None) for one in inputs if not is_frame(one)]
-    is_any = len(dtypes) < len(inputs)
-    return is_any and all(getattr(dtype, "kind", "O") in "fiub" for dtype in dtypes)
+    is_number = [getattr(dtype, "kind", "O") in "fiub" for dtype in dtypes]
+    return len(dtypes) < len(inputs) and all(is_number)
 
 
 def holds_frame(data: Any) -> bool:
@@ -164,14 +163,18 @@ def holds_frame(data: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """A table whose columns are read only when used."""
+class _Column:
+    """A column of a table, which is read only when used."""
 
-    names: Sequence[str]
+    kind: ColumnKind  # for messages, if it is not read
+    read: Callable[[], Any]  # as an Arrow array
+    find_categories: Callable[[], Sequence[Any] | None]  # in order; None if it has none
+
+
+@dataclass(frozen=True)
+class _Table:
+    columns: dict[str, _Column]
     rows: int
-    read: Callable[[str], Any]  # as an Arrow array
-    describe: Callable[[str], ColumnKind]  # without reading it, for messages
-    find_categories: Callable[[str], Sequence[Any] | None]  # In order; None if the column has none.
 
 
 def _read_table(frame: Any, name: str) -> _Table:
@@ -179,20 +182,18 @@ def _read_table(frame: Any, name: str) -> _Table:
         import pyarrow as pa
     except ImportError as error:
         raise InputError(
-            f"`{name}` is a data frame, which needs the Python package pyarrow: install it, or "
-            "pass arrays"
+            f"`{name}` is a data frame, which needs the package pyarrow: install it or pass arrays"
         ) from error
     if is_pandas(frame):
         return _read_pandas(frame, name)
     try:
         table = pa.table(frame)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InputError(
             f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
             f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
-    kinds = arrow.describe_schema(table.schema)
 
     def read(column: str) -> Any:
         return arrow.drop_views(table[column])
@@ -203,19 +204,22 @@ def _read_table(frame: Any, name: str) -> _Table:
         chunks = read(column).unify_dictionaries().chunks
         return chunks[0].dictionary.to_pylist() if chunks else []
 
-    return _Table(table.column_names, table.num_rows, read, kinds.__getitem__, find)
+    kinds = arrow.describe_schema(table.schema).items()
+    columns = {c: _Column(kind, partial(read, c), partial(find, c)) for c, kind in kinds}
+    return _Table(columns, table.num_rows)
 
 
 def _read_pandas(frame: Any, name: str) -> _Table:
     _check_names(frame, name)
-    frame = _name_intervals(frame)
-    return _Table(
-        list(frame.columns),
-        len(frame),
-        lambda column: _arrow_column(frame[column], name),
-        lambda column: ColumnKind("other", None, 0, str(frame[column].dtype)),
-        lambda column: _categories(frame[column]),
-    )
+    columns = {
+        column: _Column(
+            ColumnKind("other", None, 0, str(series.dtype)),
+            partial(_arrow_column, series, name),
+            partial(_categories, series),
+        )
+        for column, series in _name_intervals(frame).items()
+    }
+    return _Table(columns, len(frame))
 
 
 def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[ColumnSpec, _Table]:
@@ -225,7 +229,7 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
     array is one column with the name of the input.
     """
     known = spec.features if isinstance(spec.features, Mapping) else {}
-    own: dict[str, tuple[_Table, str]] = {}
+    own: dict[str, _Column] = {}
     features: dict[str, list[str]] = {}
     rows: dict[str, int] = {}
     tensors = dict(spec.tensors or {})
@@ -236,29 +240,19 @@ def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[Colu
         if is_frame(part):
             columns = [
                 column if column in known.get(of, ()) else f"{of.removeprefix('#')}.{column}"
-                for column in table.names
+                for column in table.columns
             ]
         elif np.ndim(part) > 2:
             tensors[columns[0]] = part.dtype.str, part.shape[1:]
         reject_duplicate_columns([*own, *columns], name)
-        own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
-        rows[key], indexes = table.rows, find_index(spec, table.names)
-        features[of] = [c for c in columns if own[c][1] not in indexes]
+        own |= zip(columns, table.columns.values(), strict=True)
+        rows[key], indexes = table.rows, find_index(spec, table.columns)
+        pairs = zip(columns, table.columns, strict=True)
+        features[of] = [column for column, named in pairs if named not in indexes]
     arrays.check_equal_counts(rows, f"inputs of `{name}`")
     label = spec.label if spec.label in own else None  # without labels, as arrays
     spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
-    first, *_ = rows.values()
-    return spec, _combine(own, first)
-
-
-def _combine(own: Mapping[str, tuple[_Table, str]], rows: int) -> _Table:
-    return _Table(
-        list(own),
-        rows,
-        lambda column: own[column][0].read(own[column][1]),
-        lambda column: own[column][0].describe(own[column][1]),
-        lambda column: own[column][0].find_categories(own[column][1]),
-    )
+    return spec, _Table(own, next(iter(rows.values())))
 
 
 def _add_targets(
@@ -273,7 +267,7 @@ def _add_targets(
         "y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL,
         "sample_weight": spec.weight if isinstance(spec.weight, str) else "sample_weight",
     }
-    added: dict[str, tuple[_Table, str]] = {}
+    added: dict[str, _Column] = {}
     roles: dict[str, Any] = {}
     for part, given in parts.items():
         if given is None:
@@ -284,14 +278,14 @@ def _add_targets(
             arrays.check_equal_counts({"x": table.rows, key: found.rows}, f"arrays of `{name}`")
             output = input_name(key)
             columns = [f"{part}.{output}" if output else defaults[part]]
-            if len(found.names) > 1:  # x may have columns of these names, such as earlier values
-                columns = [c if c not in table.names else f"{part}.{c}" for c in found.names]
-            if twice := {*table.names, *added}.intersection(columns):
+            if len(found.columns) > 1:  # x may have columns of these names, such as earlier values
+                columns = [c if c not in table.columns else f"{part}.{c}" for c in found.columns]
+            if twice := (table.columns.keys() | added).intersection(columns):
                 raise InputError(
                     f"the data frame in `{name}` has a column {show(min(twice))}, but {part} is "
                     "also passed separately: drop the column, or pass the data frame alone"
                 )
-            added |= {c: (found, own) for c, own in zip(columns, found.names, strict=True)}
+            added |= zip(columns, found.columns.values(), strict=True)
             names[output] = columns if len(columns) > 1 else columns[0]
         roles[part] = names.get("", names)
     label = roles.get("y")
@@ -302,10 +296,8 @@ def _add_targets(
                 f"{spec.known_from} have {', '.join(spec.label)}"
             )
         label = spec.label
-
     spec = replace(spec, label=label, weight=roles.get("sample_weight"))
-    own = {column: (table, column) for column in table.names}
-    return spec, _combine(own | added, table.rows)
+    return spec, _Table(table.columns | added, table.rows)
 
 
 def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
@@ -314,39 +306,30 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
         if is_pandas(part):
             part = part.set_axis(list(map(str, part.columns)), axis=1)
         table = _read_table(part, key)
-        if not table.names:
+        if not table.columns:
             raise InputError(f"`{key}` of `{name}` is a data frame without columns")
         return table
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(part, pandas.Series):
         return _read_table(part.to_frame(key), key)
-    column = _read_target(part, key, floatx, name)
-    return _Table(
-        [key],
-        len(column),
-        lambda _: column,
-        lambda _: ColumnKind("other", None, 0, str(column.type)),
-        lambda _: _categories(part) if hasattr(part, "dtype") else None,
-    )
-
-
-def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
     import pyarrow as pa
 
     if hasattr(part, "__arrow_c_stream__"):
-        return arrow.drop_views(pa.chunked_array(part))
-    array = np.asarray(part)
-    if array.dtype.kind not in "OUS" or array.ndim != 1:
-        array = arrays.to_array(key, part, floatx, name)
-    column = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return column
+        column = arrow.drop_views(pa.chunked_array(part))
+    else:
+        array = np.asarray(part)
+        if array.dtype.kind not in "OUS" or array.ndim != 1:
+            array = arrays.to_array(key, part, floatx, name)
+        column = pa.array(array.reshape(-1))
+        for size in reversed(array.shape[1:]):
+            column = pa.FixedSizeListArray.from_arrays(column, size)
+    kind = ColumnKind("other", None, 0, str(column.type))
+    return _Table({key: _Column(kind, lambda: column, partial(_categories, part))}, len(column))
 
 
 def _categories(series: Any) -> Any:
     """Return the categories of a Categorical, in order; None for other columns."""
-    found = getattr(series.dtype, "categories", None)
+    found = getattr(getattr(series, "dtype", None), "categories", None)
     return None if found is None else list(found)
 
 
@@ -364,9 +347,8 @@ def _name_intervals(frame: Any) -> Any:
 def _check_names(frame: Any, name: str) -> None:
     names = list(frame.columns)
     if bad := [column for column in names if not isinstance(column, str)]:
-        cure = "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
-        if isinstance(bad[0], tuple):  # of a MultiIndex
-            cure = JOINED_NAMES
+        of_any = "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        cure = JOINED_NAMES if isinstance(bad[0], tuple) else of_any  # tuples: of a MultiIndex
         raise InputError(
             f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. {cure}"
         )
@@ -381,30 +363,23 @@ def _arrow_column(series: Any, name: str) -> Any:
             return pa.array(series.to_numpy())  # pandas' conversion would turn NaN into null
         if hasattr(series.dtype, "fill_value"):  # pandas' sparse columns
             series = series.sparse.to_dense()
-        return pa.Array.from_pandas(_nested_lists(series))
-    except OverflowError as error:
-        raise InputError(
-            f"column {show(series.name)} of `{name}` contains integers wider than 64 bits"
-        ) from error
-    except UnicodeError as error:
-        raise InputError(
-            f"column {show(series.name)} of `{name}` has text that is not valid Unicode: {error}"
-        ) from error
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise InputError(
-            f"column {show(series.name)} of `{name}` has values of different types, or of a type "
-            f"that Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or "
-            "text"
-        ) from error
-
-
-def _nested_lists(series: Any) -> Any:
-    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
-    is_any = series.dtype == object and any(map(_is_nested, series.iloc[:1]))
-    return series.map(_nest) if is_any else series
+        if series.dtype == object and any(map(_is_nested, series.iloc[:1])):
+            series = series.map(_nest)
+        return pa.Array.from_pandas(series)
+    except (OverflowError, UnicodeError, pa.ArrowException) as error:
+        what = (
+            f"has values of different types, or of a type that Arrow does not support ({error}): "
+            "expected numbers, arrays of numbers, bytes or text"
+        )
+        if isinstance(error, OverflowError):
+            what = "contains integers wider than 64 bits"
+        elif isinstance(error, UnicodeError):
+            what = f"has text that is not valid Unicode: {error}"
+        raise InputError(f"column {show(series.name)} of `{name}` {what}") from error
 
 
 def _nest(value: Any) -> Any:
+    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
     return [_nest(part) for part in value] if _is_nested(value) else value
 
 

@@ -9,31 +9,22 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pybackend.core.data.arrays import Array
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_whole_number
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
+Download = Callable[[], Digits | None]
 
 _SUBSET = Path(__file__).with_name("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    # A file of a single array (.npy) is not a context manager.
-    TypeError,
-    AttributeError,
-)
+# The last two: a file of a single array (.npy) is not a context manager.
+_UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, EOFError)
+_UNREADABLE += (zipfile.BadZipFile, zlib.error, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -48,9 +39,7 @@ class Mnist:
     subset: bool  # only the few thousand images that ship with tfdist
 
 
-def find_mnist(
-    path: str | Path | None, limit: int | None, download: Callable[[], Digits | None]
-) -> Mnist:
+def find_mnist(path: str | Path | None, limit: int | None, download: Download) -> Mnist:
     """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, a download, or the built-in subset.
 
     ``path`` and ``limit`` are those of `pybackend.mnist`. ``download`` is called if there is no
@@ -63,22 +52,20 @@ def find_mnist(
     return replace(digits, **{name: getattr(digits, name)[:limit] for name in _NAMES})
 
 
-def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mnist:
+def _find(path: str | Path | None, download: Download) -> Mnist:
     if path is not None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"`path` must name an mnist.npz, not {show(path)}")
         return _read(Path(path), f"`path` is {show(str(path))}")
     if named := os.environ.get("TFDIST_MNIST"):
         return _read(Path(named), f"TFDIST_MNIST is {show(named)}")
-    keras_home = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras"))
-    cached = keras_home / "datasets" / "mnist.npz"
+    cached = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "datasets" / "mnist.npz"
     if cached.exists():
         with contextlib.suppress(InputError):  # a download that broke off: Keras repeats it
             return _read(cached, "Keras's cache")
-    digits = download()
-    if digits is None:
-        return _read(_SUBSET, "the built-in subset")
-    return _build((*digits[0], *digits[1]), "download")
+    if digits := download():
+        return _build((*digits[0], *digits[1]), "download")
+    return _read(_SUBSET, "the built-in subset")
 
 
 def _read(path: Path, why: str) -> Mnist:

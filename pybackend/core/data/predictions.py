@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pybackend.core.data.arrays import Array
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
-Array = npt.NDArray[Any]
 TEXT = "str"
-# Types of a table's columns, by the types of the model's outputs.
-_TABLE_DTYPES = {
-    "bool": "bool",
-    "float64": "float64",
-    "int64": "int64",
-    "uint32": "int64",
-    "uint64": "int64",
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,10 @@ class Output:
     @property
     def held(self) -> str:
         """Type of the numbers when stored in a table."""
-        return _TABLE_DTYPES.get(self.dtype, "int32" if "int" in self.dtype else "float32")
+        if self.dtype in ("bool", "float64"):
+            return self.dtype
+        whole = "int64" if self.dtype in ("int64", "uint32", "uint64") else "int32"
+        return whole if "int" in self.dtype else "float32"
 
     def make_empty(self) -> Array:
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)
@@ -97,29 +91,24 @@ class Predictions:
         ``complete`` is a mask of the rows for which the model computed outputs, if not all; the
         other rows become null.
         """
-        if complete is None or complete.all():
-            return self._arrow(outputs)
         import pyarrow as pa
 
-        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
-        return [column.take(indices) for column in self._arrow(outputs)]
-
-    def _arrow(self, outputs: Sequence[Array]) -> list[Any]:
-        for output, numbers in zip(self.outputs, outputs, strict=True):
+        pairs = list(zip(self.outputs, outputs, strict=True))
+        for output, numbers in pairs:
             _check_shape(output, numbers)
-        if not (self.has_class or self.has_numbers):
-            pairs = zip(self.outputs, outputs, strict=True)
-            return [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
-        import pyarrow as pa
-
         columns = self.columns(outputs)
-        found = []
+        if self.has_class or self.has_numbers:
+            found = list(map(pa.array, columns))
+        else:
+            found = [nest_lists(numbers.astype(one.held), one.depth) for one, numbers in pairs]
         if self.has_class:
-            chosen = columns.pop(0)
-            codes = pa.array(chosen, mask=chosen < 0)
+            codes = pa.array(columns[0], mask=columns[0] < 0)
             named = self.levels is not None
-            found = [pa.array(self.levels, pa.string()).take(codes) if named else codes]
-        return found + [pa.array(column) for column in columns]
+            found[0] = pa.array(self.levels, pa.string()).take(codes) if named else codes
+        if complete is None or complete.all():
+            return found
+        indices = pa.array(np.cumsum(complete) - 1, mask=~complete)
+        return [column.take(indices) for column in found]
 
     def columns(self, outputs: Sequence[Array]) -> list[Array]:
         """Return the columns as arrays of one number per row; outputs are returned unchanged.

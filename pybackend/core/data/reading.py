@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pybackend.core.collective import Alone, Collective, all_gather_values
 from pybackend.core.data.arrays import check_row_shapes, flatten, join_texts
-from pybackend.core.data.batches import describe_uneven
+from pybackend.core.data.batches import check_structure, count_batch
 from pybackend.core.data.row_store import RowStoreWriter, check_layouts, read_layouts, unify_layout
 from pybackend.core.data.sharding import count_sharded
 from pybackend.core.data.sources import FunctionRows
@@ -41,7 +41,10 @@ class Sources:
         """Make the layouts identical on all workers; return each rank's rows per epoch."""
         counts = {}
         for name in self.names:
-            layouts = _unify_layouts(collective, folder, name)
+            everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
+            check_layouts(everyone)
+            layouts = [of_rank[name] for of_rank in everyone]
+            unify_layout(folder / name, layouts)
             counts[name] = [layout["rows"] for layout in layouts]
             if name == "train" and job.shuffles_globally:
                 counts[name] = count_sharded(counts[name][0], job.workers)
@@ -49,15 +52,11 @@ class Sources:
 
 
 def read_sources(
-    job: Job,
-    rank: int,
-    folder: Path,
-    order: Order,
-    functions: Mapping[str, FunctionRows] | None = None,
+    job: Job, rank: int, folder: Path, order: Order, calls: Mapping[str, FunctionRows] | None = None
 ) -> Sources:
     """Store the rows of all data sets that this worker reads itself.
 
-    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``functions`` are
+    ``order`` is the launcher's, whose ``peers`` are the addresses of all workers. ``calls`` are
     the data sets that functions return, by name. Raises `InputError` if the rows, or the result of
     a function, are not valid.
     """
@@ -71,10 +70,11 @@ def read_sources(
         in_order = name == "train" and isinstance(job, TrainingJob) and not job.shuffle
         source.spool(folder / name, job.workers, rank, shared, in_order)
         names.append(name)
-    for name, function in sorted((functions or {}).items()):
+    for name, function in sorted((calls or {}).items()):
         # The function's random numbers should differ between workers.
         keras.utils.set_random_seed((job.seed + rank) % 2**32)
-        data = call_pipeline(function, _make_context(job, rank, order), argument_of(name))
+        context = WorkerContext(rank, job.workers, order.peers, make_tf_config(order.peers, rank))
+        data = call_pipeline(function, context, argument_of(name))
         if name == "train" and job.kind == "train":
             stream = data
             continue
@@ -97,18 +97,8 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
             f"the `{name}` function returned {type(data).__name__}; expected a tf.data.Dataset of "
             f"batches, such as {_show_dataset(data)}"
         )
-    spec = data.element_spec
-    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
-        raise InputError(
-            f"the data set that the `{name}` function returned has elements {spec}; expected x, "
-            "(x, y) or (x, y, sample_weight)"
-        )
-    for key, leaf in flatten(spec).items():
-        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
-            raise InputError(
-                f"`{key}` in the data set that the `{name}` function returned is {leaf}; expected "
-                "batches of dense tensors: use .batch(), and pad ragged tensors"
-            )
+    what = f"the data set that the `{name}` function returned"
+    check_structure(data.element_spec, what, wrong_ranks=(0, None))
     return data
 
 
@@ -126,33 +116,15 @@ def _show_dataset(data: Any) -> str:
     return "tf.data.Dataset.from_tensor_slices((x, y)).batch(32)"
 
 
-def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
-    peers = order.peers
-    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
-
-
-def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    everyone = all_gather_values(collective, {name: read_layouts(folder)[name]})
-    check_layouts(everyone)
-    layouts = [layouts[name] for layouts in everyone]
-    unify_layout(folder / name, layouts)
-    return layouts
-
-
 def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(f"the `{argument}` function returns infinite data: use .take()")
     first: dict[str, Any] = {}
+    cure = ". Only training accepts such batches: call the trained model's `evaluate` on them"
     with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
-            counts = {key: len(leaf) for key, leaf in leaves.items()}
-            if len(set(counts.values())) > 1:
-                raise InputError(
-                    f"{describe_uneven(argument, counts)}. Only training accepts such batches: "
-                    "call the trained model's `evaluate` on them"
-                )
-            if any(counts.values()):
+            if count_batch(leaves, argument, cure):
                 for key, leaf in leaves.items():
                     what = f"`{key}` of the data set that the `{argument}` function returned"
                     check_row_shapes((first.setdefault(key, leaf), leaf), what)

@@ -17,7 +17,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from pybackend.core.data.arrays import Array, Columns, Ragged, count_rows
 from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import ClusterError, InputError
+from pybackend.core.job.codec import read_fields
 from pybackend.core.job.job import argument_of
 from pybackend.core.words import show
 
@@ -63,9 +63,9 @@ class Kind:
         return f"have shape {show(self.shape)} and type {np.dtype(self.dtype)}"
 
     @property
-    def field(self) -> Any:
+    def field(self) -> tuple[Any, ...]:
         """Type and shape of the column's field in the file's structured type."""
-        return SPAN if self.shape is None else (self.dtype, self.shape)
+        return (SPAN,) if self.shape is None else (self.dtype, self.shape)
 
     @property
     def row(self) -> tuple[Any, tuple[int, ...]]:
@@ -90,10 +90,7 @@ def describe_columns(columns: Mapping[str, Array | Ragged]) -> Kinds:
 
 def row_dtype(kinds: Kinds) -> np.dtype[Any]:
     """The fields are named ``f0``, ``f1``, ... in column order."""
-    fields = [(f"f{index}", kind.field) for index, kind in enumerate(kinds.values())]
-    return np.dtype(
-        [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields]
-    )
+    return np.dtype([(f"f{index}", *kind.field) for index, kind in enumerate(kinds.values())])
 
 
 def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
@@ -106,8 +103,7 @@ def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
 
 def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
     """The columns have a fixed width; the array is of type `row_dtype`."""
-    count = len(next(iter(columns.values()))) if columns else 0
-    rows = np.empty(count, row_dtype(kinds))
+    rows = np.empty(count_rows(columns), row_dtype(kinds))
     for index, column in enumerate(columns.values()):
         rows[f"f{index}"] = column
     return rows
@@ -180,12 +176,7 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
 
 def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
     """Convert the kinds' fields from JSON to `Kind`."""
-    return {key: _read_kind(fields) for key, fields in columns.items()}
-
-
-def _read_kind(fields: Mapping[str, Any]) -> Kind:
-    shape = None if fields["shape"] is None else tuple(fields["shape"])
-    return Kind(**{**fields, "shape": shape, "inner": tuple(fields["inner"])})
+    return {key: read_fields(Kind, fields) for key, fields in columns.items()}
 
 
 class RowStoreWriter:
@@ -206,9 +197,7 @@ class RowStoreWriter:
     def __enter__(self) -> RowStoreWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def append(self, columns: Mapping[str, Array | Ragged]) -> None:
@@ -238,20 +227,18 @@ class RowStoreWriter:
 
     def close(self) -> None:
         """Write the headers with the final number of rows, and close the files."""
-        if not self._file.closed:
-            with naming_full_disk(self._folder, "rows"):
-                self._complete()
-
-    def _complete(self) -> None:
-        self._file.flush()
-        if self._header_bytes:
-            os.pwrite(self._file.fileno(), build_header(row_dtype(self.kinds), self.rows), 0)
-        self._file.close()
-        for key, file in self._values.items():
-            file.seek(0)
-            file.write(build_header(self.kinds[key].item, self._written[key]))
-            file.close()
-        write_layout(self._folder, self.rows, self.kinds)
+        if self._file.closed:
+            return
+        with naming_full_disk(self._folder, "rows"):
+            self._file.flush()
+            if self._header_bytes:
+                os.pwrite(self._file.fileno(), build_header(row_dtype(self.kinds), self.rows), 0)
+            self._file.close()
+            for key, file in self._values.items():
+                file.seek(0)
+                file.write(build_header(self.kinds[key].item, self._written[key]))
+                file.close()
+            write_layout(self._folder, self.rows, self.kinds)
 
     def _begin(self, kinds: Kinds) -> None:
         self.kinds = kinds
@@ -301,16 +288,14 @@ def digest_rows(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
         with path.open("rb") as file:
-            while block := file.read(_CHUNK_BYTES):
-                digest.update(block)
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def write_columns(folder: Path, columns: Columns) -> None:
     with RowStoreWriter(folder, describe_columns(columns)) as writer:
-        rows = count_rows(columns) if columns else 0
-        step = max(1, _CHUNK_BYTES // max(1, row_dtype(describe_columns(columns)).itemsize))
-        for first in range(0, rows, step):
+        step = max(1, _CHUNK_BYTES // max(1, row_dtype(writer.kinds).itemsize))
+        for first in range(0, count_rows(columns), step):
             writer.append({key: array[first : first + step] for key, array in columns.items()})
 
 

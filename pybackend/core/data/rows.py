@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Union
 
 import numpy as np
 
@@ -18,31 +18,19 @@ from pybackend.core.errors import InputError
 from pybackend.core.words import show
 
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
+Shapes = dict[str, tuple[int, ...]]
 # Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
 _MAPPED_BYTES = 40 << 20
 # Number of texts from which the mean length is estimated.
 _SAMPLED_TEXTS = 1000
 
 
-class Rows(Protocol):
-    """Rows of named columns.
+Rows = Union["ArrayRows", "StoredRows", "Renamed", "ShardedRows"]
+"""Rows of named columns.
 
-    Attributes
-    ----------
-    spec
-        Type and shape of a row, by column.
-    """
-
-    spec: Spec
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: Array) -> Columns:
-        """Return the rows with these numbers, in this order."""
+``spec`` has the type and shape of a row, by column, and ``row_bytes`` the mean size of a row in
+memory. ``take`` returns the rows with some numbers, in this order.
+"""
 
 
 class ArrayRows:
@@ -50,14 +38,10 @@ class ArrayRows:
         self._columns = columns
         self._count = arrays.count_rows(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
-
-    @property
-    def row_bytes(self) -> int:
-        columns = [
-            array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
-        ]
-        letters = sum(len(text) for array in columns for text in array.flat)
-        return _measure_row(self.spec) + letters // min(_SAMPLED_TEXTS, max(1, self._count))
+        some = [array[:_SAMPLED_TEXTS] for array in columns.values() if array.dtype.kind == "O"]
+        letters = sum(len(text) for array in some for text in array.flat)
+        sampled = min(_SAMPLED_TEXTS, max(1, self._count))
+        self.row_bytes: int = _measure_row(self.spec) + letters // sampled
 
     def __len__(self) -> int:
         return self._count
@@ -84,11 +68,7 @@ class StoredRows:
             if kind.shape is None
         }
         letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
-        self._row_bytes = _measure_row(self.spec) + letters // max(1, self._count)
-
-    @property
-    def row_bytes(self) -> int:
-        return self._row_bytes
+        self.row_bytes: int = _measure_row(self.spec) + letters // max(1, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -120,27 +100,22 @@ class _Items:
         elif self._mapped_count * size:  # pages are read at first use
             mapped = np.memmap(path, np.uint8, "r", self._start, self._mapped_count * size)
         self._mapped = np.asarray(mapped).reshape(self._mapped_count, size)
-        self._is_whole = self._mapped_count == count
-        self._number = None if self._is_whole else _open_descriptor(self, path)
+        # None: all are mapped.
+        self._number = None if self._mapped_count == count else _open_descriptor(self, path)
 
     def take(self, indices: Array) -> Array:
         """Return contiguous bytes with shape (number of rows, size)."""
-        if self._is_whole:
+        if (number := self._number) is None:
             return np.take(self._mapped, indices, axis=0)
-        is_mapped = indices < self._mapped_count
-        items = np.empty((len(indices), self._size), np.uint8)
+        is_mapped, size = indices < self._mapped_count, self._size
+        items = np.empty((len(indices), size), np.uint8)
         items[is_mapped] = np.take(self._mapped, indices[is_mapped], axis=0)
-        items[~is_mapped] = self._read(indices[~is_mapped])
-        return items
-
-    def _read(self, indices: Array) -> Array:
-        assert self._number is not None
-        number, size = self._number, self._size
-        offsets = (indices * size + self._start).tolist()
+        offsets = (indices[~is_mapped] * size + self._start).tolist()
         content = b"".join([os.pread(number, size, offset) for offset in offsets])
-        if len(content) != len(indices) * size:
+        if len(content) != len(offsets) * size:
             raise report_damage(self._path)
-        return np.frombuffer(content, np.uint8).reshape(len(indices), size)
+        items[~is_mapped] = np.frombuffer(content, np.uint8).reshape(-1, size)
+        return items
 
 
 class _RaggedValues:
@@ -223,44 +198,25 @@ def make_zero_row(rows: Rows) -> Columns:
     return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
 
 
-class _View:
-    """The same rows, with other columns."""
+class Renamed:
+    """The same rows, with other names of columns and shapes of the rows in them."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self.spec: Spec = rows.spec
-
-    @property
-    def row_bytes(self) -> int:
-        return self._rows.row_bytes
+    def __init__(self, rows: Rows, names: Mapping[str, str], shapes: Shapes | None = None) -> None:
+        self._rows, self._names, self._shapes = rows, names, shapes or {}
+        self.row_bytes: int = rows.row_bytes
+        self.spec: Spec = {
+            names.get(key, key): (dtype, self._shapes.get(key, shape))
+            for key, (dtype, shape) in rows.spec.items()
+        }
 
     def __len__(self) -> int:
         return len(self._rows)
 
-
-class Reshaped(_View):
-    def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
-        super().__init__(rows)
-        self._key = key
-        self._shape = shape
-        self.spec = {**rows.spec, key: (rows.spec[key][0], shape)}
-
     def take(self, indices: Array) -> Columns:
         found = self._rows.take(indices)
-        return {**found, self._key: found[self._key].reshape(len(indices), *self._shape)}
-
-
-class Renamed(_View):
-    def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
-        super().__init__(rows)
-        self._names = names
-        self.spec = self._rename(rows.spec)
-
-    def take(self, indices: Array) -> Columns:
-        return self._rename(self._rows.take(indices))
-
-    def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        return {self._names.get(key, key): column for key, column in columns.items()}
+        for key, shape in self._shapes.items():
+            found[key] = found[key].reshape(len(indices), *shape)
+        return {self._names.get(key, key): column for key, column in found.items()}
 
 
 def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
@@ -268,6 +224,7 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
 
     Raises `InputError` if a row has more or fewer numbers than the shape.
     """
+    changed: Shapes = {}
     for key, wanted in shapes.items():
         own = rows.spec[key][1]
         shape = tuple(n for n in wanted if n is not None)
@@ -279,18 +236,17 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
                 f"the rows {found}, but the model's input"
                 f"{f' {show(key[2:])}' if key != 'x' else ''} has shape {show(shape)}"
             )
-        rows = Reshaped(rows, key, shape)
-    return rows
+        changed[key] = shape
+    return Renamed(rows, {}, changed) if changed else rows
 
 
-class ShardedRows(_View):
+class ShardedRows:
     """The shard of one worker, as in `sharding.shard_slice`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
-        super().__init__(rows)
-        self.everything = rows
-        self._workers = workers
-        self._rank = rank
+        self.everything, self._workers, self._rank = rows, workers, rank
+        self.spec: Spec = rows.spec
+        self.row_bytes: int = rows.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self.everything), self._workers))

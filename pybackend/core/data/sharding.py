@@ -14,9 +14,9 @@ none waits for a missing batch; no row is dropped, and unequal shards end at the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ from pybackend.core.job.report import Generation, list_groups
 from pybackend.core.words import show
 
 Index = npt.NDArray[np.int64]
+Ranges = Sequence[tuple[int, int]]
+# Rows of each global batch; None: they follow from the number of rows in a local batch.
+Sizes = Sequence[int] | None
 _ROUNDS = 6
 # Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
 _TURNS = 64
@@ -55,9 +58,7 @@ def is_sharded_evenly(counts: Sequence[int]) -> bool:
     return list(counts) == count_sharded(sum(counts), len(counts))
 
 
-def cut_shards(
-    counts: Sequence[int], batch_size: int, batches: Sequence[int] | None = None
-) -> Index:
+def cut_shards(counts: Sequence[int], batch_size: int, batches: Sizes = None) -> Index:
     """Return the first row of each worker's local batches, as a row number in its shard.
 
     The int64 array has the shape (workers, steps + 1): its last column is the end of the last
@@ -114,8 +115,28 @@ def _mix(numbers: Any) -> Any:
     return (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
 
+class _InBlocks:
+    """Visits of rows in an epoch, of which whole blocks are drawn: each serves many steps."""
+
+    def draw(self, first: int, last: int, epoch: int) -> Index:
+        """Return the rows of visits ``first`` to ``last`` - 1, or up to the last one."""
+        raise NotImplementedError
+
+    def between(self, first: int, last: int, epoch: int) -> Index:
+        """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        blocks = [_draw_block(self, epoch, number) for number in numbers]
+        return np.concatenate(blocks)[first - start : last - start]
+
+
+@lru_cache(maxsize=2)
+def _draw_block(visits: _InBlocks, epoch: int, number: int) -> Index:
+    return visits.draw(number * _BLOCK, (number + 1) * _BLOCK, epoch)
+
+
 @dataclass(frozen=True)
-class Visits:
+class Visits(_InBlocks):
     """Order in which a worker visits rows that it holds alone.
 
     The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
@@ -127,11 +148,10 @@ class Visits:
     rank: int
     shuffle: bool
 
-    def between(self, first: int, last: int, epoch: int) -> Index:
-        """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
-        if not self.shuffle:
-            return np.arange(first, last, dtype=np.int64)
-        return _join_blocks(partial(_draw_visits, self, epoch), first, last)
+    def draw(self, first: int, last: int, epoch: int) -> Index:
+        positions = np.arange(first, min(last, self.rows), dtype=np.int64)
+        keys = self.seed, epoch, self.rank
+        return permute(positions, self.rows, *keys) if self.shuffle else positions
 
 
 @dataclass(frozen=True)
@@ -163,13 +183,12 @@ class EpochOrder:
         for rank in np.unique(ranks).tolist():
             own = ranks == rank
             count = len(range(rank, self.rows, self.workers))
-            moved = permute(visits[own], count, self.seed, epoch, rank)
-            found[own] = moved * self.workers + rank
+            found[own] = permute(visits[own], count, self.seed, epoch, rank) * self.workers + rank
         return found
 
 
 @dataclass(frozen=True)
-class SharedVisits:
+class SharedVisits(_InBlocks):
     """Order in which a worker that holds all rows visits its share of the rest of an epoch.
 
     ``used`` rows were used by earlier worker groups in this epoch. ``workers`` and ``rank`` are
@@ -181,33 +200,18 @@ class SharedVisits:
     workers: int
     rank: int
 
-    def between(self, first: int, last: int, epoch: int) -> Index:
-        """Return the numbers, among all rows, of visits ``first`` to ``last`` - 1 of an epoch."""
-        return _join_blocks(partial(_draw_shared, self, epoch), first, last)
-
-
-def _join_blocks(draw: Callable[[int], Index], first: int, last: int) -> Index:
-    """Drawing whole blocks of visits is faster: each serves many steps (`lru_cache`)."""
-    numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
-    start = numbers.start * _BLOCK
-    return np.concatenate(list(map(draw, numbers)))[first - start : last - start]
-
-
-@lru_cache(maxsize=2)
-def _draw_shared(visits: SharedVisits, epoch: int, number: int) -> Index:
-    order, workers = visits.order, visits.workers
-    first = visits.used + number * _BLOCK * workers + visits.rank
-    positions = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
-    return order.at(positions, epoch)
+    def draw(self, first: int, last: int, epoch: int) -> Index:
+        """The numbers are those among all rows."""
+        begin, end = (self.used + self.rank + number * self.workers for number in (first, last))
+        positions = np.arange(begin, min(end, self.order.rows), self.workers, dtype=np.int64)
+        return self.order.at(positions, epoch)
 
 
 Groups = Sequence[tuple[int, int]]
 """Worker groups that trained the beginning of an epoch: their workers, and the steps they took."""
 
 
-def count_used(
-    rows: int, groups: Groups, batch_size: int, batches: Sequence[int] | None = None
-) -> list[int]:
+def count_used(rows: int, groups: Groups, batch_size: int, batches: Sizes = None) -> list[int]:
     """Return the number of rows in each step that worker groups took, one after another."""
     used: list[int] = []
     for workers, steps in groups:
@@ -215,13 +219,6 @@ def count_used(
         edges = cut_shards(count_sharded(rows - sum(used), workers), batch_size, left)
         used += np.diff(edges.sum(axis=0))[:steps].tolist()
     return used
-
-
-@lru_cache(maxsize=2)
-def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    first = number * _BLOCK
-    positions = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
-    return permute(positions, visits.rows, visits.seed, epoch, visits.rank)
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:
@@ -330,11 +327,13 @@ def replay_batches(
     check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
     *earlier, (last, _) = _find_groups(workers, epoch)
     order = EpochOrder(rows, seed, shuffle, earlier[0][0] if earlier else last)
+    whole = order.at(np.arange(rows, dtype=np.int64), epoch)
     batches: list[Any] = []
     for number, (count, steps) in enumerate([*earlier, (last, None)]):
         used = sum(count_used(rows, earlier[:number], batch_size))
         if used < rows:
-            batches += _list_batches(order, used, count, batch_size, epoch)[:steps]
+            edges = cut_shards(count_sharded(rows - used, count), batch_size).sum(axis=0)
+            batches += np.split(whole[used:], edges[1:-1])[:steps]
     # Elastic workers read whole files, and so do those that shuffle all rows; without shuffling,
     # each reads every N-th row.
     if files and shuffle in (True, "shard") and isinstance(workers, int):
@@ -354,11 +353,3 @@ def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
             raise InputError(f"`epoch` must be one of the trained epochs, not {show(epoch)}")
         return groups
     return [(check_whole_number("workers", workers, least=1), 0)]
-
-
-def _list_batches(
-    order: EpochOrder, used: int, workers: int, batch_size: int, epoch: int
-) -> list[Any]:
-    edges = cut_shards(count_sharded(order.rows - used, workers), batch_size).sum(axis=0) + used
-    whole = order.at(np.arange(used, order.rows, dtype=np.int64), epoch)
-    return np.split(whole, edges[1:-1] - used)

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import unquote
 
 from pybackend.core.data import arrow
@@ -35,59 +35,31 @@ from pybackend.core.data.columns import (
 )
 from pybackend.core.data.files import Paths, as_paths, find_files, find_root, open_file
 from pybackend.core.data.row_store import RowStoreWriter
-from pybackend.core.data.sharding import count_sharded, cut_ranges
+from pybackend.core.data.sharding import Ranges, cut_ranges
 from pybackend.core.data.tfrecord.framing import HEAD, check_head
 from pybackend.core.errors import InputError
 from pybackend.core.words import either, row_number, show
 
+if TYPE_CHECKING:
+    from pybackend.core.data.tfrecord.record_files import RecordFiles
+
+RowFiles = Union["ParquetFiles", "RecordFiles"]
 _PARQUET = b"PAR1"
 # pandas' functions for files that are neither Parquet nor TFRecord.
-_READERS = {
-    ".arrow": "read_feather",
-    ".dta": "read_stata",
-    ".feather": "read_feather",
-    ".json": "read_json",
-    ".orc": "read_orc",
-    ".pickle": "read_pickle",
-    ".pkl": "read_pickle",
-    ".sas7bdat": "read_sas",
-    ".sav": "read_spss",
-    ".tsv": "read_table",
-    ".xlsx": "read_excel",
-}
+_READERS = {f".{kind}": f"read_{kind}" for kind in ("feather", "json", "orc", "pickle")}
+_READERS |= {".arrow": "read_feather", ".dta": "read_stata", ".pkl": "read_pickle"}
+_READERS |= {".sas7bdat": "read_sas", ".sav": "read_spss", ".tsv": "read_table"}
+_READERS |= {".xlsx": "read_excel"}
 # Hive's and Spark's name of a partition without a value.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # int() and float() accept more: "2026_01", "nan".
-_NUMBERS: dict[type, re.Pattern[str]] = {
-    int: re.compile(r"-?[0-9]{1,18}"),
-    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
-}
+_NUMBERS = {int: r"-?[0-9]{1,18}", float: r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?"}
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 8192
 # Column chunks of a file whose null counts are read: 5 ms.
 _MOST_NOTES = 1000
 # Threads that read footers: a remote one takes a round trip or two.
 _THREADS = 16
-
-
-class RowFiles(Protocol):
-    @property
-    def files(self) -> tuple[str, ...]: ...
-    @property
-    def counts(self) -> tuple[int, ...]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def schema(self) -> Any: ...
-    @property
-    def index(self) -> tuple[str, ...]: ...
-    @property
-    def nulls(self) -> Mapping[str, int]: ...
-
-    def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield Arrow batches for ranges of rows, with the number of each batch's first row."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +80,7 @@ class FileRows(TableRows):
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
         distinct = partial(_read_distinct, files, lambda part: part.unique())
         spec = find_categories(spec, kinds, distinct)
-        column_groups, _ = group_columns(spec, kinds, floatx, name)
+        column_groups = group_columns(spec, kinds, floatx, name)
         rows = cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
         rows.reject_nulls()
         return rows
@@ -116,10 +88,6 @@ class FileRows(TableRows):
     @property
     def rows(self) -> int:
         return self.files.rows
-
-    def counts(self, workers: int) -> list[int]:
-        """Return the number of rows that each rank uses in an epoch."""
-        return count_sharded(self.rows, workers)
 
     def spool(
         self, folder: Path, workers: int, rank: int, everything: bool, in_order: bool = False
@@ -198,9 +166,8 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
     files, left_out = _open(path, spec, name)
     used = set(files.schema.names if spec.features is None else spec.named_columns)
     columns = [column for column in files.schema.names if column in used - set(left_out)]
-    pieces = files.pieces([(0, files.rows)], columns) if files.rows else ()
+    batches = [batch for _, batch in files.pieces([(0, files.rows)], columns)]
     schema = pa.schema([files.schema.field(column) for column in columns])
-    batches = [batch for _, batch in pieces]
     return pa.Table.from_batches(batches) if batches else schema.empty_table()
 
 
@@ -229,25 +196,20 @@ def open_row_files(uri: Paths, tfrecord_spec: Mapping[str, str] | None, name: st
             check_head(head, first)
         from pybackend.core.data.tfrecord.record_files import RecordFiles
 
-        records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name, found)
+        return RecordFiles.at(uri, tfrecord_spec, name, found)
     except InputError as error:
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
-        csv = (
-            ""
-            if reader != "read_csv"
-            else either(
-                f", or spark.read.csv({first!r}, header=True)",
-                f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
-            )
+        csv = either(
+            f", or spark.read.csv({first!r}, header=True)",
+            f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
         )
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
-            f"the data frame: {either(f'pandas.{reader}', 'utils::read.csv')}({show(first)}){csv} "
-            f"({error})"
+            f"the data frame: {either(f'pandas.{reader}', 'utils::read.csv')}({show(first)})"
+            f"{csv * (reader == 'read_csv')} ({error})"
         ) from error
-    return records
 
 
 @dataclass(frozen=True)
@@ -266,36 +228,33 @@ class ParquetFiles:
     nulls: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def at(
-        cls, uri: Paths, name: str = "data", listed: Sequence[str] | None = None
-    ) -> ParquetFiles:
+    def at(cls, uri: Paths, name: str, listed: Sequence[str]) -> ParquetFiles:
         """Open the files at paths or URIs, reading only their footers.
 
-        ``listed`` is what `find_files` returned for the path, if it is known. Raises `InputError`
+        ``listed`` is what `find_files` returned for the path. Raises `InputError`
         if a file does not exist or is not a Parquet file, or the schemas differ.
         """
         try:
             import pyarrow as pa
         except ImportError as error:
             raise InputError("reading Parquet files needs the Python package pyarrow") from error
-        files = [file for file in listed or find_files(uri, name) if not file.endswith(".crc")]
+        files = [file for file in listed if not file.endswith(".crc")]
         with ThreadPoolExecutor(_THREADS) as pool:
             footers = list(pool.map(lambda file: _read_footer(file, name), files))
-        schema = footers[0].schema
-        for file, footer in zip(files, footers, strict=True):
-            if not footer.schema.equals(schema):
-                difference = _tell_difference(files[0], schema, file, footer.schema)
-                raise InputError(f"`{name}`: {difference}")
-        groups = tuple(footer.groups for footer in footers)
+        groups, schemas, columns_with_nulls = zip(*footers, strict=True)
+        schema = schemas[0]
+        for file, other in zip(files, schemas, strict=True):
+            if not other.equals(schema):
+                raise InputError(f"`{name}`: {_tell_difference(files[0], schema, file, other)}")
         index = _read_index(schema.metadata)
         found = find_partitions(uri, files)
         partitions = {name: found[name] for name in found if name not in schema.names}
         for column, values in partitions.items():
             schema = schema.append(pa.field(column, pa.array(values).type))
         nulls: dict[str, int] = {}
-        for number, footer in enumerate(footers):
+        for number, found_nulls in enumerate(columns_with_nulls):
             unnamed = {column for column, values in partitions.items() if values[number] is None}
-            nulls = {**dict.fromkeys(footer.nulls | unnamed, number), **nulls}
+            nulls = {**dict.fromkeys(found_nulls | unnamed, number), **nulls}
         return cls(tuple(files), groups, schema.remove_metadata(), index, partitions, nulls)
 
     @property
@@ -306,9 +265,7 @@ class ParquetFiles:
     def rows(self) -> int:
         return sum(self.counts)
 
-    def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
-    ) -> Iterator[tuple[int, Any]]:
+    def pieces(self, ranges: Ranges, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
 
         The ranges must be in order. Each row group is read once for all of its ranges. Raises
@@ -319,10 +276,9 @@ class ParquetFiles:
         begin = 0
         for number, (file, groups) in enumerate(zip(self.files, self.row_groups, strict=True)):
             end = begin + sum(groups)
-            inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
-            if inside:
-                for start, batch in _read_ranges(file, groups, inside, own):
-                    yield begin + start, self._add_partitions(batch, number, columns)
+            if any(a < end and begin < b for a, b in ranges):
+                for start, batch in _read_ranges(file, groups, begin, ranges, own):
+                    yield start, self._add_partitions(batch, number, columns)
             begin = end
 
     def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
@@ -359,21 +315,13 @@ def find_partitions(uri: Paths, files: Sequence[str]) -> dict[str, tuple[Any, ..
 def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
     known = [None if value == _NO_VALUE else value for value in values]
     for kind, pattern in _NUMBERS.items():
-        if all(value is None or pattern.fullmatch(value) for value in known):
+        if all(value is None or re.fullmatch(pattern, value) for value in known):
             return tuple(None if value is None else kind(value) for value in known)
     return tuple(known)
 
 
-@dataclass(frozen=True)
-class _Footer:
-    """Rows of each row group, schema, and columns with nulls."""
-
-    groups: tuple[int, ...]
-    schema: Any
-    nulls: frozenset[str]
-
-
-def _read_footer(file: str, name: str) -> _Footer:
+def _read_footer(file: str, name: str) -> tuple[tuple[int, ...], Any, frozenset[str]]:
+    """Return the rows of each row group, the schema, and the columns with nulls."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -382,7 +330,7 @@ def _read_footer(file: str, name: str) -> _Footer:
             metadata = parquet.metadata
             groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
             rows = tuple(group.num_rows for group in groups)
-            return _Footer(rows, parquet.schema_arrow, _find_nulls(groups))
+            return rows, parquet.schema_arrow, _find_nulls(groups)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
 
@@ -405,8 +353,9 @@ def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
 
 
 def _read_ranges(
-    file: str, groups: Sequence[int], ranges: Sequence[tuple[int, int]], columns: list[str]
+    file: str, groups: Sequence[int], begin: int, ranges: Ranges, own: list[str]
 ) -> Iterator[tuple[int, Any]]:
+    """Yield batches of a file, whose first row has the number ``begin``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -420,25 +369,22 @@ def _read_ranges(
                 "began: it was replaced, or is a different file on this host"
             )
         viewed = any(map(arrow.has_views, parquet.schema_arrow.types))
-        begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
                 group_bytes = max(1, metadata.row_group(number).total_byte_size)
                 size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // group_bytes))
                 start = begin
-                for batch in parquet.iter_batches(size, [number], columns=columns):
-                    batch = batch.select(columns)  # in this order
+                for batch in parquet.iter_batches(size, [number], columns=own):
+                    batch = batch.select(own)  # in this order
                     if viewed:
                         plain = list(map(arrow.drop_views, batch.columns))
-                        batch = pa.RecordBatch.from_arrays(plain, columns)
+                        batch = pa.RecordBatch.from_arrays(plain, own)
                     yield from _cut_ranges(batch, start, ranges)
                     start += batch.num_rows
             begin += rows
 
 
-def _cut_ranges(
-    batch: Any, start: int, ranges: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, Any]]:
+def _cut_ranges(batch: Any, start: int, ranges: Ranges) -> Iterator[tuple[int, Any]]:
     """Yield the parts of a batch in the ranges; ``start`` is the number of its first row."""
     for first, last in ranges:
         begin, end = max(first, start), min(last, start + batch.num_rows)
@@ -447,13 +393,11 @@ def _cut_ranges(
 
 
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
-    for one, two in zip_longest(schema, other):
-        if one is None or two is None or not one.equals(two):
-            there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
-            here = "missing" if two is None else f"{show(two.name)} ({two.type})"
-            number = schema.names.index(one.name) if one is not None else len(schema)
-            break
+    pairs = enumerate(zip_longest(schema, other), 1)
+    number, (one, two) = next((n, p) for n, p in pairs if not (all(p) and p[0].equals(p[1])))
+    there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
+    here = "missing" if two is None else f"{show(two.name)} ({two.type})"
     return (
-        f"the columns of {file} differ from those of {first}: column {number + 1} is {here}, "
+        f"the columns of {file} differ from those of {first}: column {number} is {here}, "
         f"expected {there}"
     )

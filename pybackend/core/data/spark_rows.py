@@ -24,6 +24,7 @@ from pybackend.core.data.columns import (
     TableRows,
     find_categories,
     find_index,
+    list_columns,
     reject_duplicate_columns,
 )
 from pybackend.core.data.row_store import (
@@ -37,16 +38,8 @@ from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.job import argument_of
 from pybackend.core.words import show, term
 
-_NUMBERS = {
-    "boolean": "bool",
-    "byte": "int8",
-    "short": "int16",
-    "integer": "int32",
-    "long": "int64",
-    "float": "float32",
-    "double": "float64",
-    "decimal": "float64",
-}
+_WHOLE = {"boolean": "bool", "byte": "int8", "short": "int16", "integer": "int32", "long": "int64"}
+_NUMBERS = {**_WHOLE, "float": "float32", "double": "float64", "decimal": "float64"}
 # Below the size of a task that Spark recommends; a task contains such a row.
 BLOB_BYTES = 900_000
 SCHEMA = "key long, dataset string, first_row long, content binary"
@@ -63,7 +56,7 @@ class DataFrameRows(TableRows):
     """The columns used from a Spark DataFrame, and the tensors made from them."""
 
     # A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots and
-    # backticks in names need no quoting. The indices of the column groups are these numbers.
+    # backticks in names need no quoting.
     frame: Any
 
     @classmethod
@@ -74,29 +67,26 @@ class DataFrameRows(TableRows):
         sorted values become the codes 0, 1, 2, ... An `InputError` names the column and what is
         expected.
         """
-        reject_duplicate_columns(
-            [field.name for field in frame.schema.fields], name, ignores_case=True
-        )
+        reject_duplicate_columns([one.name for one in frame.schema.fields], name, ignores_case=True)
         types = column_types(frame.schema, spec)
         frame = add_fields(frame, types)
         left_out = find_index(spec, types)
         kinds = {c: describe_type(kind) for c, kind in types.items() if c not in left_out}
         spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
-        column_groups, read = group_columns(spec, kinds, floatx, name)
+        column_groups = group_columns(spec, kinds, floatx, name)
         columns = [
             _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{index}")
-            for index, column in enumerate(read)
+            for index, column in enumerate(list_columns(column_groups))
         ]
-        selected = frame.select(*columns)
-        return cls(tuple(column_groups), spec, selected, left_out=tuple(left_out))
+        return cls(tuple(column_groups), spec, frame.select(*columns), left_out=tuple(left_out))
 
 
 def column_types(schema: Any, spec: ColumnSpec) -> dict[str, Any]:
     """Return the types of a schema's columns and of the fields that a spec names (``"s.a"``)."""
     types = {field.name: field.dataType for field in schema.fields}
     for name in spec.named_columns:
-        kind = None if name in types else _find_field(schema, name)
-        types |= {} if kind is None else {name: kind}
+        if name not in types and (kind := _find_field(schema, name)) is not None:
+            types[name] = kind
     return types
 
 
@@ -111,12 +101,8 @@ def _find_field(schema: Any, name: str) -> Any:
 
 def add_fields(frame: Any, types: Iterable[str]) -> Any:
     """Add the fields of structs among names of `column_types` to a DataFrame, as last columns."""
-    own = set(frame.columns)
-    fields = [
-        frame[".".join(map(_quote, name.split(".")))].alias(name)
-        for name in types
-        if name not in own
-    ]
+    added = [name for name in types if name not in set(frame.columns)]
+    fields = [frame[".".join(map(_quote, name.split(".")))].alias(name) for name in added]
     return frame.select("*", *fields) if fields else frame
 
 
@@ -135,25 +121,21 @@ def describe_type(kind: Any) -> ColumnKind:
 
 
 def _collect_distinct(frame: Any, column: str) -> list[Any]:
-    found = frame.select(_quote_column(frame, column)).distinct().limit(MOST_CATEGORIES + 1)
+    found = frame.select(frame[_quote(column)]).distinct().limit(MOST_CATEGORIES + 1)
     return [row[0] for row in found.collect()]
 
 
-def _quote_column(frame: Any, column: str) -> Any:
-    """Return a column by its complete name, dots included.
+def _quote(name: str) -> str:
+    """Quote a name, dots included, to take its column from a DataFrame.
 
     PySpark's functions are not used: they assume that a process has only one kind of session.
     """
-    return frame[_quote(column)]
-
-
-def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
 def column_as_array(frame: Any, column: str, kind: Any, dtype: str = "float64") -> Any:
     """Return a column by name; ML vectors, dense or sparse, become arrays of numbers."""
-    quoted = _quote_column(frame, column)
+    quoted = frame[_quote(column)]
     if type(kind).__name__ != "VectorUDT":
         return quoted
     from pyspark.ml.functions import vector_to_array
@@ -175,12 +157,11 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
     """Raise `InputError` for a column of text, whose rows have different widths."""
     layout = {name: describe_columns(columns) for name, columns in datasets.items()}
     for name, kinds in layout.items():
-        for key, kind in kinds.items():
-            if kind.shape is None:
-                raise InputError(
-                    f"`{argument_of(name)}` has text in {show(key)}, which Spark cannot send as "
-                    f"arrays: pass a {term('Spark DataFrame')}, e.g. spark.createDataFrame(frame)"
-                )
+        if text := [key for key, kind in kinds.items() if kind.shape is None]:
+            raise InputError(
+                f"`{argument_of(name)}` has text in {show(text[0])}, which Spark cannot send as "
+                f"arrays: pass a {term('Spark DataFrame')}, e.g. spark.createDataFrame(frame)"
+            )
     return layout
 
 

@@ -127,14 +127,12 @@ def find_differing(
     """Return ranks that differ from rank 0, with the first such variable, and all positions."""
     own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in variables]
     everyone = collective.all_gather(np.array(own, np.int64))
-    found: dict[int, str] = {}
-    indices: set[int] = set()
-    for rank, sums in enumerate(everyone):
-        differs = np.flatnonzero(sums != everyone[0]).tolist() if len(sums) == len(own) else [0]
-        if differs:
-            found[rank] = str(variables[differs[0]].path)
-            indices.update(differs)
-    return found, sorted(indices)
+    differing = {
+        rank: np.flatnonzero(sums != everyone[0]).tolist() if len(sums) == len(own) else [0]
+        for rank, sums in enumerate(everyone)
+    }
+    found = {rank: str(variables[one[0]].path) for rank, one in differing.items() if one}
+    return found, sorted({index for one in differing.values() for index in one})
 
 
 def uses_gpus(collective: Collective) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import tensorflow as tf
 from pybackend.core.collective import Collective, all_sum
 from pybackend.core.data.arrays import nest
 from pybackend.core.data.rows import Rows, StoredRows, make_zero_row
-from pybackend.core.engine import step_changes
 from pybackend.core.engine.equal_state import check_structure, find_differing_weights
 from pybackend.core.engine.row_batches import RowBatches
 from pybackend.core.engine.statistics.global_batch import (
@@ -35,6 +33,14 @@ from pybackend.core.engine.statistics.metrics import (
     find_step_means,
 )
 from pybackend.core.engine.statistics.probes import choose_rows, find_over, probe_metrics
+from pybackend.core.engine.step_changes import (
+    Position,
+    StepCalls,
+    StepOrSkip,
+    count_rows,
+    override,
+    override_each,
+)
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob
 from pybackend.core.job.messages import Emit
@@ -49,43 +55,50 @@ class Validation:
     """Rows that the workers evaluate together: this worker's ``rows``, and ``counts`` by rank.
 
     ``over`` has the values that are computed from the rows of global batches, with ``batch_size``
-    rows per worker.
+    rows per worker. Raises `InputError` if the workers must synchronize each step of an evaluation,
+    but cannot.
     """
 
     def __init__(
-        self, rows: Rows, counts: Sequence[int], batch_size: int, over: OverBatch = NOTHING
+        self,
+        view: ModelView,
+        collective: Collective,
+        rows: Rows,
+        counts: Sequence[int],
+        batch_size: int,
+        over: OverBatch,
     ) -> None:
-        self._counts = np.array(counts)
-        self._rows = rows
-        self._batch_size = batch_size
-        self._over = over
+        self._model, self._collective = view.model, collective
+        self._rows, self._counts = rows, np.array(counts)
         self._steps: StepsTogether | None = None
         # Workers exchange values only at the end: each takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
+        # Else a worker's metrics in a step do not depend on the rows of other workers.
+        needs_others = over != NOTHING or find_step_means(view.model) or view.has_masked_loss
+        if collective.world_size > 1 and needs_others:
+            batches = RowBatches(rows, list(counts), collective.rank, batch_size)
+            if over != NOTHING:
+                check_runs_eagerly(view.model, batches.begins_empty)
+            self._steps = StepsTogether(view, collective, batches, over)
 
-    def prepare(self, view: ModelView, collective: Collective) -> None:
-        """Decide whether the workers must synchronize each step of an evaluation.
-
-        Raises `InputError` if they must, but cannot.
-        """
-        if collective.world_size == 1 or not needs_others(view, self._over):
-            return
-        batches = RowBatches(self._rows, list(self._counts), collective.rank, self._batch_size)
-        if self._over != NOTHING:
-            check_runs_eagerly(view.model, batches.begins_empty)
-        self._steps = StepsTogether(view, collective, batches, self._over)
-
-    def evaluate(
-        self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
-    ) -> dict[str, Any]:
-        """Return loss and metrics over all workers' rows, equal on all ranks; call `prepare` first.
+    def evaluate(self, callbacks: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return loss and metrics over all workers' rows, equal on all ranks.
 
         Callbacks get these values at the end of the evaluation.
         """
+        model = self._model
         model.reset_metrics()
-        shared = self._steps.shared_variables if self._steps else []
-        combine = _Combine(model, collective, self._counts, shared)
-        hooks = keras.callbacks.CallbackList([combine, *callbacks])
+        shared = self._steps.batch.variables if self._steps else []
+        metrics: dict[str, Any] = {}
+
+        def combine(logs: dict[str, Any]) -> None:
+            metrics.update(combine_logs(model, logs, self._collective, self._counts, shared))
+            logs.clear()
+            logs.update(metrics)
+
+        # First of the callbacks: the others get the metrics over all ranks.
+        first = keras.callbacks.LambdaCallback(on_test_end=combine)
+        hooks = keras.callbacks.CallbackList([first, *callbacks])
         if self._steps is not None:
             self._steps.evaluate(hooks)
         elif self._data is None:
@@ -94,29 +107,7 @@ class Validation:
             hooks.on_test_end({})
         else:
             model.evaluate(self._data, verbose=0, callbacks=hooks)
-        return combine.metrics
-
-
-class _Combine(keras.callbacks.Callback):
-    """First of the callbacks: replaces one rank's metrics with those over all ranks."""
-
-    def __init__(
-        self, model: Any, collective: Collective, counts: Any, shared: Sequence[Any]
-    ) -> None:
-        super().__init__()
-        self._shared = shared
-        self.metrics: dict[str, Any] = {}
-        self._evaluated = model
-        self._collective = collective
-        self._counts = counts
-
-    def on_test_end(self, logs: Any = None) -> None:
-        logs = {} if logs is None else logs
-        self.metrics = combine_logs(
-            self._evaluated, logs, self._collective, self._counts, self._shared
-        )
-        logs.clear()
-        logs.update(self.metrics)
+        return metrics
 
 
 def build_metrics(model: Any, rows: Rows) -> None:
@@ -130,68 +121,57 @@ def batch_rows(rows: Rows, batch_size: int) -> Any:
     return RowBatches(rows, [len(rows)], 0, batch_size).dataset()
 
 
-def needs_others(view: ModelView, over: OverBatch) -> bool:
-    """Return whether a worker's metrics in a step depend on the rows of other workers."""
-    return over != NOTHING or bool(find_step_means(view.model)) or view.has_masked_loss
-
-
-class StepsTogether(step_changes.RemembersErrors):
+class StepsTogether:
     """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
     def __init__(
         self, view: ModelView, collective: Collective, batches: RowBatches, over: OverBatch
     ) -> None:
         self._model = model = view.model
-        self._batches = batches
-        self._calls = step_changes.StepCalls()
-        self._position = step_changes.Position(batches)
-        self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
-        self._batch = GlobalBatch(model, self._gathered, self._calls, over)
+        self._batches, self._collective = batches, collective
+        self._calls = StepCalls()
+        self._position = Position(batches)
+        self._gathered = GatheredRows(collective, self._calls, batches.find_order)
+        self.batch = GlobalBatch(model, self._gathered, self._calls, over)
         # With masks, a worker's loss is not a mean over its rows.
         is_masked = view.has_masked_loss and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
-        self._collective = collective
         self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
-
-    @property
-    def shared_variables(self) -> Sequence[Any]:
-        """Variables of metrics that are the same on all workers."""
-        return self._batch.variables
 
     def evaluate(self, hooks: Any) -> None:
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
-            self._calls.begin(step_changes.count_rows(data))
+            self._calls.begin(count_rows(data))
             share = self._means.compute_share()
-            with self._batch.active(), self._means.weigh(share):
+            with self.batch.active(), self._means.weigh(share):
                 return test_step(data)
 
         def skip() -> None:
-            with self._batch.active():
+            with self.batch.active():
                 self._calls.replace(self._take_part)
 
         self._position.begin_epoch()
         self._gathered.step = 0
-        together = (
-            step_changes.StepOrSkip(self._model, step, skip) if self._batches.may_be_empty else step
-        )
-        with ExitStack() as stack:
-            stack.enter_context(self._batch.install())
-            stack.enter_context(self._means.install())
-            if self._valid is not None:
-                average = self._average(self._model.compute_loss, self._valid)
-                stack.enter_context(step_changes.override(self._model, "compute_loss", average))
-            stack.enter_context(step_changes.disable_jit(self._model))
-            stack.enter_context(step_changes.override(self._model, "test_step", together))
+        model = self._model
+        skips = self._batches.may_be_empty
+        together = StepOrSkip(model, step, skip) if skips else step
+        averaged = [] if self._valid is None else [model]
+        with (
+            self.batch.install(),
+            self._means.install(),
+            override_each(averaged, "compute_loss", self._average),
+            override(model, "jit_compile", False),
+            override(model, "test_step", together),
             # Evaluations by callbacks use their own function; this one is traced once.
-            stack.enter_context(step_changes.override(self._model, "test_function", self._function))
+            override(model, "test_function", self._function),
+        ):
             try:
-                self._model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)
+                model.evaluate(self._batches.dataset(), verbose=0, callbacks=hooks)
             except tf.errors.OpError as error:
-                raise self.error or self._gathered.error or error from None
-            self._function = self._model.test_function
+                raise self._calls.error or error from None
+            self._function = model.test_function
 
     def _take_part(self) -> None:
         """Take part in a step without rows, on a worker that runs eagerly and never had rows."""
@@ -199,9 +179,11 @@ class StepsTogether(step_changes.RemembersErrors):
         if self._valid is not None:
             self._compute_mean(tf.zeros([]), 0.0)
 
-    def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
+    def _average(self, model: Any, compute_loss: Callable[..., Any]) -> Any:
         """Make a model's ``compute_loss`` a mean over workers, weighted by unmasked steps."""
-        watched = valid.watch(compute_loss)
+        valid = self._valid
+        assert valid is not None
+        watched = valid.watch(model, compute_loss)
 
         def averaged(*args: Any, **options: Any) -> Any:
             own = watched(*args, **options)
@@ -215,16 +197,11 @@ class StepsTogether(step_changes.RemembersErrors):
 
     def _compute_mean(self, loss: Any, weight: Any) -> Any:
         def compute(loss: Any, weight: Any) -> Any:
-            with self.remembering():
-                total, weights = all_sum(self._collective, [weight * loss, weight])
+            total, weights = all_sum(self._collective, [weight * loss, weight])
             return np.asarray(total / weights if weights else 0.0, loss.dtype)
 
-        weight = tf.convert_to_tensor(weight, tf.float32)
-        with self._calls.next():
-            mean = tf.numpy_function(compute, [loss, weight], loss.dtype)
-        self._calls.end([mean])
-        mean.set_shape([])
-        return mean
+        given = [loss, tf.convert_to_tensor(weight, tf.float32)]
+        return self._calls.call(compute, given, [tf.TensorSpec([], loss.dtype)])[0]
 
     def _count_rows(self, rows: int) -> float:
         """Return the number of rows in the current step's global batch; called once per step."""
@@ -269,9 +246,8 @@ def score(
         metrics = probe_metrics(model, tried, job, collective)
         view = ModelView(model)  # both of these may have created parts
         over = find_over(view, tried, metrics, job, collective, emit)
-        validation = Validation(rows, counts["train"], job.batch_size, over)
-        validation.prepare(view.renewed(), collective)
-        value = validation.evaluate(model, collective)
+        own = rows, counts["train"], job.batch_size, over
+        value = Validation(view.renewed(), collective, *own).evaluate()
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))
@@ -283,8 +259,7 @@ def _check_alike(model: Any, collective: Collective) -> None:
     if collective.world_size == 1:
         return
     check_structure(model, collective)
-    differing = find_differing_weights(model, collective)
-    if differing:
+    if differing := find_differing_weights(model, collective):
         raise InputError(
             f"the weights of worker {', '.join(map(str, differing))} differ from those of worker 0 "
             f"({next(iter(differing.values()))}): all workers must have the same model. A function "

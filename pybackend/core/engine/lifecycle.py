@@ -72,9 +72,8 @@ class Lifecycle:
     def share_state(self, replica: Replica) -> None:
         """Send rank 0's weights and optimizer state to all ranks."""
         if replica.collective.world_size > 1:
-            _compare_first_weights(replica)
-            equal_state.offset_seeds(replica.model, replica.collective.rank)
-            equal_state.broadcast_state(replica.view, replica.collective)
+            equal_state.offset_seeds(replica.model, replica.rank)
+            share_first_weights(replica)
 
     def make_callbacks(
         self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
@@ -98,8 +97,17 @@ class Lifecycle:
 
 
 def share_first_weights(replica: Replica) -> None:
-    """Send rank 0's weights to all ranks, which already have their own random numbers."""
-    _compare_first_weights(replica)
+    """Send rank 0's weights to all ranks, which already have their own random numbers.
+
+    Reports weights that differ between ranks; raises `InputError` if their shapes differ.
+    """
+    equal_state.check_structure(replica.model, replica.collective)
+    if differing := equal_state.find_differing_weights(replica.model, replica.collective):
+        text = (
+            f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
+            "of worker 0 (seeded by rank?): all workers start with those of worker 0"
+        )
+        replica.emit(Note(text))
     equal_state.broadcast_state(replica.view, replica.collective)
 
 
@@ -112,18 +120,6 @@ def build_what_is_restored(replica: Replica) -> None:
     """Create the variables of the metrics, and the test function, before the first step."""
     build_metrics(replica.model, replica.rows)
     replica.model.make_test_function(force=True)
-
-
-def _compare_first_weights(replica: Replica) -> None:
-    """Report weights that differ between ranks; raise `InputError` if their shapes differ."""
-    equal_state.check_structure(replica.model, replica.collective)
-    differing = equal_state.find_differing_weights(replica.model, replica.collective)
-    if differing:
-        text = (
-            f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
-            "of worker 0 (seeded by rank?): all workers start with those of worker 0"
-        )
-        replica.emit(Note(text))
 
 
 # Rows that are compared: a file of other rows differs in these, too.
@@ -149,26 +145,24 @@ def describe_training(
     described["model"] = shorten(describe_structure(model))
     described["learning_rate"] = describe_rate(model)
     for name, own in rows.items():
-        described[argument_of(name)] = None
+        found = None
         if own is not None and job.is_elastic:
-            everything = own.everything if isinstance(own, ShardedRows) else own
-            described[argument_of(name)] = [_describe_rows(everything)]
+            found = [_describe_rows(own.everything if isinstance(own, ShardedRows) else own)]
         elif own is not None:
-            described[argument_of(name)] = all_gather_values(collective, _describe_rows(own))
+            found = all_gather_values(collective, _describe_rows(own))
+        described[argument_of(name)] = found
     return described
 
 
 def _describe_rows(rows: Rows) -> list[Any]:
     """Return the number of rows and a digest of some of them."""
-    digest = hashlib.blake2b(digest_size=16)
-    count = len(rows)
-    if count:
-        sampled = min(count, _SAMPLED_ROWS)
-        chosen = np.arange(sampled, dtype=np.int64) * count // sampled
-        for name, column in rows.take(chosen).items():
-            array = np.asarray(column)
-            content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
-            digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
+    digest, count = hashlib.blake2b(digest_size=16), len(rows)
+    sampled = min(count, _SAMPLED_ROWS)
+    chosen = np.arange(sampled, dtype=np.int64) * count // max(1, sampled)
+    for name, column in rows.take(chosen).items() if count else ():
+        array = np.asarray(column)
+        content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
     return [count, digest.hexdigest()]
 
 
@@ -200,9 +194,8 @@ class CheckpointedLifecycle(Lifecycle):
         notice = Notice()
         notice.expect()
         # Within an epoch, the position in a pipeline could not be restored.
-        self.preemption = Preemption(
-            replica.collective, notice, isinstance(replica.batches, RowBatches)
-        )
+        is_any_step = isinstance(replica.batches, RowBatches)
+        self.preemption = Preemption(replica.collective, notice, is_any_step)
 
     def make_callbacks(
         self, replica: Replica, sync: training_state.StatefulSync, synchronizer: Synchronizer
@@ -211,13 +204,10 @@ class CheckpointedLifecycle(Lifecycle):
         assert self._checkpoints is not None
         stateful = training_state.keep_callbacks(replica.rank, replica.callbacks)
         state = training_state.TrainingState(replica.model, sync, synchronizer, stateful)
-        checkpoints = self._checkpoints
-        self._saver = checkpointing.Saver(
-            replica, checkpoints, state, checkpoints.start.step, self.audit
-        )
-        writing = checkpointing.Checkpointing(
-            replica, checkpoints, state, self.preemption, self._saver
-        )
+        whole = self.job.epochs, replica.collective, replica.emit
+        self._saver = checkpointing.Saver(*whole, self._checkpoints, state, self.audit)
+        own = self._saver, self.preemption, replica.batches
+        writing = checkpointing.Checkpointing(*own, self.job.timeout)
         return [stateful[training_state.HISTORY], writing]
 
 
@@ -277,20 +267,17 @@ def open_checkpoints(
     assert options is not None
     if manifest is None:
         return checkpointing.Checkpoints(options, _share(None, job, collective))
-    store = _open_store(options, run)
-    newest = _find(store, job, manifest, emit)
+    writer = _open_writer(options, run, emit)
+    newest = _find(writer.store, job, manifest, emit)
     saved = newest.manifest if newest is not None else None
     groups = _list_groups(job, saved, generations)
     generations, fixed = (groups, ()) if generations else ((), groups)
     if saved is not None:
         emit(Resumed(saved.point, generations))
     known = newest.manifest if newest is not None and newest.model is not None else None
-    manifest = _choose_model(store, manifest, known, write_model)
+    manifest = _choose_model(writer.store, manifest, known, write_model)
     manifest = replace(manifest, generations=generations, fixed=fixed)
-    writer = checkpointing.CheckpointWriter(store, options.keep, emit)
-    return checkpointing.Checkpoints(
-        options, _share(newest, job, collective), store, writer, manifest
-    )
+    return checkpointing.Checkpoints(options, _share(newest, job, collective), writer, manifest)
 
 
 def _list_groups(
@@ -323,24 +310,22 @@ def continue_checkpoints(
     Arguments as in `open_checkpoints`. ``known`` are checkpoints that this process has written
     until now; None: another process has.
     """
-    there = known.manifest if known is not None else None
-    if known is not None and known.store is not None:
-        store, writer = known.store, known.writer
+    if known is not None and known.writer is not None:
+        writer, there = known.writer, known.manifest
     else:
-        store = _open_store(options, run)
-        there, writer = (
-            store.read_manifest(),
-            checkpointing.CheckpointWriter(store, options.keep, emit),
-        )
-    manifest = _choose_model(store, manifest, there, write_model)
-    return checkpointing.Checkpoints(options, start, store, writer, manifest)
+        writer = _open_writer(options, run, emit)
+        there = writer.store.read_manifest()
+    manifest = _choose_model(writer.store, manifest, there, write_model)
+    return checkpointing.Checkpoints(options, start, writer, manifest)
 
 
-def _open_store(options: Checkpoint, run: str | None) -> CheckpointStore:
+def _open_writer(
+    options: Checkpoint, run: str | None, emit: Emit
+) -> checkpointing.CheckpointWriter:
     store = CheckpointStore(options.uri, run)
     check_writable(f"{options.uri.rstrip('/')}/checkpoint", "recovery")
     store.open()
-    return store
+    return checkpointing.CheckpointWriter(store, options.keep, emit)
 
 
 def _choose_model(
@@ -390,11 +375,10 @@ def _share(
     text = broadcast_bytes(collective, encode(newest.manifest).encode() if newest else b"")
     if not text:
         return training_state.TrainingStart(job.initial_epoch)
-    there = decode(text, Manifest)
+    own = decode(text, Manifest)
     state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
-    return training_state.TrainingStart(
-        there.epoch, there.step, there.is_stopped, state, there.generations, there.audit
-    )
+    where = own.epoch, own.step, own.is_stopped
+    return training_state.TrainingStart(*where, state, own.generations, own.audit)
 
 
 def _check_pipeline(batches: PipelineBatches, emit: Emit) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.core.collective import Collective
-from pybackend.core.data.arrays import nest
+from pybackend.core.data.arrays import flatten, nest
 from pybackend.core.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
 from pybackend.core.engine.evaluation import Validation, build_metrics
 from pybackend.core.engine.row_batches import Batches, PipelineBatches, RowBatches
@@ -42,7 +42,7 @@ from pybackend.core.model.inputs_outputs import (
     check_output_names,
     reshape_rows,
 )
-from pybackend.core.model.labels import check_has_labels, check_some_labels
+from pybackend.core.model.labels import check_has_labels, check_labels
 from pybackend.core.model.transfer import LoadedModel, describe_inputs
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import show_bytes
@@ -145,12 +145,15 @@ def make_replica(
     check_model(view, job)
     tried = choose_rows(model, rows, job)
     if tried is not None:
-        check_some_labels(model, tried)
+        check_labels(model, flatten(tried), "data", names_rows=False)
     metrics = probe_metrics(model, tried, job, collective)
     view = view.renewed()  # the check of the metrics has called the model
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
-        _report_metrics(model, metrics, emit)
+        if metrics == "not sums":
+            emit(Note(_ABOUT_METRICS))
+        elif metrics == "unknown" and find_compiled_metrics(model):
+            emit(Note(_ABOUT_UNTRIED_METRICS))
         if over != NOTHING or has_own(model, "train_step") or view.synchronized:
             check_runs_eagerly(model, batches.begins_empty)
     # From here on, random numbers differ by rank: all that must be equal has been created.
@@ -166,12 +169,14 @@ def make_replica(
     )
     if "validation" not in counts:
         return replica
-    own_rows = _shard(StoredRows(folder / "validation", in_memory), model, job, rank)
+    own_rows = reshape_rows(StoredRows(folder / "validation", in_memory), model)
+    if job.is_elastic:  # each worker has all rows
+        own_rows = ShardedRows(own_rows, job.workers, rank)
     check_has_labels(model, own_rows.spec, "validation_data", trains=False)
     evaluated = find_over(view, tried, metrics, job, collective, emit)
     evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
-    validation = Validation(own_rows, counts["validation"], job.batch_size, evaluated)
-    validation.prepare(view, collective)
+    own = own_rows, counts["validation"], job.batch_size, evaluated
+    validation = Validation(view, collective, *own)
     return replace(replica, validation=validation, validation_rows=own_rows)
 
 
@@ -191,21 +196,16 @@ def fit_in_memory(
     shares = np.minimum(everyone[:, 1] / neighbours, limit or np.inf) * _SHARE
     is_large = everyone[:, 0] > shares
     if is_large.any():
-        first = int(is_large.argmax())
-        emit(
-            Note(
-                f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
-                f"the same order: worker {first} has {show_bytes(everyone[first, 0])} of rows, "
-                f"but may use only {show_bytes(shares[first])} of memory"
-            )
+        first, *others = is_large.nonzero()[0].tolist()
+        ranks = ", ".join(map(str, [first, *others][:-1]))
+        named = f"workers {ranks} and {others[-1]}" if others else f"worker {first}"
+        text = (
+            f"in_memory: the rows of {named} stay on disk, in the same order: worker {first} has "
+            f"{show_bytes(everyone[first, 0])} of rows, but may use only "
+            f"{show_bytes(shares[first])} of memory"
         )
+        emit(Note(text))
     return not is_large[collective.rank]
-
-
-def _name(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker {ranks[0]}"
-    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def _make_batches(
@@ -226,9 +226,7 @@ def _make_batches(
             )
         pipeline = PipelineBatches(stream, collective, job.steps_per_epoch)
         return pipeline, pipeline.sample
-    stored = StoredRows(folder / "train", in_memory)
-    everything = reshape_rows(stored, model)
-    rows = everything
+    rows = everything = reshape_rows(StoredRows(folder / "train", in_memory), model)
     if job.is_elastic and job.shuffle != "global":
         rows = ShardedRows(everything, job.workers, collective.rank)
     batches = RowBatches(
@@ -257,19 +255,6 @@ def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:
     if with_optimizer and model.compiled and model.optimizer and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return describe_inputs(inputs)
-
-
-def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
-    if metrics == "not sums":
-        emit(Note(_ABOUT_METRICS))
-    elif metrics == "unknown" and find_compiled_metrics(model):
-        emit(Note(_ABOUT_UNTRIED_METRICS))
-
-
-def _shard(stored: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
-    """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
-    rows = reshape_rows(stored, model)
-    return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
 
 
 def count_neighbours(collective: Collective) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,12 +78,13 @@ class RowBatches:
         has_all: bool = False,
     ) -> None:
         self._columns = to_rows(columns)
-        self.counts = list(counts)
+        self.counts, self._rank = list(counts), rank
         self.rows = counts[rank]
         """Number of rows that this worker uses in an epoch."""
         self.arrivals = Arrivals()
         """Times at which the batches of this epoch were read."""
-        self._rank = rank
+        self.fit_options: dict[str, Any] = {}
+        """Arguments of ``fit`` that these batches need."""
         workers = len(counts)
         edges = sharding.cut_shards(counts, batch_size, batches)
         full = edges.shape[1] - 1
@@ -91,7 +93,7 @@ class RowBatches:
                 f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
                 f"give {counted(full, 'step')} of {batch_size} rows per worker"
             )
-        self._steps_of_all = full if limit is None else limit
+        self._steps_of_all = self.most_steps = full if limit is None else limit
         self._cutting = batch_size, batches
         self._seeding = seed, shuffle
         self.is_sharded = not shuffle
@@ -104,6 +106,8 @@ class RowBatches:
         # Each worker has only its own rows, but these are shards of one order.
         self._is_dealt = isinstance(visits, sharding.Visits) and sharding.is_sharded_evenly(counts)
         self._whole = _Pass(edges, np.diff(edges.sum(axis=0)), visits)
+        self.begins_empty = bool((np.diff(edges)[:, 0] == 0).any())
+        """True if a worker has no rows in the first step of an epoch."""
         self._rest: tuple[int, _Pass] | None = None
         self._first_epoch: int | None = None
         self._enter(0)
@@ -122,16 +126,6 @@ class RowBatches:
         steps, whole = self._steps_of_all, len(self._whole.totals)
         return bool(whole % steps) and epochs * steps > whole
 
-    @property
-    def begins_empty(self) -> bool:
-        """True if a worker has no rows in the first step of an epoch."""
-        return bool((np.diff(self._whole.edges)[:, 0] == 0).any())
-
-    @property
-    def most_steps(self) -> int:
-        """Largest number of steps of an epoch."""
-        return max(self._steps_of_all, len(self._rest[1].totals) if self._rest else 0)
-
     def continue_epoch(self, epoch: int, groups: sharding.Groups) -> None:
         """In this epoch, share the rows that earlier worker groups left; each has all rows."""
         batch_size, batches = self._cutting
@@ -145,33 +139,26 @@ class RowBatches:
         order = self._order_from(groups[0][0])
         visits = sharding.SharedVisits(order, total, workers, self._rank)
         self._rest = epoch, _Pass(edges, totals, visits, taken)
+        self.most_steps = max(self._steps_of_all, len(totals))
 
     def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
         """Add weight 1 for the classes without a weight: Keras looks up each class."""
         _, shape = self._columns.spec["y"]
-        last = max(class_weight)
-        if shape and shape[-1] > 1:  # one-hot
-            last = max(last, shape[-1] - 1)
-        else:
-            for first in range(0, len(self._columns), _LABELS_AT_ONCE):
-                rows = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
-                labels = self._columns.take(rows)["y"]
-                check_are_classes(labels, "data", names_rows=False)
-                last = max(last, int(np.rint(labels.max())))
+        is_one_hot, count = bool(shape) and shape[-1] > 1, len(self._columns)
+        last = max(*class_weight, shape[-1] - 1 if is_one_hot else 0)
+        for first in range(0, 0 if is_one_hot else count, _LABELS_AT_ONCE):
+            rows = np.arange(first, min(first + _LABELS_AT_ONCE, count))
+            labels = self._columns.take(rows)["y"]
+            check_are_classes(labels, "data", names_rows=False)
+            last = max(last, int(np.rint(labels.max())))
         return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
-
-    @property
-    def fit_options(self) -> dict[str, Any]:
-        """Arguments of ``fit`` that these batches need: none."""
-        return {}
 
     def resume(self, first_epoch: int) -> None:
         """Set the first epoch of a resumed training run, which determines the rows."""
         self._first_epoch = first_epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        if self._first_epoch is None:
-            self._first_epoch = epoch
+        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
         self.arrivals.clear()
         self._enter(epoch)
 
@@ -186,9 +173,8 @@ class RowBatches:
             self._pass = self._whole
             self.steps = self._steps_of_all
             first_epoch = epoch if self._first_epoch is None else self._first_epoch
-            passes, self._indices = np.divmod(
-                (epoch - first_epoch) * self.steps + np.arange(self.steps), len(self._pass.totals)
-            )
+            numbers = (epoch - first_epoch) * self.steps + np.arange(self.steps)
+            passes, self._indices = np.divmod(numbers, len(self._pass.totals))
             # Number of complete passes over the rows before; it determines the order.
             self._passes = first_epoch + passes
         self.taken = self._pass.taken
@@ -207,7 +193,7 @@ class RowBatches:
 
     def share(self) -> float:
         """Return this worker's share of the rows that this worker group uses in the epoch."""
-        return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())
+        return float(self.count_rows() / self._rows_by_rank.sum())
 
     def share_until(self, step: int) -> float:
         """Return its share of these rows before a step of an epoch that uses all rows."""
@@ -348,14 +334,11 @@ class PipelineBatches:
     find_order = None
 
     def __init__(self, data: Any, collective: Collective, limit: int | None) -> None:
-        self.epoch = 0
-        self.rows = 0
-        self._collective = collective
-        self._data = data
+        self._collective, self._data = collective, data
         # Rows of the batches that TensorFlow has read, ahead of the training.
         self._read: deque[int] = deque()
-        self._steps_taken = 0
-        self._last_rows = 0
+        self.epoch, self.rows = 0, 0
+        self._steps_taken, self._last_rows = 0, 0
         self._first: Any = None
         self.arrivals = Arrivals()
         own = int(data.cardinality())
@@ -386,20 +369,20 @@ class PipelineBatches:
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
         """Return the steps per epoch; negative numbers of batches mean endless or unknown."""
-        endless = [rank for rank, count in enumerate(batches) if count < 0]
+        endless, most = [rank for rank, count in enumerate(batches) if count < 0], max(batches)
         if limit is None and endless:
             raise InputError(
                 f"the `data` function returns infinite data on worker {endless[0]}: pass "
                 "`steps_per_epoch`"
             )
-        if not endless and max(batches) == 0:
+        if not endless and most == 0:
             raise InputError("the `data` function returned no batches on any worker")
-        if limit is not None and not endless and limit > max(batches):
+        if limit is not None and not endless and limit > most:
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but the `data` function returns at "
-                f"most {max(batches)} batches on a worker"
+                f"most {most} batches on a worker"
             )
-        return limit or max(batches)
+        return limit or most
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch at the last step, in shape (world size,).
@@ -407,8 +390,7 @@ class PipelineBatches:
         Raises `InputError` if no rank has rows: the pipeline returned fewer batches than the first
         time, or fewer than `steps_per_epoch` requires.
         """
-        own = np.array([self._last_rows], np.int64)
-        rows = np.concatenate(self._collective.all_gather(own))
+        rows = np.concatenate(self._collective.all_gather(np.array([self._last_rows], np.int64)))
         if not rows.any():
             raise InputError(
                 f"the `data` function returned no rows for step {self._steps_taken} "
@@ -480,11 +462,8 @@ class PipelineBatches:
         rows = count_rows(element)
         is_first = tf.numpy_function(note, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
-        stored = tf.cond(
-            is_first,
-            lambda: tf.numpy_function(store, leaves, tf.bool, stateful=True),
-            lambda: False,
-        )
+        copy = partial(tf.numpy_function, store, leaves, tf.bool, stateful=True)
+        stored = tf.cond(is_first, copy, lambda: False)
         with tf.control_dependencies([stored]):
             return tf.nest.map_structure(tf.identity, element)
 

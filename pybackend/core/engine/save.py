@@ -14,7 +14,7 @@ from pybackend.core.engine.step_changes import override
 from pybackend.core.errors import InputError, SerializationError
 from pybackend.core.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.core.job.messages import Emit, Note
-from pybackend.core.model.compare import find_other_weights
+from pybackend.core.model.compare import compare_variables
 from pybackend.core.model.file_checks import Format
 from pybackend.core.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.core.model.transfer import LoadedModel, read_weights, write_weights
@@ -31,15 +31,9 @@ _NO_FILE = (
     "`uri` of `model_options` that ends in .weights.h5. "
 )
 
-_OTHERS_TRAINED = {
-    False: (
-        "a callback froze or unfroze layers: the trained model has a new optimizer without state"
-    ),
-    True: (
-        "a callback froze or unfroze layers: in the trained model, the same layers are frozen as "
-        "before training"
-    ),
-}
+_OTHERS_TRAINED = "a callback froze or unfroze layers: "
+_NO_STATE = "the trained model has a new optimizer without state"
+_SAME_LAYERS = "in the trained model, the same layers are frozen as before training"
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ def plan_saving(
     for plan in plans:
         try:
             data = encode_trained(loaded, plan)
-            _check_can_be_read(loaded, view, data, plan, inputs, job)
+            _check_can_be_read(loaded, view, data, plan, inputs, job.safe_mode)
         except SerializationError as error:
             # Weights come last, and are the least likely to fail.
             failure = error if plan.format == WEIGHTS else failure or error
@@ -102,12 +96,7 @@ def plan_saving(
 
 
 def _check_can_be_read(
-    loaded: LoadedModel,
-    view: ModelView,
-    data: bytes,
-    plan: SavingPlan,
-    inputs: Any,
-    job: TrainingJob,
+    loaded: LoadedModel, view: ModelView, data: bytes, plan: SavingPlan, inputs: Any, safe: bool
 ) -> None:
     """Read a file as the driver will; raise `SerializationError` if that fails."""
     if plan.format != WEIGHTS:
@@ -115,7 +104,7 @@ def _check_can_be_read(
         if loaded.is_by_value:  # else the driver only knows the objects that it sent
             known = {**view.custom_objects, **known}
         # A pickled model may contain code, such as a Lambda layer's, which is the caller's own.
-        safe_mode = job.safe_mode and not loaded.is_by_value
+        safe_mode = safe and not loaded.is_by_value
         read_own_model(data, custom_objects=known, safe_mode=safe_mode)
     if loaded.is_by_value or plan.format == WEIGHTS:
         assert loaded.make_copy is not None
@@ -125,7 +114,7 @@ def _check_can_be_read(
                 if keras.backend.is_float_dtype(weight.dtype):
                     weight.assign(weight + 1)
         read_weights(copy, data, plan.format, inputs)
-        if find_other_weights(loaded.model, copy):
+        if compare_variables("weights", loaded.model.weights, copy.weights):
             raise SerializationError("the file does not contain all of the weights")
 
 
@@ -151,13 +140,8 @@ def write_model(
     """Write ``trained.h5`` or ``trained.keras`` atomically, or to a URI; return its SHA-256."""
     data = encode_trained(loaded, plan)
     if plan.trained != find_trained(loaded.model):
-        emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))
-    if uri is not None:
-        write_whole(uri, data)
-        return sha256_of(data)
-    partial = folder / "trained.partial"
-    partial.write_bytes(data)
-    partial.replace(folder / f"trained.{plan.format}")
+        emit(Note(_OTHERS_TRAINED + (_SAME_LAYERS if plan.format == WEIGHTS else _NO_STATE)))
+    write_whole(str(folder / f"trained.{plan.format}") if uri is None else uri, data)
     return sha256_of(data)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.statistics.metrics import to_plain
-from pybackend.core.engine.step_changes import override
+from pybackend.core.engine.step_changes import override_each
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_tensorboard, is_uri
 from pybackend.core.job.job import TrainingJob
@@ -33,18 +32,13 @@ class StepReports(keras.callbacks.Callback):
 
     def __init__(self, replica: Replica) -> None:
         super().__init__()
-        self._job = replica.job
-        self._batches = replica.batches
-        self._world_size = replica.collective.world_size
-        self._emit = replica.emit
-        self._epoch = 0
-        self._began = 0.0
-        self._due = 0.0
+        self._replica = replica
+        self._epoch, self._began, self._due = 0, 0.0, 0.0
         self._rows: Any = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._began = epoch, time.perf_counter()
-        total = self._batches.total_rows
+        total = self._replica.batches.total_rows
         self._rows = None if total is None else np.cumsum(total)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -52,26 +46,14 @@ class StepReports(keras.callbacks.Callback):
         if now < self._due:
             return
         self._due = now + _REPORT_SECONDS
+        replica, steps = self._replica, self._replica.batches.steps
         # The last of several steps per execution may lie beyond the epoch's end.
-        step = min(batch + 1, self._batches.steps)
+        step = min(batch + 1, steps)
         metrics = {name: to_plain(value) for name, value in (logs or {}).items()}
-        epochs, seconds = self._job.epochs, now - self._began
-        self._emit(
-            StepEnded(
-                self._epoch + 1,
-                epochs,
-                step,
-                self._batches.steps,
-                self._count_rows(step),
-                seconds,
-                metrics,
-            )
-        )
-
-    def _count_rows(self, step: int) -> int:
-        if self._rows is None:
-            return int(self._batches.rows * self._world_size)
-        return int(self._rows[step - 1])
+        known = replica.batches.rows * replica.collective.world_size
+        rows = int(known if self._rows is None else self._rows[step - 1])
+        at = self._epoch + 1, replica.job.epochs, step, steps
+        replica.emit(StepEnded(*at, rows, now - self._began, metrics))
 
 
 class StopWhenAsked(keras.callbacks.Callback):
@@ -172,10 +154,8 @@ class _Summary:
     def scalar(self, name: str, data: Any, step: Any = None) -> None:
         """Write a metric; a metric of several values gets a curve for each, numbered from 1."""
         values = np.asarray(data)
-        if values.ndim == 0:
-            tf.summary.scalar(name, data, step=step)
-        for number, value in enumerate(values.ravel() if values.ndim else (), start=1):
-            tf.summary.scalar(f"{name}_{number}", value, step=step)
+        for number, value in enumerate(values.ravel(), start=1):
+            tf.summary.scalar(f"{name}_{number}" if values.ndim else name, value, step=step)
 
     def create_file_writer(self, folder: str) -> Any:
         return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
@@ -186,8 +166,7 @@ class _Send(keras.callbacks.Callback):
 
     def __init__(self, folder: Path, emit: Emit) -> None:
         super().__init__()
-        self._folder = folder
-        self._emit = emit
+        self._folder, self._emit = folder, emit
         self._sent: dict[str, int] = {}
         self._last = time.monotonic()
 
@@ -204,18 +183,13 @@ class _Send(keras.callbacks.Callback):
 
     def _send(self) -> None:
         self._last = time.monotonic()
-        for path in sorted(self._folder.rglob("*")):
-            if path.is_file():
-                self._send_file(path)
-
-    def _send_file(self, path: Path) -> None:
-        name = path.relative_to(self._folder).as_posix()
-        with path.open("rb") as file:
-            file.seek(self._sent.get(name, 0))
-            while part := file.read(_PART_BYTES):
-                start = self._sent.get(name, 0)
-                self._emit(EventBytes(name, start, base64.b64encode(part).decode("ascii")))
-                self._sent[name] = start + len(part)
+        for path in sorted(one for one in self._folder.rglob("*") if one.is_file()):
+            name = path.relative_to(self._folder).as_posix()
+            with path.open("rb") as file:
+                start = file.seek(self._sent.get(name, 0))
+                while part := file.read(_PART_BYTES):
+                    self._emit(EventBytes(name, start, base64.b64encode(part).decode("ascii")))
+                    start = self._sent[name] = start + len(part)
 
 
 class ScaledSteps(keras.callbacks.Callback):
@@ -229,10 +203,8 @@ class ScaledSteps(keras.callbacks.Callback):
     def __init__(self, replica: Replica) -> None:
         super().__init__()
         assert replica.job.scale_lr is not None
-        self._scale = replica.job.scale_lr
-        self._workers = replica.job.workers
-        self._batches = replica.batches
-        self._most = replica.batches.most_steps
+        self._scale, self._workers = replica.job.scale_lr, replica.job.workers
+        self._batches, self._most = replica.batches, replica.batches.most_steps
         self._optimizer = replica.model.optimizer
         # Several steps may run between two calls of a callback. A custom train_step may call the
         # optimizer several times; each call has the rate of the first.
@@ -246,14 +218,12 @@ class ScaledSteps(keras.callbacks.Callback):
         """Variables that a step reads and changes."""
         return [self._multiples, self._step, self._rate]
 
-    @contextmanager
-    def install(self) -> Iterator[None]:
-        with override(self._optimizer, "apply", self._wrap(self._optimizer.apply)):
-            yield
+    def install(self) -> AbstractContextManager[None]:
+        return override_each([self._optimizer], "apply", self._wrap)
 
-    def _wrap(self, apply: Any) -> Any:
+    def _wrap(self, optimizer: Any, apply: Any) -> Any:
         def scaled(*args: Any, **options: Any) -> Any:
-            given = self._optimizer.learning_rate
+            given = optimizer.learning_rate
             unscaled = tf.identity(given.value)
             # The last of several steps at once may lie beyond the epoch's end.
             index = tf.minimum(self._step, self._most - 1)

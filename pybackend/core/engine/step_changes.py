@@ -21,7 +21,9 @@ Kinds = list[str | None]
 @contextmanager
 def override(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of one object, never of its class, so that saved models do not have it."""
-    before = vars(holder).get(name, _ABSENT)
+    # An instance cannot delete a property of its class, such as Keras's `jit_compile`.
+    is_property = isinstance(getattr(type(holder), name, None), property)
+    before = getattr(holder, name) if is_property else vars(holder).get(name, _ABSENT)
     setattr(holder, name, value)
     try:
         yield
@@ -33,6 +35,19 @@ def override(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
+def configure(
+    read: Callable[[], Any], write: Callable[[Any], object], value: Any
+) -> Iterator[None]:
+    """Write a setting of this process, given the function that reads it."""
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+@contextmanager
 def override_each(
     holders: Iterable[Any], name: str, wrap: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
@@ -41,17 +56,6 @@ def override_each(
         for holder in holders:
             stack.enter_context(override(holder, name, wrap(holder, getattr(holder, name))))
         yield
-
-
-@contextmanager
-def disable_jit(model: Any) -> Iterator[None]:
-    # Not `override`: this is a property of Keras's class, which an instance cannot delete.
-    compiled = model.jit_compile
-    model.jit_compile = False
-    try:
-        yield
-    finally:
-        model.jit_compile = compiled
 
 
 def count_rows(data: Any) -> Any:
@@ -95,14 +99,11 @@ class RemembersErrors:
 class EpochSteps(Protocol):
     """Steps of the current epoch: `RowBatches` or `PipelineBatches`."""
 
-    @property
-    def steps(self) -> int: ...
-    @property
-    def taken(self) -> int: ...
-    @property
-    def total_rows(self) -> Any: ...
-    @property
-    def is_uneven(self) -> bool: ...
+    steps: int
+    taken: int
+    total_rows: Any
+    is_uneven: bool
+
     @property
     def find_order(self) -> Callable[[int], Any] | None: ...
 
@@ -114,12 +115,12 @@ class Position:
     """
 
     def __init__(self, batches: EpochSteps) -> None:
-        self._batches = batches
+        self.batches = batches
         self.step = 0
 
     def begin_epoch(self) -> None:
         """Return to the first step that these workers take in the epoch."""
-        self.step = self._batches.taken
+        self.step = self.batches.taken
 
     def advance(self) -> None:
         self.step += 1
@@ -127,27 +128,12 @@ class Position:
     @property
     def total_rows(self) -> int | None:
         """Number of rows in the global batch of this step; None if no worker knows."""
-        if self._batches.total_rows is None:
-            return None
+        total, last = self.batches.total_rows, self.batches.steps - 1
         # A train_step that exchanges twice passes the end before the epoch ends.
-        return int(self._batches.total_rows[min(self.step, self._batches.steps - 1)])
-
-    @property
-    def is_uneven(self) -> bool:
-        """True if the arrays of a batch have different numbers of rows."""
-        return self._batches.is_uneven
-
-    @property
-    def find_order(self) -> Callable[[int], Any] | None:
-        """`RowBatches.order_at`, if the rows of a batch have an order."""
-        return self._batches.find_order
-
-    @property
-    def is_last(self) -> bool:
-        return self.step == self._batches.steps - 1
+        return None if total is None else int(total[min(self.step, last)])
 
 
-class StepCalls:
+class StepCalls(RemembersErrors):
     """Chain of the collective calls in the step being traced, and what replaces them without rows.
 
     TensorFlow does not order calls to the host, and every worker must make its calls in the same
@@ -165,10 +151,8 @@ class StepCalls:
 
     def begin(self, rows: Any) -> None:
         """Discard the calls of the previous step, and of the previous branch of a graph."""
-        self.rows, self._last, self._replacements = rows, [], []
-        self._exchanges = 0
-        if not tf.executing_eagerly():
-            self._last = [self._turn.read_value()]
+        self.rows, self._replacements, self._exchanges = rows, [], 0
+        self._last = [] if tf.executing_eagerly() else [self._turn.read_value()]
 
     @contextmanager
     def next(self) -> Iterator[None]:
@@ -188,6 +172,25 @@ class StepCalls:
         if not tf.executing_eagerly():
             with tf.control_dependencies(results[:1]):
                 self._last = [self._turn.assign_add(1, read_value=False)]
+
+    def call(
+        self, fn: Callable[..., Any], inputs: Sequence[Any], results: Sequence[tf.TensorSpec]
+    ) -> list[Any]:
+        """Return the results of a function of arrays, which each step calls after its other calls.
+
+        ``results`` has their types and shapes.
+        """
+
+        def remember(*arrays: Any) -> Any:
+            with self.remembering():
+                return fn(*arrays)
+
+        with self.next():
+            found = call_host(remember, inputs, [spec.dtype for spec in results])
+        self.end(found)
+        for tensor, spec in zip(found, results, strict=True):
+            tensor.set_shape(spec.shape)
+        return found
 
     def count_exchange(self) -> int:
         """Return the number of the gradient exchange that is starting, from 0 in each step."""
@@ -266,9 +269,7 @@ class StepOrSkip:
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], skip: Callable[[], None]) -> None:
-        self._model = model
-        self._step = step
-        self._skip = skip
+        self._model, self._step, self._skip = model, step, skip
         self._logged: dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
@@ -326,26 +327,15 @@ class SplitStep:
     call would run before it here.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        train_step: Callable[[Any], Any],
-        apply: Callable[..., Any],
-        exchange: StepExchange,
-    ) -> None:
-        self._model = model
-        self._train_step = train_step
-        self._apply = apply
-        self._exchange = exchange
-        self._compute = tf.function(
-            self._compute_gradients, jit_compile=True, reduce_retracing=True
-        )
+    def __init__(self, model: Any, exchange: StepExchange) -> None:
+        self._model, self._exchange = model, exchange
+        self._train_step, self._apply = model.train_step, model.optimizer.apply
+        compute = self._compute_gradients
+        self._compute = tf.function(compute, jit_compile=True, reduce_retracing=True)
         self._update = tf.function(self._apply_means, jit_compile=True)
         self._present: list[bool] = []
-        self._step = StepOrSkip(model, self._take_step, self._skip_step)
-
-    def __call__(self, data: Any) -> Any:
-        return self._step(data)
+        self.step = StepOrSkip(model, self._take_step, self._skip_step)
+        """The replacement."""
 
     def _take_step(self, data: Any) -> Any:
         share = self._exchange.begin_step(count_rows(data))

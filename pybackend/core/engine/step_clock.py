@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any, cast
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.collective import Collective
+from pybackend.core.collective import Collective, CostModel
 from pybackend.core.job.report import PARTS, StepTimes
 from pybackend.core.machine import read_boot
 from pybackend.core.machine.capacity import count_cores
@@ -67,9 +68,8 @@ class StepClock(keras.callbacks.Callback):
     def __init__(self, arrivals: Arrivals) -> None:
         super().__init__()
         self._arrivals = arrivals
-        self._held = 0.0
+        self._held, self._left_out = 0.0, 0.0
         self._begun: tuple[int, float, float] | None = None
-        self._left_out = 0.0
         self._last = 0, 0.0
         self._seen = 0
         # For each execution: its steps, and seconds in total, for data, and in exchanges.
@@ -112,47 +112,39 @@ class StepClock(keras.callbacks.Callback):
             self._held = held
             self._left_out += time.perf_counter() - began
 
-    def agree(self, collective: Collective, costs: Sequence[float] | None) -> StepTimes | None:
+    def agree(self, collective: Collective, costs: CostModel | None) -> StepTimes | None:
         """Return the measured times, or None after too few steps; all ranks must call it together.
 
         The last rank to reach an exchange does not wait. So the shortest time of an exchange on any
-        rank is communication, and the additional time on the other ranks is waiting. ``costs`` are
-        latency, and seconds per sent byte and per added byte, as measured when the workers
-        connected.
+        rank is communication, and the additional time on the other ranks is waiting. ``costs`` were
+        measured when the workers connected.
         """
         timed = np.array(list(self._timed), np.float64).reshape(-1, 4)
-        held = np.ascontiguousarray(timed[:, 3])
-        everyone = collective.all_gather(held)
+        everyone = collective.all_gather(np.ascontiguousarray(timed[:, 3]))
         common = min(len(one) for one in everyone)
         if common == 0:
             return None
-        timed, held = timed[-common:], held[-common:]
-        steps, whole, data = timed[:, 0], timed[:, 1], timed[:, 2]
+        steps, whole, data, held = timed[-common:].T
         communication = np.min([one[-common:] for one in everyone], axis=0)
-        data = np.minimum(data, whole - held)
         own = whole - held
+        data = np.minimum(data, own)
         parts = np.stack([data, own - data, communication, held - communication], axis=1)
         stretches = [
-            (part.sum(axis=0) / count.sum()).tolist()
-            for part, count in zip(
-                np.array_split(parts, min(_STRETCHES, common)),
-                np.array_split(steps, min(_STRETCHES, common)),
-                strict=True,
-            )
+            (parts[rows].sum(axis=0) / steps[rows].sum()).tolist()
+            for rows in np.array_split(np.arange(common), min(_STRETCHES, common))
         ]
         means = (parts.sum(axis=0) / steps.sum()).tolist()
+        each = np.repeat(whole / steps, steps.astype(int))
         return StepTimes(
             steps=int(steps.sum()),
             **dict(zip(PARTS, means, strict=True)),
             jitter=float(np.log(np.maximum(own, 1e-9) / steps).std()),
             stretches=stretches,
             buffers=list(self.buffers),
-            costs=None if costs is None else list(costs),
+            costs=None if costs is None else list(astuple(costs)),
             cores=count_cores(),
             machine=read_boot(),
-            quantiles=np.quantile(
-                np.repeat(whole / steps, steps.astype(int)), np.linspace(0, 1, _QUANTILES)
-            ).tolist(),
+            quantiles=np.quantile(each, np.linspace(0, 1, _QUANTILES)).tolist(),
         )
 
     def _close(self, stop: int, now: float) -> None:

@@ -17,12 +17,7 @@ from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.shards import Shards
-from pybackend.core.engine.exchange.synchronizer import (
-    NoExchange,
-    Preemption,
-    Synchronizer,
-    WeightAveraging,
-)
+from pybackend.core.engine.exchange.synchronizer import Preemption, Synchronizer, WeightAveraging
 from pybackend.core.engine.exchange.transports import GraphExchange
 from pybackend.core.engine.replica import Replica
 from pybackend.core.engine.row_batches import RowBatches
@@ -51,7 +46,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     if collective.world_size == 1:
         # A single worker's checkpoints within an epoch are for any number of workers, too.
         needs_record = job.is_elastic and job.checkpoint is not None
-        return NoExchange(_make_record(replica) if needs_record else None)
+        return Synchronizer(_make_record(replica) if needs_record else None)
     nominal = collective.world_size * job.batch_size
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
@@ -106,8 +101,8 @@ def _make_record(replica: Replica) -> StepRecord | None:
         replica.emit(Note(_ABOUT_REPEATING.format(obstacle) + also))
 
     share_until = batches.share_until if isinstance(batches, RowBatches) else None
-    over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
-    shared = [v for metric in over_metrics for v in metric.variables]
+    over_batch = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
+    shared = [v for metric in over_batch for v in metric.variables]
     record = StepRecord(replica.view, share_until, give_up, shared)
     if (obstacle := record.find_obstacle()) is None:
         return record
@@ -116,12 +111,8 @@ def _make_record(replica: Replica) -> StepRecord | None:
 
 
 def _make_shards(replica: Replica) -> Shards:
-    shards = Shards(
-        replica.model,
-        replica.collective,
-        replica.loaded.stored,
-        replica.loaded.extras.get("custom_objects"),
-    )
+    known = replica.loaded.extras.get("custom_objects")
+    shards = Shards(replica.model, replica.collective, replica.loaded.stored, known)
     replica.emit(Note(shards.describe()))
     if replica.rank == 0:  # the file that was written for a check had no state
         weights = sum(v.numpy().nbytes for v in replica.model.weights)
@@ -140,13 +131,9 @@ class EpochSync(keras.callbacks.Callback):
 
     def __init__(self, replica: Replica, synchronizer: Synchronizer) -> None:
         super().__init__()
-        self._job = replica.job
-        self._collective = replica.collective
-        self._synchronizer = synchronizer
-        self._batches = replica.batches
-        self._validation = replica.validation
-        self._emit = replica.emit
-        self._metrics = replica.metrics
+        self._replica, self._synchronizer = replica, synchronizer
+        self._collective, self._batches = replica.collective, replica.batches
+        self._is_exact = synchronizer.is_exact and replica.collective.world_size > 1
         # Values of statistics that the workers agreed on last, by their position among the weights:
         # a callback may freeze or unfreeze layers meanwhile.
         self._agreed: dict[int, Any] = {}
@@ -158,10 +145,9 @@ class EpochSync(keras.callbacks.Callback):
         self._searches = 2
         # Positions of variables that steps of this epoch change; None: not known yet.
         self._moving: list[int] | None = None
-        self._has_reported_metrics = False
+        self._has_reported_metrics = replica.collective.world_size == 1
         self._has_reported_monitors = False
-        self._began = 0.0
-        self._steps = 0
+        self._began, self._steps = 0.0, 0
         self.steps_done = 0
         """Steps of all epochs so far."""
         self.evaluated_by: Sequence[Any] = ()
@@ -195,7 +181,7 @@ class EpochSync(keras.callbacks.Callback):
             )
         self._batches.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
-        if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
+        if self._searches and self._is_exact:
             self._searches -= 1
             self._others = equal_state.find_other_state(ModelView(self.model))
         self._variables = [*self.model.weights, *self._others]
@@ -206,14 +192,17 @@ class EpochSync(keras.callbacks.Callback):
         # The last of several steps per execution may lie beyond the epoch's end.
         self._steps = min(batch + 1, self._batches.steps)
         self._batches.count_steps(self._steps)
-        if self._collective.world_size > 1 and self._synchronizer.is_exact:
-            self._agree_on_own_state()
+        if self._is_exact:
+            record = self._synchronizer.record
+            with record.settling() if record else nullcontext():
+                self._average_own_state()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
+        job, validation = self._replica.job, self._replica.validation
         if self._synchronizer.record is not None:
             self._synchronizer.record.has_ended = True
-        if not self._has_reported_metrics and self._collective.world_size > 1:
+        if not self._has_reported_metrics:
             self._report_custom_metrics()
         self._synchronizer.end_epoch()
         self.steps_done += self._steps
@@ -221,37 +210,35 @@ class EpochSync(keras.callbacks.Callback):
         if self._synchronizer.mean_loss is not None and "loss" in combined:
             combined["loss"] = self._synchronizer.mean_loss
         self.agree_on_statistics()
-        if self._validation is not None and self._job.validates(epoch):
-            metrics = self._validation.evaluate(self.model, self._collective, self.evaluated_by)
-            combined.update({f"val_{name}": value for name, value in metrics.items()})
+        if validation is not None and job.validates(epoch):
+            metrics = validation.evaluate(self.evaluated_by)
+            combined |= {f"val_{name}": value for name, value in metrics.items()}
         logs.clear()
         logs.update(combined)
-        if self._validation is None or self._job.validates(epoch):
+        if not self._has_reported_monitors and (validation is None or job.validates(epoch)):
             self._report_unmonitored(logs)
         seconds = time.monotonic() - self._began
-        self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
+        self._replica.emit(EpochEnded(epoch + 1, job.epochs, seconds, combined))
 
     def _report_custom_metrics(self) -> None:
         # Not before an epoch: Keras builds the metrics in its first step.
         self._has_reported_metrics = True
-        for name in find_custom_metrics(self.model, self._metrics != "unknown"):
+        for name in find_custom_metrics(self.model, self._replica.metrics != "unknown"):
             text = (
                 f"metric {show(name)} has a custom class: its variables are summed over the "
                 "workers, which is correct only for sums and counts"
             )
-            self._emit(Note(text))
+            self._replica.emit(Note(text))
 
     def _report_unmonitored(self, logs: Mapping[str, Any]) -> None:
-        if self._has_reported_monitors:
-            return
         self._has_reported_monitors = True
+        lacks = " without validation data" if self._replica.validation is None else ""
         for kind, monitor in find_unmonitored(self.evaluated_by, logs):
-            lacks = " without validation data" if self._validation is None else ""
             text = (
                 f"{kind} monitors {show(monitor)}, which is not available{lacks}: it has no "
                 f"effect. The available metrics are {', '.join(map(show, logs))}"
             )
-            self._emit(Note(text))
+            self._replica.emit(Note(text))
 
     def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Return the logs of all workers after a step; the metrics become those of all workers."""
@@ -279,11 +266,10 @@ class EpochSync(keras.callbacks.Callback):
         share = self._batches.share()
         for variable, last in self.list_merged():
             before = last.astype(np.float64)
-            change = (np.array(variable.numpy()).astype(np.float64) - before) * share
-            agreed = before + all_sum(self._collective, change)
-            variable.assign(agreed.astype(last.dtype))
+            change = (variable.numpy().astype(np.float64) - before) * share
+            variable.assign((before + all_sum(self._collective, change)).astype(last.dtype))
 
-    def _agree_on_own_state(self) -> None:
+    def _average_own_state(self) -> None:
         """Make the state that a step changes equal to that of one process, after each step.
 
         This is correct for state that changes by a mean over rows (moving averages, codebooks) and
@@ -291,11 +277,6 @@ class EpochSync(keras.callbacks.Callback):
         state of batch normalization comes from each worker's own rows, and is averaged at the end
         of the epoch.
         """
-        record = self._synchronizer.record
-        with nullcontext() if record is None else record.settling():
-            self._average_own_state()
-
-    def _average_own_state(self) -> None:
         variables = self._variables
         if self._moving is None:
             normalizing = ModelView(self.model).normalizing_variables
@@ -309,26 +290,20 @@ class EpochSync(keras.callbacks.Callback):
         if not self._moving:
             return
         rows = self._batches.rows_at(self._steps - 1)
-        before = [self._agreed[n].astype(np.float64) for n in self._moving]
-        values = [variables[n].numpy().astype(np.float64) for n in self._moving]
-        changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]
+        before = {n: self._agreed[n].astype(np.float64) for n in self._moving}
+        changes = [(variables[n].numpy().astype(np.float64) - last) for n, last in before.items()]
+        changes = [change.reshape(-1) for change in changes]
         everyone = np.stack(self._collective.all_gather(np.concatenate(changes)))
-        change, first = np.average(everyone, axis=0, weights=rows), 0
+        change = np.average(everyone, axis=0, weights=rows)
         takers = everyone[np.asarray(rows) > 0]
         is_same = np.all(takers == takers[0], axis=0)
         change[is_same] = takers[0][is_same]
-        for n, last in zip(self._moving, before, strict=True):
-            part = change[first : first + last.size].reshape(last.shape)
-            first += last.size
-            self._agreed[n] = (last + part).astype(self._agreed[n].dtype)
+        parts = np.split(change, np.cumsum([len(part) for part in changes])[:-1])
+        for (n, last), part in zip(before.items(), parts, strict=True):
+            self._agreed[n] = (last + part.reshape(last.shape)).astype(self._agreed[n].dtype)
             variables[n].assign(self._agreed[n])
         if self._synchronizer.record is not None:
             self._synchronizer.record.replace([variables[n] for n in self._moving])
-
-
-def _may_stop_within(callback: Any) -> bool:
-    """Return whether a callback may request a stop after any step, not only after an epoch."""
-    return isinstance(callback, keras.callbacks.TerminateOnNaN) or runs_in_steps(callback)
 
 
 class StopTogether(keras.callbacks.Callback):
@@ -345,14 +320,13 @@ class StopTogether(keras.callbacks.Callback):
         self, replica: Replica, synchronizer: Synchronizer, preemption: Preemption | None
     ) -> None:
         super().__init__()
-        self._emit = replica.emit
-        self._asks_each_step = any(_may_stop_within(one) for one in replica.callbacks)
+        self._emit, self._collective = replica.emit, replica.collective
+        # These may request a stop after any step, not only after an epoch.
+        ends = [one for one in replica.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
+        self._asks_each_step = bool(ends) or any(map(runs_in_steps, replica.callbacks))
         self._has_drifted = False
-        self._collective = replica.collective
-        self._preemption = preemption
-        self._agreement = synchronizer.agreement
-        self._synchronizer = synchronizer
-        self._shards = synchronizer.shards
+        self._preemption, self._synchronizer = preemption, synchronizer
+        self._agreement, self._shards = synchronizer.agreement, synchronizer.shards
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = self.model.optimizer
@@ -394,9 +368,8 @@ class StopTogether(keras.callbacks.Callback):
         common = self._shards.common if self._shards else ()
         differing = equal_state.find_differing_weights(self.model, self._collective, common)
         if differing and equal_state.uses_gpus(self._collective):
-            differing, size = equal_state.undo_drift(
-                self.model, self._collective, self._shards is not None
-            )
+            whole = self.model, self._collective, self._shards is not None
+            differing, size = equal_state.undo_drift(*whole)
             if not self._has_drifted and not differing:
                 self._emit(Note(_ABOUT_DRIFT.format(size)))
             self._has_drifted = True

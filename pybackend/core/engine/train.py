@@ -131,7 +131,8 @@ def train(
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
     is_timed = not job.needs_tensorflow_server
-    step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
+    costs = collective.cost_model if isinstance(collective, Mesh) else None
+    step_times = clock.agree(collective, costs) if is_timed else None
     if step_times is not None and isinstance(collective, Mesh):
         step_times = replace(step_times, route=collective.route)
     weights = hash_weights(replica.model)
@@ -162,25 +163,14 @@ def _explain_no_audit(job: TrainingJob, collective: Collective) -> str | None:
 
 def _write_model(replica: Replica, lifecycle: Lifecycle, folder: Path, weights: str) -> str | None:
     """Write the trained model on rank 0; return the file's digest."""
-    job, plan = replica.job, replica.plan
-    is_same = job.model_uri is None or _is_same_everywhere(replica.collective, weights)
+    job, plan, collective = replica.job, replica.plan, replica.collective
+    is_same = job.model_uri is None or len({*all_gather_values(collective, weights)}) == 1
     lifecycle.finish()
     # If the weights differ, the driver will report it, and an existing file stays unchanged.
     if plan is None or not is_same:
         return None
     with pointing_to(job.checkpoint):
         return write_model(replica.loaded, plan, folder, job.model_uri, replica.emit)
-
-
-def _read_costs(collective: Collective) -> tuple[float, float, float] | None:
-    if not isinstance(collective, Mesh):
-        return None
-    costs = collective.cost_model
-    return costs.latency_seconds, costs.seconds_per_byte, costs.add_seconds_per_byte
-
-
-def _is_same_everywhere(collective: Collective, digest: str) -> bool:
-    return len(set(all_gather_values(collective, digest))) == 1
 
 
 def fit(
@@ -264,17 +254,15 @@ def _fit_from(
     start: TrainingStart, replica: Replica, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
     """Train, starting at an epoch and step, as if this process had trained up to that point."""
-    model, batches = replica.model, replica.batches
+    model, batches, epoch = replica.model, replica.batches, start.epoch
     if start.state is None:
-        fitted = model.fit(
-            batches.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
-        )
+        fitted = model.fit(batches.dataset(), callbacks=callbacks, initial_epoch=epoch, **options)
         return dict(fitted.history)
     for callback in callbacks:
         continue_log(callback)
     params = {"verbose": 0, "epochs": options["epochs"], "steps": batches.steps, "model": model}
     resumed = session_callbacks.ResumedCallbacks(callbacks, start.step, **params)
-    epoch, is_stopped = start.epoch, start.is_stopped
+    is_stopped = start.is_stopped
     if start.is_within_epoch:
         once = {**options, "epochs": epoch + 1}
         # This ends a training run: it would replace the weights by their averages.
@@ -289,8 +277,7 @@ def _fit_from(
 
 def _report_filled(before: Mapping[str, int], after: Mapping[str, int], emit: Emit) -> None:
     """Report what callbacks have filled here, because it stays as it is in the session."""
-    filled = [name for name, count in after.items() if count > before.get(name, 0)]
-    if filled:
+    if filled := [name for name, count in after.items() if count > before.get(name, 0)]:
         observer = either("an Observer", "`observer()`")
         text = (
             f"callbacks run on the workers and filled {', '.join(filled)} there; in this session, "
@@ -309,8 +296,7 @@ def _report_what_is_local(view: ModelView, emit: Emit) -> None:
             "worker's own rows"
         )
         emit(Note(text))
-    others = sorted(view.other_optimizers)
-    if others:
+    if others := sorted(view.other_optimizers):
         text = (
             f"the state of {', '.join(others)} stays on the workers: if you train the model again, "
             "these optimizers start from scratch; only the one passed to compile() continues"

@@ -15,7 +15,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -54,10 +54,9 @@ def _share(gpus: int, context: WorkerContext) -> list[str]:
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
     given = _list_gpus()
     if wanted > len(given):
-        raise ClusterError(
-            f"worker {context.rank} needs {wanted} GPUs, but its task was assigned {len(given)}: "
-            "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
-        )
+        advice = "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
+        assigned = f"its task was assigned {len(given)}"
+        raise ClusterError(f"worker {context.rank} needs {wanted} GPUs, but {assigned}: {advice}")
     return given[:wanted]
 
 
@@ -93,11 +92,9 @@ class Script:
                 raise SystemExit(f"{os.path.basename(path)} exited with {how}") from None
 
     def _find(self) -> str:
-        try:
+        with suppress(OSError):
             if Path(self.path).read_bytes() == self.content:
                 return self.path
-        except OSError:
-            pass
         copy = Path(tempfile.mkdtemp(), os.path.basename(self.path))  # in the worker's folder
         copy.write_bytes(self.content)
         return str(copy)
@@ -110,9 +107,8 @@ def read_script(path: str | os.PathLike[str]) -> Script:
     """
     shown = os.path.abspath(os.fspath(path))
     if not shown.endswith(".py"):
-        raise InputError(
-            f"`fn` must be a function or the path of a .py file, not {show(os.fspath(path))}"
-        )
+        expected = "a function or the path of a .py file"
+        raise InputError(f"`fn` must be {expected}, not {show(os.fspath(path))}")
     try:
         content = Path(shown).read_bytes()
         compile(content, shown, "exec", dont_inherit=True)
@@ -130,14 +126,10 @@ def standing_in(context: WorkerContext) -> Iterator[None]:
     This does not import pyspark.
     """
     with ExitStack() as stack:
-
-        def install(module: ModuleType) -> None:
-            stack.enter_context(_installed(module, context))
-
+        finder = _Finder(lambda module: stack.enter_context(_installed(module, context)))
         if known := sys.modules.get(_MODULE):
-            install(known)
+            finder.use(known)
         else:
-            finder = _Finder(install)
             sys.meta_path.insert(0, finder)
             stack.callback(sys.meta_path.remove, finder)
         yield
@@ -182,14 +174,10 @@ def _make(module: Any, context: WorkerContext) -> Any:
         def partitionId(self) -> int:
             return context.rank
 
-        def taskAttemptId(self) -> int:
-            return context.rank
-
         def attemptNumber(self) -> int:
             return 0
 
-        def stageId(self) -> int:
-            return 0
+        taskAttemptId, stageId = partitionId, attemptNumber
 
         def cpus(self) -> int:
             return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
@@ -200,19 +188,18 @@ def _make(module: Any, context: WorkerContext) -> Any:
             return {"gpu": information("gpu", gpus)} if gpus and gpus != ["-1"] else {}
 
         def getLocalProperty(self, key: str) -> str | None:
-            raise ClusterError(
-                f"Spark's local property {show(key)} does not reach the workers: pass it as an "
-                "argument of the function"
-            )
+            reason = f"Spark's local property {show(key)} does not reach the workers"
+            raise ClusterError(f"{reason}: pass it as an argument of the function")
 
     return WorkerTaskContext()
 
 
+@dataclass
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import hook that calls ``install`` after the module of Spark's contexts is imported."""
+    """Import hook that calls ``use`` after the module of Spark's contexts is imported."""
 
-    def __init__(self, install: Any) -> None:
-        self._install, self._is_looking = install, False
+    use: Callable[[ModuleType], object]
+    _is_looking: bool = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -225,18 +212,19 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             self._is_looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._install)
+            spec.loader = _Loader(spec.loader, self.use)
         return spec
 
 
+@dataclass
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, install: Any) -> None:
-        self._loader, self._install = loader, install
+    loader: Any
+    use: Callable[[ModuleType], object]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
+        made: ModuleType | None = self.loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._install(module)
+        self.loader.exec_module(module)
+        self.use(module)

@@ -59,15 +59,8 @@ def call_function(
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
-        known = (
-            rank,
-            job.workers,
-            addresses,
-            config,
-            *tf_config.find_role(job.roles, rank),
-            gather,
-        )
-        context = WorkerContext(*known, _open_rows(folder), hooks.announce)
+        known = (rank, job.workers, addresses, config, *tf_config.find_role(job.roles, rank))
+        context = WorkerContext(*known, gather, _open_rows(folder), hooks.announce)
         value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
@@ -114,16 +107,15 @@ def take_part(
     ``server`` and ``on_end`` are as in `call_function` and `Hooks`, ``patient`` as in
     `ListeningRank.finish`. ``tell`` is called on rank 0 with the ranks that it stopped.
     """
-    own: ListeningRank | ConnectingRank
     following = tf_config.ranks_that_follow(job.roles, job.workers)
     if job.workers > 1 and rank == 0:
-        own = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
+        root = ListeningRank(server, order.peers, order.token, job.timeout, job.encrypt)
         try:
-            result = call(own.gather)
+            result = call(root.gather)
             leading = tf_config.ranks_that_lead(job.roles, job.workers)
-            tell(own.finish(leading, following, patient))
+            tell(root.finish(leading, following, patient))
         finally:
-            own.leave()
+            root.leave()
         return result
     server.close()
     if job.workers == 1:

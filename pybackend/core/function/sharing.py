@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
@@ -31,8 +32,10 @@ GRACE_SECONDS = 3.0
 # Time for the servers to confirm that they have ended.
 _END_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
+_CLOSED = "closed the connection"
 
 
+@dataclass(eq=False)
 class ListeningRank:
     """Rank 0: collects the values that all ranks share.
 
@@ -42,16 +45,14 @@ class ListeningRank:
     lost. ``encrypt`` is as in `greet_as_client`.
     """
 
-    def __init__(
-        self,
-        server: socket.socket,
-        peers: Sequence[str],
-        token: str,
-        timeout: float,
-        encrypt: bool | None,
-    ) -> None:
-        self._hosts = [split_address(peer)[0] for peer in peers]
-        self._timeout = timeout
+    server: socket.socket
+    peers: Sequence[str]
+    token: str = field(repr=False)
+    timeout: float
+    encrypt: bool | None
+
+    def __post_init__(self) -> None:
+        self._hosts = [split_address(peer)[0] for peer in self.peers]
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._outboxes: dict[int, Outbox] = {}
@@ -62,7 +63,7 @@ class ListeningRank:
         self._farewell: NotShared | None = None
         self._turn = threading.Lock()
         self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
-        Acceptor(server, token, _PURPOSE, self._welcome, encrypt=encrypt)
+        Acceptor(self.server, self.token, _PURPOSE, self._welcome, encrypt=self.encrypt)
 
     def gather(self, call: str, text: str) -> list[str]:
         """Return the texts of all ranks, by rank.
@@ -91,12 +92,12 @@ class ListeningRank:
             self._settle()
             if not following:
                 return self._ended
-            self._wait(leading, None)
+            self._wait(leading)
             if self._lost.keys() & leading:  # the launcher ends all ranks and reports why
                 return self._ended
             # Ranks that start late get their time, too.
             self._changed.wait_for(
-                lambda: following <= self._outboxes.keys() | self._lost.keys(), self._timeout
+                lambda: following <= self._outboxes.keys() | self._lost.keys(), self.timeout
             )
             self._wait(patient, GRACE_SECONDS)
             self._ended = following - self._returned
@@ -120,23 +121,21 @@ class ListeningRank:
             # This process may exit after that; a busy worker still receives its answer.
             outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
-    def _wait(self, ranks: Set[int], seconds: float | None) -> None:
+    def _wait(self, ranks: Set[int], seconds: float | None = None) -> None:
         self._changed.wait_for(lambda: ranks <= self._returned | self._lost.keys(), seconds)
 
     def _welcome(self, stream: Stream, rank: int) -> None:
         with self._changed:
-            is_awaited = 0 < rank < len(self._hosts) and rank not in self._outboxes
-            if is_awaited:
-                self._outboxes[rank] = Outbox(stream, self._timeout, partial(self._lose, rank))
-                self._changed.notify_all()
-                if rank in self._ended:
-                    self._send(rank, messages.End())
-                elif self._farewell:
-                    self._send(rank, self._farewell)
-        if not is_awaited:
-            stream.close()
-            return
-        stream.probe(self._timeout)
+            if not 0 < rank < len(self._hosts) or rank in self._outboxes:
+                stream.close()
+                return
+            self._outboxes[rank] = Outbox(stream, self.timeout, partial(self._lose, rank))
+            self._changed.notify_all()
+            if rank in self._ended:
+                self._send(rank, messages.End())
+            elif self._farewell:
+                self._send(rank, self._farewell)
+        stream.probe(self.timeout)
         threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
 
     def _listen(self, rank: int, stream: Stream) -> None:
@@ -148,7 +147,7 @@ class ListeningRank:
                     self._returned.add(rank)
                 self._settle()
 
-        self._lose(rank, _read(stream, self._timeout, use, *get_args(messages.FromPeer)))
+        self._lose(rank, _read(stream, self.timeout, use, *get_args(messages.FromPeer)))
 
     def _lose(self, rank: int, reason: str) -> None:
         with self._changed:
@@ -157,9 +156,9 @@ class ListeningRank:
             self._settle()
 
     def _find_absent(self) -> None:
-        if time.monotonic() - self._began > self._timeout:
+        if time.monotonic() - self._began > self.timeout:
             for rank in set(range(1, len(self._hosts))) - self._outboxes.keys():
-                self._lose(rank, f"did not connect within {self._timeout:g} s")
+                self._lose(rank, f"did not connect within {self.timeout:g} s")
 
     def _settle(self) -> None:
         """Answer the waiting ranks if all are waiting, or if one of the others never will."""
@@ -175,19 +174,20 @@ class ListeningRank:
             answer = NotShared(f"worker {returned[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
+            others = self._outboxes.keys() & waiting.keys()
             # Encoded once for all ranks: it may be large.
-            line = encode_line(answer) if waiting.keys() & self._outboxes.keys() else b""
-            for rank in waiting:
-                if outbox := self._outboxes.get(rank):
-                    outbox.put(line)
-                else:
-                    self._answers.put(answer)
+            line = encode_line(answer) if others else b""
+            for rank in others:
+                self._outboxes[rank].put(line)
+            if 0 in waiting:
+                self._answers.put(answer)
 
     def _send(self, rank: int, message: messages.FromRoot) -> None:
         if outbox := self._outboxes.get(rank):
             outbox.put(encode_line(message))
 
 
+@dataclass(eq=False)
 class ConnectingRank:
     """Any other rank; the arguments are those of `ListeningRank`, and ``rank``.
 
@@ -195,23 +195,18 @@ class ConnectingRank:
     should end because all others have returned, or with the error if rank 0 was lost.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[str],
-        rank: int,
-        token: str,
-        timeout: float,
-        encrypt: bool | None,
-        on_end: Callable[[Exception | None], object],
-    ) -> None:
-        self._peers, self._rank, self._token = peers, rank, token
-        self._hosts = [split_address(peer)[0] for peer in peers]
-        self._timeout, self._encrypt, self._on_end = timeout, encrypt, on_end
-        self._turn = threading.Lock()
-        self._lock = threading.Lock()
+    peers: Sequence[str]
+    rank: int
+    token: str = field(repr=False)
+    timeout: float
+    encrypt: bool | None
+    on_end: Callable[[Exception | None], object]
+
+    def __post_init__(self) -> None:
+        self._hosts = [split_address(peer)[0] for peer in self.peers]
+        self._turn, self._lock = threading.Lock(), threading.Lock()
         self._has_tried = threading.Event()
         self._has_returned = self._is_closed = False
-        self._stream: Stream | None = None
         self._outbox: Outbox | None = None
         self._error: TfdistError | None = None
         self._answers: queue.Queue[Shared | NotShared | TfdistError] = queue.Queue()
@@ -220,7 +215,7 @@ class ConnectingRank:
     def wait(self) -> None:
         """Wait until this rank is connected; raise its error if it cannot connect."""
         self._has_tried.wait()
-        if self._stream is None:
+        if self._outbox is None:
             assert self._error is not None
             raise self._error
 
@@ -247,8 +242,8 @@ class ConnectingRank:
         """Close the connection; this rank counts as lost unless `finish` was called first."""
         with self._lock:
             self._has_returned = self._is_closed = True
-        if self._stream is not None and self._outbox is not None:
-            self._stream.close()
+        if self._outbox is not None:
+            self._outbox.stream.close()
             self._outbox.finish(0)
 
     def _work(self) -> None:
@@ -258,31 +253,30 @@ class ConnectingRank:
             self._fail(error)
             return
         with self._lock:
-            self._stream, has_returned = stream, self._has_returned
-            self._outbox = Outbox(stream, self._timeout, self._lose)
+            self._outbox = Outbox(stream, self.timeout, self._lose)
+            has_returned = self._has_returned
         if self._is_closed:
             stream.close()
         elif has_returned:  # `finish` found no connection
             self._send(messages.Returned())
         self._has_tried.set()
-        self._lose(_read(stream, self._timeout, self._use, *get_args(messages.FromRoot)))
+        self._lose(_read(stream, self.timeout, self._use, *get_args(messages.FromRoot)))
 
     def _connect(self) -> Stream:
         """Connect, and retry while rank 0 has too many unauthenticated connections."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             rest = max(0.01, deadline - time.monotonic())
-            stream = dial(self._peers, self._rank, 0, rest)
+            stream = dial(self.peers, self.rank, 0, rest)
             try:
-                greet_as_client(stream, self._token, self._rank, _PURPOSE, rest, self._encrypt)
+                greet_as_client(stream, self.token, self.rank, _PURPOSE, rest, self.encrypt)
+                stream.probe(self.timeout)
+                return stream
             except OSError as error:
                 stream.close()
                 if isinstance(error, RejectedError) or time.monotonic() > deadline:
                     raise self._lost(f"rejected the connection of this worker ({error})") from error
-                time.sleep(_RETRY_SECONDS)
-            else:
-                stream.probe(self._timeout)
-                return stream
+            time.sleep(_RETRY_SECONDS)
 
     def _use(self, message: messages.FromRoot) -> None:
         if isinstance(message, messages.End):
@@ -306,7 +300,7 @@ class ConnectingRank:
         with self._lock:
             is_over, self._has_returned = self._has_returned, True
         if not is_over:
-            self._on_end(error)
+            self.on_end(error)
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(0, self._hosts[0], reason)
@@ -323,11 +317,14 @@ def _read(
     try:
         while line := stream.read_line(_LONGEST):
             use(decode(line, *kinds))
-    except TimeoutError:
-        return f"has not answered for {timeout:g} s"
     except (OSError, ValueError) as error:
-        return f"closed the connection ({error})"
-    return "closed the connection"
+        return _explain(error, timeout)
+    return _CLOSED
+
+
+def _explain(error: Exception, timeout: float) -> str:
+    is_silent = isinstance(error, TimeoutError)
+    return f"has not answered for {timeout:g} s" if is_silent else f"{_CLOSED} ({error})"
 
 
 def _compare(shares: Sequence[Share]) -> Shared | NotShared:
@@ -343,12 +340,11 @@ def _read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
         return list(answer.texts)
     if answer.lost is not None:
         raise PeerLostError(answer.lost, hosts[answer.lost], answer.reason)
-    raise ClusterError(
-        f"the workers are not in the same call: {answer.reason}. All of them must call "
-        "all_gather() and barrier() the same number of times, in the same order"
-    )
+    rule = "All of them must call all_gather() and barrier() the same number of times, in the same "
+    raise ClusterError(f"the workers are not in the same call: {answer.reason}. {rule}order")
 
 
+@dataclass(eq=False)
 class Outbox:
     """Thread that sends lines over a connection; a failed connection is closed.
 
@@ -357,8 +353,11 @@ class Outbox:
     for a loss, before the connection is closed.
     """
 
-    def __init__(self, stream: Stream, timeout: float, on_loss: Callable[[str], object]) -> None:
-        self._stream, self._timeout, self._on_loss = stream, timeout, on_loss
+    stream: Stream
+    timeout: float
+    on_loss: Callable[[str], object]
+
+    def __post_init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -374,19 +373,15 @@ class Outbox:
     def _work(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
-                _send(self._stream, line, self._timeout)
-        except TimeoutError:
-            self._on_loss(f"has not answered for {self._timeout:g} s")
-            self._stream.close()  # half a line may have gone out: nothing can follow it
+                self._send(memoryview(line))
         except OSError as error:
-            self._on_loss(f"closed the connection ({error})")
-            self._stream.close()
+            self.on_loss(_explain(error, self.timeout))
+            self.stream.close()  # half a line may have gone out: nothing can follow it
 
-
-def _send(stream: Stream, line: bytes, timeout: float) -> None:
-    rest = memoryview(line)
-    while rest:
-        sent = stream.send_some([rest])
-        rest = rest[sent:]
-        if not sent and not wait_any([], [stream], timeout) and stream.is_unanswered(timeout):
-            raise TimeoutError
+    def _send(self, rest: memoryview) -> None:
+        stream, seconds = self.stream, self.timeout
+        while rest:
+            sent = stream.send_some([rest])
+            rest = rest[sent:]
+            if not sent and not wait_any([], [stream], seconds) and stream.is_unanswered(seconds):
+                raise TimeoutError

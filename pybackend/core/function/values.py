@@ -14,9 +14,8 @@ import numpy as np
 
 from pybackend.core.data.rows import StoredRows
 from pybackend.core.errors import SerializationError
-from pybackend.core.job import value_codec
 from pybackend.core.job.arguments import check_whole_number
-from pybackend.core.job.value_codec import KINDS
+from pybackend.core.job.value_codec import KINDS, decode_value, encode_value
 from pybackend.core.job.value_kinds import ValueKind, exactly, is_of
 from pybackend.core.model.serialization import model_from_bytes, model_to_bytes
 
@@ -31,9 +30,9 @@ class Unreturned:
 def encode_result(value: Any) -> str:
     """Return the JSON text of a value, or of `Unreturned` if its type cannot be sent."""
     try:
-        return value_codec.encode_value(value, _KINDS)
+        return encode_value(value, _KINDS)
     except SerializationError as error:
-        return value_codec.encode_value(Unreturned(str(error)), _KINDS)
+        return encode_value(Unreturned(str(error)), _KINDS)
 
 
 def decode_result(text: str) -> Any:
@@ -43,7 +42,7 @@ def decode_result(text: str) -> Any:
     classes that Keras does not know here.
     """
     try:
-        return value_codec.decode_value(text, _KINDS)
+        return decode_value(text, _KINDS)
     except SerializationError as error:
         return Unreturned(str(error))
 

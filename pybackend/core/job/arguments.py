@@ -14,9 +14,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from importlib.util import find_spec
+from itertools import chain, count
 from typing import Any, TypeVar
 
 from pybackend.core.errors import InputError
@@ -26,6 +27,7 @@ MAX_WORKERS = 4096
 # In R, these are lists such as `list("halving", factor = 2)`.
 _RULES = ("MedianPruning", "ScaleLearningRate", "SuccessiveHalving")
 _Made = TypeVar("_Made", bound=Callable[..., Any])
+_Kind = TypeVar("_Kind")
 
 
 def name_arguments(made: _Made) -> _Made:
@@ -43,12 +45,10 @@ def name_arguments(made: _Made) -> _Made:
         for name in kwargs:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                instead = f"did you mean `{near[0]}`?" if near else "see its help"
-                instead = explain(name) or instead
-                called = f"{made.__name__}()"
-                if made.__name__ in _RULES:
-                    called = either(called, "the list")
-                raise InputError(f"{called} has no argument `{name}`: {instead}")
+                advice = f"did you mean `{near[0]}`?" if near else "see its help"
+                own = f"{made.__name__}()"
+                called = either(own, "the list") if made.__name__ in _RULES else own
+                raise InputError(f"{called} has no argument `{name}`: {explain(name) or advice}")
         return fn(*args, **kwargs)
 
     if not is_class:
@@ -57,24 +57,33 @@ def name_arguments(made: _Made) -> _Made:
     return made
 
 
-def check_group(name: str, value: Any, *kinds: type, **example: Any) -> Any:
+def check_group(name: str, value: Any, *kinds: type[_Kind], **example: Any) -> _Kind:
     """Check that an argument is an object of options; None is the default one of the first class.
 
     ``example`` are settings of the call that the error shows.
     """
     if value is None:
         return kinds[0]()
-    if not isinstance(value, kinds):
-        made = call_of(f"pybackend.{kinds[0].__name__}", **example)
-        expected = one_of(*(kind.__name__ for kind in kinds))
-        raise InputError(f"`{name}` must be {expected}, e.g. {made}, not {show(value)}")
-    return value
+    if isinstance(value, kinds):
+        return value
+    made = call_of(f"pybackend.{kinds[0].__name__}", **example)
+    raise wrong(name, f"{one_of(*(kind.__name__ for kind in kinds))}, e.g. {made}", value)
 
 
-def set_fields(options: Any, **values: Any) -> None:
-    """Set attributes of a frozen dataclass while it is created."""
-    for name, value in values.items():
-        object.__setattr__(options, name, value)
+def check_fields(options: Any, **checks: Callable[[str, Any], Any]) -> None:
+    """Replace attributes of a frozen dataclass, while it is created, by what their checks return.
+
+    None is not checked if it is the default.
+    """
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if one.name in checks and (value is not None or one.default is not None):
+            object.__setattr__(options, one.name, checks[one.name](one.name, value))
+
+
+def wrong(name: str, expected: str, value: Any) -> InputError:
+    """Return the error for an argument that is not what it must be."""
+    return InputError(f"`{name}` must be {expected}, not {show(value)}")
 
 
 def counted(number: int, noun: str) -> str:
@@ -85,45 +94,42 @@ def counted(number: int, noun: str) -> str:
 def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     number = as_number(value)
     if number is None or not number.is_integer():
-        raise InputError(f"`{name}` must be a whole number, not {show(value)}")
+        raise wrong(name, "a whole number", value)
     if number < least or (most is not None and number > most):
-        span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"`{name}` must be {span}, not {show(value)}")
+        raise wrong(name, f"at least {least}" if most is None else f"from {least} to {most}", value)
     return int(value)
 
 
-def check_seconds(name: str, value: Any) -> float:
+def check_number(name: str, value: Any, expected: str, is_fit: Callable[[float], bool]) -> float:
     number = as_number(value)
-    if number is None or not (math.isfinite(number) and number > 0):
-        raise InputError(f"`{name}` must be a positive number of seconds, not {show(value)}")
+    if number is None or not is_fit(number):
+        raise wrong(name, expected, value)
     return number
+
+
+def check_seconds(name: str, value: Any) -> float:
+    return check_number(name, value, "a positive number of seconds", lambda n: 0 < n < math.inf)
 
 
 def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
     """Check that an argument is a positive number; by default, infinity is one."""
-    number = as_number(value)
-    if number is None or math.isnan(number) or not 0 < number <= most:
-        raise InputError(f"`{name}` must be a positive number, not {show(value)}")
-    return number
+    return check_number(name, value, "a positive number", lambda n: 0 < n <= most)
 
 
 def check_fraction(name: str, value: Any) -> float:
-    number = as_number(value)
-    if number is None or not 0 <= number < 1:
-        raise InputError(f"`{name}` must be a number from 0 to below 1, not {show(value)}")
-    return number
+    return check_number(name, value, "a number from 0 to below 1", lambda n: 0 <= n < 1)
 
 
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
+        raise wrong(name, f"{show(True)} or {show(False)}", value)
     return value
 
 
 def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
     # True == 1 in Python, and 1 is not a choice.
     if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
-        raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
+        raise wrong(name, listed(map(show, choices)), value)
     return value
 
 
@@ -179,14 +185,10 @@ def as_number(value: Any) -> float | None:
 
 
 def describe_stranger(callback: Any) -> str:
-    advice = (
-        f": {call_of('Observer', on_epoch_end=...)} calls a function" if callable(callback) else ""
-    )
-    name = type(callback).__name__
-    return (
-        f"`callbacks` contains {name}, which is not a "
-        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice}"
-    )
+    how = f": {call_of('Observer', on_epoch_end=...)} calls a function"
+    advice = how if callable(callback) else ""
+    kind = either("keras.callbacks.Callback", "callback of keras3")
+    return f"`callbacks` contains {type(callback).__name__}, which is not a {kind}{advice}"
 
 
 # Default folder of event files for TensorBoard, in the working directory; `tfdist tensorboard`
@@ -202,7 +204,7 @@ def check_log_folder(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`folder` must be a folder or a URI, not {show(value)}")
+        raise wrong("folder", "a folder or a URI", value)
     folder = re.sub(r"^file:(//)?(?=/)", "", os.fspath(value))
     if is_uri(folder):
         return folder
@@ -230,8 +232,5 @@ def is_uri(folder: str) -> bool:
 def choose_log_folder() -> str:
     """Return a new folder named by the time; a number is appended if it already exists."""
     first = os.path.abspath(os.path.join(LOGS, time.strftime("%Y%m%d-%H%M%S")))
-    folder, number = first, 1
-    while os.path.exists(folder):
-        number += 1
-        folder = f"{first}-{number}"
-    return folder
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
+    return next(folder for folder in names if not os.path.exists(folder))

@@ -35,6 +35,7 @@ from pybackend.core.job.storage_options import (
     check_recovery,
 )
 from pybackend.core.job.worker_options import (
+    AnyExchange,
     Elastic,
     Exchange,
     LocalSteps,
@@ -47,7 +48,7 @@ from pybackend.core.job.worker_options import (
 from pybackend.core.words import show
 
 # A path on the driver, or a URI.
-Place = str | os.PathLike[str]
+PathOrUri = str | os.PathLike[str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
@@ -72,11 +73,6 @@ class Option:
     default: Any = None
     check: Check | None = None
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The range or the choices of the value, as far as the check has them as data."""
-        return asdict(self.check) if isinstance(self.check, Whole | Choice) else {}
-
 
 def _validation_freq(name: str, value: Any) -> int | tuple[int, ...]:
     if isinstance(value, (list, tuple, set, frozenset, range)) and value:
@@ -90,10 +86,8 @@ def _class_weight(name: str, value: Any) -> tuple[tuple[int | str, float], ...] 
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
-        raise InputError(
-            f"`{name}` must map classes to weights, e.g. {show({0: 1.0, 1: 5.0})}, not "
-            f"{show(value)}"
-        )
+        example = show({0: 1.0, 1: 5.0})
+        raise InputError(f"`{name}` must map classes to weights, e.g. {example}, not {show(value)}")
     pairs = []
     for key, weight in value.items():
         number = as_number(weight)
@@ -109,18 +103,15 @@ def class_number(key: Any, levels: Sequence[str] = ()) -> int:
     number = float(key) if is_text else as_number(key)
     is_code = number is not None and number.is_integer() and number >= 0
     if number is None or not is_code or (levels and number >= len(levels)):
-        expected = (
-            f"use the levels of the label, {', '.join(levels)}" if levels else "use 0, 1, 2, ..."
-        )
-        raise InputError(f"`class_weight` has the class {show(key)}: {expected}")
+        expected = f"the levels of the label, {', '.join(levels)}" if levels else "0, 1, 2, ..."
+        raise InputError(f"`class_weight` has the class {show(key)}: use {expected}")
     return int(number)
 
 
 def _seed(name: str, value: Any) -> int:
     """Check a seed; None: draw one."""
-    if value is None:
-        return secrets.randbelow(2**31)
-    return check_whole_number(name, value, least=0, most=2**31 - 1)
+    drawn = secrets.randbelow(2**31)
+    return drawn if value is None else check_whole_number(name, value, least=0, most=2**31 - 1)
 
 
 def _verbose(name: str, value: Any) -> int:
@@ -269,10 +260,8 @@ class ExchangeOptions(TypedDict, total=False):
         lost.
     """
 
-    exchange: Annotated[
-        Exchange | LocalSteps | ParameterServer | None, Option(None, _object(check_exchange))
-    ]
-    recovery: Annotated[Recovery | Place | None, Option(None, _object(check_recovery))]
+    exchange: Annotated[AnyExchange | None, Option(None, _object(check_exchange))]
+    recovery: Annotated[Recovery | PathOrUri | None, Option(None, _object(check_recovery))]
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -361,17 +350,8 @@ CALLS: dict[str, type] = {
     "barrier_predict": PredictionOptions,
 }
 # Classes of values for options, which have options themselves.
-CLASSES: tuple[type, ...] = (
-    DataOptions,
-    Elastic,
-    Exchange,
-    LocalSteps,
-    ModelOptions,
-    ParameterServer,
-    Recovery,
-    Resources,
-    ScaleLearningRate,
-)
+CLASSES: tuple[type, ...] = (DataOptions, Elastic, Exchange, LocalSteps, ModelOptions)
+CLASSES += (ParameterServer, Recovery, Resources, ScaleLearningRate)
 
 
 @dataclass(frozen=True)
@@ -392,7 +372,10 @@ class Described:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         named = {"name": self.name, "type": self.type_name, "default": self.option.default}
-        return {**named, **self.option.limits, "text": self.text}
+        check = self.option.check
+        # The range or the choices of the value, as far as the check has them as data.
+        limits = asdict(check) if isinstance(check, Whole | Choice) else {}
+        return {**named, **limits, "text": self.text}
 
 
 def read_texts(text: str | None) -> dict[str, str]:
@@ -410,10 +393,9 @@ def read_texts(text: str | None) -> dict[str, str]:
 @cache
 def _texts() -> dict[tuple[str, Any], str]:
     """Return the texts of all options by name and type."""
-    groups: list[Any] = [one for one in globals().values() if is_typeddict(one)]
     return {
         (name, group.__annotations__[name]): text
-        for group in groups
+        for group in filter(is_typeddict, globals().values())
         for name, text in read_texts(group.__doc__).items()
     }
 
@@ -445,10 +427,8 @@ def describe_options() -> dict[str, Any]:
     each class for the value of an option. Each is a dict of its name, type, default and text, and
     what its check knows: ``least`` and ``most``, or ``choices``.
     """
-    calls = {
-        call: [one.to_dict() for one in list_options(group).values()]
-        for call, group in CALLS.items()
-    }
+    every = {call: list_options(group).values() for call, group in CALLS.items()}
+    calls = {call: [one.to_dict() for one in options] for call, options in every.items()}
     return {"calls": calls, "classes": {one.__name__: _describe_class(one) for one in CLASSES}}
 
 

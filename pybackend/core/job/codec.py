@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -93,26 +94,28 @@ def _hints_of(kind: type) -> dict[str, Any]:
 
 @cache
 def _required(kind: type) -> frozenset[str]:
-    return frozenset(
-        field.name
-        for field in fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING
-    )
+    required = [one for one in fields(kind) if one.default is one.default_factory is MISSING]
+    return frozenset(one.name for one in required)
 
 
 def _read(value: Any, hint: Any, where: str) -> Any:
-    origin = get_origin(hint)
+    origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _read_union(value, get_args(hint), where)
+        return _read_union(value, inner, where)
     if isinstance(hint, type) and is_dataclass(hint):
         return _read_dataclass(value, [hint], where)
     if origin is Literal:
-        if any(type(value) is type(choice) and value == choice for choice in get_args(hint)):
+        if any(type(value) is type(choice) and value == choice for choice in inner):
             return value
-    elif reader := _CONTAINERS.get(origin):
-        return reader(value, get_args(hint), where)
+    elif origin in (tuple, list, Sequence):
+        items = _read_items(value, inner, where, is_tuple=origin is tuple)
+        return tuple(items) if origin is tuple else items
+    elif origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where} is {_shorten(value)}, not an object")
+        return {key: _read(item, inner[1], f"{where}[{show(key)}]") for key, item in value.items()}
     elif _is_plain(value, hint):
         return _to_float(value, where) if hint is float else value
     raise ValueError(f"{where} is {_shorten(value)}, not {hint}")
@@ -137,47 +140,21 @@ def _read_union(value: Any, hints: Sequence[Any], where: str) -> Any:
         return _read_dataclass(value, [hint for hint in hints if isinstance(hint, type)], where)
     # The exact type first: a whole number may be a float, too.
     for hint in sorted(hints, key=lambda hint: hint is not type(value)):
-        try:
+        with suppress(ValueError):
             return _read(value, hint, where)
-        except ValueError:
-            continue
     raise ValueError(f"{where} is {_shorten(value)}, not {' or '.join(map(str, hints))}")
 
 
-def _read_tuple(value: Any, hints: Sequence[Any], where: str) -> tuple[Any, ...]:
-    items = _list(value, where)
-    if hints[-1] is Ellipsis:
-        hints = [hints[0]] * len(items)
-    if len(items) != len(hints):
-        raise ValueError(f"{where} has {len(items)} items, not {len(hints)}")
-    return tuple(_read(item, hint, where) for item, hint in zip(items, hints, strict=True))
-
-
-def _read_list(value: Any, hints: Sequence[Any], where: str) -> list[Any]:
-    return [_read(item, hints[0], where) for item in _list(value, where)]
-
-
-def _read_mapping(value: Any, hints: Sequence[Any], where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} is {_shorten(value)}, not an object")
-    return {key: _read(item, hints[1], f"{where}[{show(key)}]") for key, item in value.items()}
-
-
-def _list(value: Any, where: str) -> list[Any]:
+def _read_items(value: Any, hints: Sequence[Any], where: str, is_tuple: bool) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{where} is {_shorten(value)}, not a list")
-    return list(value)
+    if not is_tuple or hints[-1] is Ellipsis:
+        hints = [hints[0]] * len(value)
+    if len(value) != len(hints):
+        raise ValueError(f"{where} has {len(value)} items, not {len(hints)}")
+    return [_read(item, hint, where) for item, hint in zip(value, hints, strict=True)]
 
 
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-_CONTAINERS: dict[Any, Callable[[Any, Sequence[Any], str], Any]] = {
-    tuple: _read_tuple,
-    list: _read_list,
-    Sequence: _read_list,
-    dict: _read_mapping,
-    Mapping: _read_mapping,
-}

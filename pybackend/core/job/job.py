@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import check_flag
-from pybackend.core.job.call_options import Shuffle, checks, class_number
+from pybackend.core.job.call_options import Check, Shuffle, checks, class_number
 from pybackend.core.job.codec import decode, encode
 from pybackend.core.job.storage_options import Checkpoint, check_model_options, check_recovery
 from pybackend.core.job.worker_options import (
+    AnyExchange,
     Elastic,
     Exchange,
     LocalSteps,
@@ -98,7 +98,7 @@ class Job:
     kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
 
     workers: int
-    exchange: Exchange | LocalSteps | ParameterServer = field(default_factory=Exchange)
+    exchange: AnyExchange = field(default_factory=Exchange)
     resources: Resources = field(default_factory=Resources)
     seed: int = 0
     roles: Roles = ()
@@ -123,8 +123,7 @@ class Job:
     @property
     def encrypt(self) -> bool | None:
         """True if the workers encrypt what they exchange; None: only between machines."""
-        exchange = self.exchange
-        return None if isinstance(exchange, ParameterServer) else exchange.encrypt
+        return None if isinstance(self.exchange, ParameterServer) else self.exchange.encrypt
 
     @property
     def shards_optimizer(self) -> bool:
@@ -311,8 +310,7 @@ class TrainingJob(ModelJob):
     @property
     def has_global_loss(self) -> bool:
         """True if the workers compute the loss of the global batch together."""
-        exchange = self.exchange
-        return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
+        return isinstance(self.exchange, Exchange) and self.exchange.loss_over == "global batch"
 
     @property
     def is_audited(self) -> bool:
@@ -339,20 +337,16 @@ def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     If the seed is None, a random one is drawn.
     """
     wanted = {entry.name for entry in fields(kind)} & arguments.keys()
-    known = {
-        name: check(name, arguments[name]) for name, check in checks().items() if name in wanted
-    }
-    known |= {n: check(arguments[n]) for n, check in _DERIVED.items() if n in wanted}
+    every = {**checks(), **_DERIVED}
+    known = {name: check(name, arguments[name]) for name, check in every.items() if name in wanted}
     known |= _read_groups(kind, arguments)
     known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
     job = kind(**known)
     if not isinstance(job, TrainingJob):
         return job
     if job.initial_epoch >= job.epochs:
-        raise InputError(
-            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
-            f"not {job.initial_epoch}"
-        )
+        last = f"`epochs` ({job.epochs}, the number of the last epoch)"
+        raise InputError(f"`initial_epoch` must be below {last}, not {job.initial_epoch}")
     check_elastic(job)
     return replace(job, is_seeded=arguments.get("seed") is not None)
 
@@ -389,10 +383,8 @@ def check_elastic(job: TrainingJob) -> None:
         reason = "the rounding errors that a lost worker still had to send would be lost"
     elif exchange.shard_optimizer:
         named = setting(shard_optimizer=True)
-        reason = (
-            "the optimizer's state of a lost worker would be lost. Use a fixed number of workers, "
-            "with `recovery`"
-        )
+        reason = "the optimizer's state of a lost worker would be lost. Use a fixed number of "
+        reason += "workers, with `recovery`"
     elif exchange.transport != "tcp":
         named = setting(transport=exchange.transport)
         reason = "workers can neither leave nor join TensorFlow's collectives"
@@ -427,11 +419,8 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
 
 
 # Fields of jobs that are derived from options of the calls; those have checks of their own.
-_DERIVED: dict[str, Callable[[Any], Any]] = {
-    "elastic": lambda value: value,
-    "in_memory": partial(check_flag, "in_memory"),
-    "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
-    "roles": check_roles,
-    "tensorboard": lambda value: value,
-    "shares_memory": partial(check_flag, "shares_memory"),
+_DERIVED: dict[str, Check] = {
+    **dict.fromkeys(("in_memory", "discards_checkpoints", "shares_memory"), check_flag),
+    **dict.fromkeys(("elastic", "tensorboard"), lambda _, value: value),
+    "roles": lambda _, value: check_roles(value),
 }

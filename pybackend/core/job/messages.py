@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, get_args
 
 from pybackend.core.errors import Failure, Moment
@@ -12,25 +13,38 @@ from pybackend.core.job.codec import decode
 from pybackend.core.job.report import Generation
 
 
+@dataclass(frozen=True, kw_only=True)
+class FromWorker:
+    """Event from a worker, whose ``rank`` the launcher sets.
+
+    In elastic training, it is the number of the worker, which it keeps when ranks change.
+    """
+
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromHost(FromWorker):
+    """Event from a worker whose ``host`` the launcher sets, too."""
+
+    host: str = ""
+
+
 @dataclass(frozen=True)
-class EpochEnded:
+class EpochEnded(FromHost):
     """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
-    ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
-    ``rank`` in all events (in elastic training, to the number of the worker, which it keeps when
-    ranks change), and ``host`` in those that have that field.
+    ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time.
     """
 
     epoch: int
     epochs: int
     seconds: float
     logs: Mapping[str, Any]
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class StepEnded:
+class StepEnded(FromHost):
     """Event: a step ended, the ``step``-th of ``steps`` in an epoch. Only some steps are reported.
 
     Attributes
@@ -51,21 +65,17 @@ class StepEnded:
     rows: int
     seconds: float
     logs: Mapping[str, Any]
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(FromHost):
     """Note for the user, the same on all ranks."""
 
     text: str
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Waits:
+class Waits(FromHost):
     """Event: a worker has waited for the worker with rank ``peer`` for several seconds.
 
     It is sent twice. By the second time, all waiting workers have sent it once.
@@ -74,12 +84,10 @@ class Waits:
     peer: int
     seconds: float
     is_second: bool
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(FromWorker):
     """Event: a worker began a phase of its start, such as ``"importing TensorFlow"``.
 
     `Phases` sends it again, with ``lasts``, if the phase takes more than an instant.
@@ -87,51 +95,42 @@ class Phase:
 
     name: str
     lasts: bool = False
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class PrintedLine:
+class PrintedLine(FromHost):
     """Line that a worker printed."""
 
     text: str
-    rank: int = 0
-    host: str = ""
 
 
 @dataclass(frozen=True)
-class Announced:
+class Announced(FromWorker):
     """Information from a worker for the driver's listeners, under an agreed name; not printed."""
 
     name: str
     text: str
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Begun:
+class Begun(FromWorker):
     """Event: asynchronous training has begun. From now on, workers may be lost."""
 
-    rank: int = 0
-
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(FromWorker):
     """Event: a worker failed."""
 
     failure: Failure
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Reported:
+class Reported(FromWorker):
     """Event: a worker's report is in its folder. Launchers do not pass this on."""
 
-    rank: int = 0
-
 
 @dataclass(frozen=True)
-class Standby:
+class Standby(FromWorker):
     """Event: a worker in elastic training is waiting for the `Order` to join a new generation.
 
     Attributes
@@ -154,11 +153,10 @@ class Standby:
     epoch: int | None = None
     groups: tuple[tuple[int, int], ...] = ()
     reason: str = ""
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(FromWorker):
     """Event: training resumed from the checkpoint at this point, e.g. ``"epoch 2, step 5"``.
 
     ``generations`` has those of an elastic training run, from its beginning.
@@ -166,11 +164,10 @@ class Resumed:
 
     place: str
     generations: tuple[Generation, ...] = ()
-    rank: int = 0
 
 
 @dataclass(frozen=True)
-class EventBytes:
+class EventBytes(FromWorker):
     """Bytes that were added to one of TensorBoard's files.
 
     Attributes
@@ -189,25 +186,11 @@ class EventBytes:
     start: int
     data: str = field(repr=False)
     is_last: bool = False
-    rank: int = 0
 
 
-Event = (
-    EpochEnded
-    | StepEnded
-    | Note
-    | Waits
-    | Phase
-    | PrintedLine
-    | Announced
-    | Moment
-    | Begun
-    | Failed
-    | Reported
-    | Standby
-    | Resumed
-    | EventBytes
-)
+_Seen = EpochEnded | StepEnded | Note | Waits | Phase | PrintedLine | Announced | Moment
+_Change = Begun | Failed | Reported | Standby | Resumed | EventBytes
+Event = _Seen | _Change
 # It may return an `Answer` for the worker that sent the event; other values are ignored.
 Emit = Callable[[Event], object]
 
@@ -355,7 +338,7 @@ def answer_of(on_event: Emit, event: Event) -> Answer | None:
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
     """Return the event with its worker's rank, and its host if there is a field for it."""
-    if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine | Moment):
+    if isinstance(event, FromHost | Moment):
         return replace(event, rank=rank, host=host)
     return replace(event, rank=rank)
 
@@ -383,8 +366,12 @@ class Phases:
             self.end()
         if isinstance(event, Phase):
             with self._lock:
-                self._wait(event, self._times[0], 0)
+                self._wait(event, self._list_times(), 0.0)
         self._emit(event)
+
+    def _list_times(self) -> Iterator[float]:
+        *_, before, last = self._times
+        return chain(self._times, count(2 * last - before, last - before))
 
     def end(self) -> None:
         with self._lock:
@@ -393,22 +380,20 @@ class Phases:
                 self._timer.cancel()
                 self._timer = None
 
-    def _wait(self, phase: Phase, seconds: float, number: int) -> None:
-        self._timer = threading.Timer(seconds, self._repeat, [phase, number])
+    def _wait(self, phase: Phase, times: Iterator[float], elapsed: float) -> None:
+        end = next(times)
+        self._timer = threading.Timer(end - elapsed, self._repeat, [phase, times, elapsed, end])
         self._timer.daemon = True
         self._timer.start()
 
-    def _repeat(self, phase: Phase, number: int) -> None:
-        times, last = self._times, len(self._times) - 1
+    def _repeat(self, phase: Phase, times: Iterator[float], before: float, elapsed: float) -> None:
         with self._lock:
             if self._timer is not threading.current_thread():  # the phase has just ended
                 return
-            elapsed = times[min(number, last)] + max(0, number - last) * (times[-1] - times[-2])
-            name = f"{phase.name} (for {elapsed:.0f} s)" if number else phase.name
+            name = f"{phase.name} (for {elapsed:.0f} s)" if before else phase.name
             self._emit(replace(phase, name=name, lasts=True))
             if self._timer is threading.current_thread():
-                following = min(number + 1, last)
-                self._wait(phase, times[following] - times[following - 1], number + 1)
+                self._wait(phase, times, elapsed)
 
 
 class Answers:
@@ -416,19 +401,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._is_stop = False
+        self.is_stop = False
         self._epoch = 0
-
-    @property
-    def is_stop(self) -> bool:
-        return self._is_stop
 
     def take(self, answer: Answer) -> None:
         with self._changed:
-            if isinstance(answer, StopTraining):
-                self._is_stop = True
-            else:
+            if isinstance(answer, GoOn):
                 self._epoch = answer.epoch
+            self.is_stop |= isinstance(answer, StopTraining)
             self._changed.notify_all()
 
     def forget_epochs(self) -> None:
@@ -441,5 +421,5 @@ class Answers:
         # Without a time limit: an observer may draw a plot, or prompt the user. If the session
         # ends, this process ends, too.
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)
-        return self._is_stop
+            self._changed.wait_for(lambda: self.is_stop or self._epoch >= epoch)
+        return self.is_stop

@@ -29,39 +29,25 @@ from pybackend.core.words import show
 _SECONDS = 10
 _MOST_PARTS = 10_000
 # Names of Keras's base classes in messages.
-_KINDS = {
-    "Callback": "callback",
-    "Model": "model",
-    "Layer": "layer",
-    "Loss": "loss",
-    "Metric": "metric",
-    "Optimizer": "optimizer",
-    "LearningRateSchedule": "schedule",
-}
+_KINDS = {name: name.lower() for name in ("Callback", "Model", "Layer", "Loss", "Metric")}
+_KINDS |= {"Optimizer": "optimizer", "LearningRateSchedule": "schedule"}
 _OTHER = "other"
 
 
-def explain_failure(
-    value: Any,
-    what: str,
-    dump: Callable[[Any], object],
-    error: Exception,
-) -> str:
+def explain_failure(value: Any, what: str, dump: Callable[[Any], object], error: Exception) -> str:
     """Describe which attribute of which object cannot be sent to the workers, and what to do.
 
     ``what`` names the value, if the attribute does not belong to a Keras object. ``dump`` pickles a
     value, and raised ``error`` for this one.
     """
     part, path, owner = _find_failing_part(value, dump)
-    kind = _KINDS[_find_base(owner)] if owner is not None else ""
-    if kind == "callback":
-        advice = ". Create it in the callback's `on_train_begin`, which each worker calls"
-    elif kind:
-        advice = ". Pass a function that builds and compiles the model: each worker calls it"
-    else:
-        advice = ". Create it inside the function that uses it" if path else ""
-    if kind:
+    advice = ". Create it inside the function that uses it" if path else ""
+    if owner is not None:
+        kind = _KINDS[_find_base(owner)]
         what = f"the {kind} {(owner if isinstance(owner, type) else type(owner)).__name__}"
+        advice = ". Pass a function that builds and compiles the model: each worker calls it"
+        if kind == "callback":
+            advice = ". Create it in the callback's `on_train_begin`, which each worker calls"
     because = f" because of `{path}` (class {type(part).__qualname__})" if path else ""
     return f"{what} cannot be sent to the workers{because}: {str(error).rstrip('.')}{advice}"
 
@@ -78,11 +64,10 @@ def _find_failing_part(value: Any, dump: Callable[[Any], object]) -> tuple[Any, 
 
     def fails(part: Any) -> bool:
         if id(part) not in tried:
-            try:
+            tried[id(part)] = part, True
+            with suppress(Exception):  # pickling raises whatever the part's own methods do
                 dump(part)
                 tried[id(part)] = part, False
-            except Exception:  # pickling raises whatever the part's own methods do
-                tried[id(part)] = part, True
         return tried[id(part)][1]
 
     end = time.monotonic() + _SECONDS  # models are pickled in another thread
@@ -125,13 +110,13 @@ def list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple
     elif inspect.ismethod(part):
         yield "", part.__self__
         yield "", part.__func__
+    elif isinstance(part, FunctionType | type) and not is_user_code(part):
+        return
     elif isinstance(part, FunctionType):
-        if is_user_code(part):
-            yield from ((f"`, which uses `{name}", item) for name, item in _list_used(part))
+        yield from ((f"`, which uses `{name}", item) for name, item in _list_used(part))
     elif isinstance(part, type):
-        if is_user_code(part):
-            yield from _list_attributes(part)
-            yield from (("", base) for base in part.__bases__)
+        yield from _list_attributes(part)
+        yield from (("", base) for base in part.__bases__)
     elif _find_base(part) or is_user_code(type(part)):
         yield from _list_attributes(part)
         yield from list_parts(type(part), is_user_code)
@@ -293,23 +278,19 @@ def _module_to_send(owner: Any) -> ModuleType | None:
 
 @cache
 def _is_installed(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if module.__name__.partition(".")[0] == "pybackend":
-        return True
-    if file is None:  # a built-in, or a module that the session made itself
+    if (file := getattr(module, "__file__", None)) is None:
+        # A built-in, or a module that the session made itself.
         return getattr(module, "__spec__", None) is not None
-    return _is_in_packages(file)
+    return module.__name__.partition(".")[0] == "pybackend" or _is_in_packages(file)
 
 
 @cache
 def _is_in_packages(file: str) -> bool:
     paths = {Path(p).resolve() for p in sysconfig.get_paths().values()}
-    parents = Path(file).resolve().parents
+    parents = set(Path(file).resolve().parents)
     # pip's --user and --target have folders of their own.
-    others = {Path(p).resolve() for p in sys.path if p} & set(parents)
-    return any(folder in paths for folder in parents) or any(
-        next(folder.glob("*.dist-info"), None) for folder in others
-    )
+    others = {Path(p).resolve() for p in sys.path if p} & parents
+    return bool(paths & parents) or any(any(folder.glob("*.dist-info")) for folder in others)
 
 
 @contextmanager
@@ -363,14 +344,9 @@ def find_annotations(function: FunctionType) -> set[str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, or part of an expression
         return set()
-    found: list[ast.expr | None] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            found.append(node.annotation)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(node.returns)
-    names = [n.id for one in found if one for n in ast.walk(one) if isinstance(n, ast.Name)]
-    return set(names) - set(vars(builtins))
+    parts = [getattr(n, name, None) for n in ast.walk(tree) for name in ("annotation", "returns")]
+    names = {n.id for one in parts if one for n in ast.walk(one) if isinstance(n, ast.Name)}
+    return names - set(vars(builtins))
 
 
 def set_function(function: FunctionType, state: tuple[Any, Any, set[str]]) -> None:

@@ -287,6 +287,7 @@ def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
 
 def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
     """Read the report that a rank must have written; return a failed one if it cannot be read."""
+    kind = "UnreadableReport"
     try:
         if not text:
             raise ValueError("it is empty")
@@ -294,14 +295,8 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
         if report.rank != rank:
             raise ValueError(f"it is from worker {report.rank}")
     except ValueError as error:
-        failure = Failure(
-            rank,
-            host,
-            exception_type="UnreadableReport",
-            message=f"its report cannot be read: {error}",
-            time=time.time(),
-            advice=_ADVICE,
-        )
+        why = f"its report cannot be read: {error}"
+        failure = Failure(rank, host, kind, why, time=time.time(), advice=_ADVICE)
         return WorkerReport(rank, host, 0, failure=failure)
     return report
 
@@ -311,9 +306,6 @@ def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[st
     # The worker is ours, but its report crosses machines: another release may have written it.
     value = report.value
     if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):
-        shown = repr(value)[:80]
-        raise ClusterError(
-            f"worker {report.rank} on {report.host} reported {shown} instead of named "
-            f"metrics: {_ADVICE}"
-        )
+        said = f"reported {repr(value)[:80]} instead of named metrics"
+        raise ClusterError(f"worker {report.rank} on {report.host} {said}: {_ADVICE}")
     return dict(value)

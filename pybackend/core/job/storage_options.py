@@ -8,19 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pybackend.core.errors import ClusterError, InputError, SerializationError, WorkerFailedError
 from pybackend.core.job.arguments import (
+    Whole,
     as_number,
+    check_fields,
     check_flag,
     check_group,
     check_seconds,
     check_whole_number,
     name_arguments,
-    set_fields,
+    wrong,
 )
-from pybackend.core.words import call_of, either, one_of, setting, show
+from pybackend.core.words import call_of, either, listed, one_of, setting, show
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
@@ -126,23 +129,22 @@ class Recovery:
     explain_missing = staticmethod(_explain_folder)
 
     def __post_init__(self) -> None:
-        set_fields(
+        check_fields(
             self,
-            uri=None if self.uri is None else check_uri(self.uri),
-            every=_check_every(self.every),
-            keep=check_whole_number("keep", self.keep, least=1),
-            resume=check_flag("resume", self.resume),
-            restarts=check_whole_number("restarts", self.restarts, least=0),
-            timeout=check_seconds("timeout", self.timeout),
-            pause=check_seconds("pause", self.pause),
+            uri=lambda _, value: check_uri(value),
+            every=_check_every,
+            keep=Whole(1),
+            resume=check_flag,
+            restarts=Whole(0),
+            timeout=check_seconds,
+            pause=check_seconds,
         )
-        if self.uri is not None:
-            return
         for one in fields(self)[1:4]:
-            if (value := getattr(self, one.name)) != one.default:
+            given = {one.name: getattr(self, one.name)}
+            if self.uri is None and given[one.name] != one.default:
                 raise InputError(
-                    f"{setting(**{one.name: value})} needs `uri`, the folder of the checkpoints, "
-                    f"e.g. {call_of('Recovery', '/shared/run1', **{one.name: value})}"
+                    f"{setting(**given)} needs `uri`, the folder of the checkpoints, e.g. "
+                    f"{call_of('Recovery', '/shared/run1', **given)}"
                 )
 
     @property
@@ -159,10 +161,8 @@ def check_recovery(value: Any) -> Recovery:
         return value or Recovery()
     if isinstance(value, (str, os.PathLike)):
         return Recovery(value)
-    raise InputError(
-        f"`recovery` must be {one_of('Recovery')}, a path or a URI, e.g. "
-        f"{call_of('pybackend.Recovery', '/shared/run1', every='10min')}, not {show(value)}"
-    )
+    example = call_of("pybackend.Recovery", "/shared/run1", every="10min")
+    raise wrong("recovery", f"{one_of('Recovery')}, a path or a URI, e.g. {example}", value)
 
 
 def without_folder(value: Any) -> Recovery:
@@ -180,18 +180,15 @@ def check_uri(value: Any, owner: str = "checkpoint") -> str:
     return uri if "://" in uri else os.path.abspath(uri)
 
 
-def _check_every(value: Any) -> int | str:
-    if value == "epoch":
-        return "epoch"
+def _check_every(name: str, value: Any) -> int | str:
     span = _SPAN.fullmatch(value) if isinstance(value, str) else None
-    if span and float(span[1]) > 0:
+    if value == "epoch" or (span and float(span[1]) > 0):
         return str(value)
     if as_number(value) is None:
-        raise InputError(
-            f"`every` of a checkpoint must be {show('epoch')}, a number of steps, or a time such "
-            f"as {show('600s')}, {show('10min')} or {show('1h')}, not {show(value)}"
-        )
-    return check_whole_number("every", value, least=1)
+        times = listed(map(show, ("600s", "10min", "1h")))
+        expected = f"{show('epoch')}, a number of steps, or a time such as {times}"
+        raise InputError(f"`every` of a checkpoint must be {expected}, not {show(value)}")
+    return check_whole_number(name, value, least=1)
 
 
 @contextmanager
@@ -217,11 +214,10 @@ def pointing_to(
 
 
 def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
-    uri = repr(checkpoint.uri)
-    seen, which = f"Checkpoints are at {uri}:", "the newest one"
+    uri, which = repr(checkpoint.uri), "the newest one" if is_seen else "it"
+    seen = f"Checkpoints are at {uri}:"
     if not is_seen:
         seen = f"This session sees no checkpoint at {uri}. If the workers have written one there,"
-        which = "it"
     return (
         f"{seen} the same call with {call_of('Recovery', ..., resume=True)} resumes from {which}, "
         f"and load_checkpoint({uri}) returns its model"
@@ -279,76 +275,69 @@ class DataOptions:
     in_memory: bool = False
 
     def __post_init__(self) -> None:
-        tensors = _check_mapping("tensors", self.tensors)
-        categories = _check_mapping("categories", self.categories)
-        for column, values in categories.items():
-            _check_categories(column, values)
-        _check_encode(self.encode)
-        if self.tfrecord_spec is not None:
-            check_tfrecord_spec(self.tfrecord_spec)
-        check_flag("repartition", self.repartition)
-        check_flag("in_memory", self.in_memory)
-        promises = {column: _check_promise(column, given) for column, given in tensors.items()}
-        set_fields(self, tensors=promises or None, categories=dict(categories) or None)
+        check_fields(
+            self,
+            tensors=partial(_check_columns, check=_check_promise),
+            categories=partial(_check_columns, check=_check_categories),
+            tfrecord_spec=lambda _, spec: check_tfrecord_spec(spec),
+            encode=_check_encode,
+            repartition=check_flag,
+            in_memory=check_flag,
+        )
 
 
 def check_data_options(value: Any) -> DataOptions:
     """Check the argument ``data_options``; None is the default `DataOptions`."""
-    checked: DataOptions = check_group("data_options", value, DataOptions, in_memory=True)
-    return checked
+    return check_group("data_options", value, DataOptions, in_memory=True)
 
 
-def check_tfrecord_spec(spec: Any) -> None:
-    """Check that a `tfrecord_spec` maps features to types, before anything is read."""
+def check_tfrecord_spec(spec: Any) -> Mapping[str, str]:
+    """Check that a `tfrecord_spec` maps features to types, before anything is read; return it."""
     if not isinstance(spec, Mapping) or not spec:
-        raise InputError(
-            "`tfrecord_spec` must map feature names to their types, e.g. "
-            f"{show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
-        )
+        example = f"e.g. {show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
+        raise InputError(f"`tfrecord_spec` must map feature names to their types, {example}")
     for name, kind in spec.items():
         if not isinstance(name, str):
             raise InputError(f"`tfrecord_spec` has the name {show(name)}; expected a string")
         if not isinstance(kind, str) or kind.removesuffix(_LIST) not in _RECORD_TYPES:
-            raise InputError(
-                f"`tfrecord_spec` has the type {show(kind)} for {show(name)}; expected "
-                f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]' for "
-                "arrays"
-            )
+            types = f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]'"
+            unfit = f"`tfrecord_spec` has the type {show(kind)} for {show(name)}"
+            raise InputError(f"{unfit}; expected {types} for arrays")
+    return spec
 
 
-def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
+def _check_columns(
+    name: str, value: Any, check: Callable[[str, Any], Any] = lambda _, given: given
+) -> dict[str, Any] | None:
+    """Check what an option has for each column; None if it has no columns."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InputError(f"`{name}` must map column names, not {show(value)}")
-    return value
+    return {column: check(column, given) for column, given in value.items()} or None
 
 
-def _check_categories(column: str, values: Any) -> None:
+def _check_categories(column: str, values: Any) -> Any:
     np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
     is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
     if isinstance(values, (str, bytes)) or not is_list:
-        raise InputError(
-            f"`categories` of {show(column)} must be a list of values, not {show(values)}"
-        )
+        expected = "must be a list of values"
+        raise InputError(f"`categories` of {show(column)} {expected}, not {show(values)}")
     try:
         different = len(set(values))
     except TypeError:  # lists, or rows of an array
         different = 0
     if not len(values) or different < len(values):
         raise InputError(f"`categories` of {show(column)} must be distinct values, at least one")
+    return values
 
 
-def _check_encode(value: Any) -> None:
-    given = value.values() if isinstance(value, Mapping) else [value] * (value is not None)
-    for encoding in given:
+def _check_encode(name: str, value: Any) -> Any:
+    for encoding in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(encoding, str) or encoding not in ENCODINGS:
-            raise InputError(
-                f"`encode` must be {show('one_hot')}, {show('integer')}, or map columns to one of "
-                f"these, not {show(value)}"
-            )
+            known = ", ".join(map(show, ENCODINGS))
+            raise wrong(name, f"{known}, or map columns to one of these", value)
     if isinstance(value, Mapping):
-        _check_mapping("encode", value)
+        _check_columns(name, value)
+    return value
 
 
 def _check_promise(column: str, promise: Any) -> Promise:
@@ -367,10 +356,8 @@ def _check_promise(column: str, promise: Any) -> Promise:
     first: tuple[None, ...] = (None,) if sizes[:1] == [None] else ()
     numbers = [as_number(size) for size in sizes[len(first) :]]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        any_length = f"only the first may be {either('None', 'NA')}, for any length"
-        raise InputError(
-            f"{expected}; the sizes in {show(shape)} must be positive whole numbers; {any_length}"
-        )
+        rule = f"the sizes in {show(shape)} must be positive whole numbers; only the first may be"
+        raise InputError(f"{expected}; {rule} {either('None', 'NA')}, for any length")
     return dtype, (*first, *(int(size) for size in sizes[len(first) :]))
 
 
@@ -404,9 +391,9 @@ class ModelOptions:
     safe_mode: bool = True
 
     def __post_init__(self) -> None:
-        set_fields(self, uri=None if self.uri is None else _check_model_uri(self.uri))
-        _check_custom_objects(self.custom_objects)
-        check_flag("safe_mode", self.safe_mode)
+        check_fields(
+            self, uri=_check_model_uri, custom_objects=_check_custom_objects, safe_mode=check_flag
+        )
 
     @property
     def file(self) -> str | None:
@@ -415,23 +402,21 @@ class ModelOptions:
 
 def check_model_options(value: Any) -> ModelOptions:
     """Check the argument ``model_options``; None is the default `ModelOptions`."""
-    checked: ModelOptions = check_group(
-        "model_options", value, ModelOptions, uri="s3://bucket/model.h5"
-    )
-    return checked
+    return check_group("model_options", value, ModelOptions, uri="s3://bucket/model.h5")
 
 
-def _check_model_uri(value: Any) -> str:
+def _check_model_uri(name: str, value: Any) -> str:
     uri = check_uri(value, "model")
     if not (text := os.fspath(value)).endswith((".h5", ".keras")):
         raise InputError(f"`uri` of a model must end in .h5 or .keras, not {show(text)}")
     return uri
 
 
-def _check_custom_objects(value: Any) -> None:
-    expected = "`custom_objects` must map names to classes or functions"
-    if not isinstance(value, (Mapping, type(None))):
+def _check_custom_objects(name: str, value: Any) -> Mapping[str, Any]:
+    expected = f"`{name}` must map names to classes or functions"
+    if not isinstance(value, Mapping):
         raise InputError(f"{expected}, not {type(value).__name__}")
-    for name, one in (value or {}).items():
-        if not (isinstance(name, str) and callable(one)):
-            raise InputError(f"{expected}, not {show(name)} to {show(one)}")
+    for key, one in value.items():
+        if not (isinstance(key, str) and callable(one)):
+            raise InputError(f"{expected}, not {show(key)} to {show(one)}")
+    return value

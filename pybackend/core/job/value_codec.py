@@ -21,6 +21,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -35,6 +36,7 @@ _MAGIC = b"tfdist-2"
 _HEAD = struct.Struct("<8sQ")
 # Python raises an error for integers of too many digits; the limit can be set.
 _MOST_BITS = 2000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _KEY = " (a key)"
 _TYPE = re.compile(r"[<>|]([biufcSU]\d{1,9}|[mM]8(\[\w+\])?)")
 # Types that numpy supports only with ml_dtypes, which TensorFlow installs.
@@ -43,19 +45,9 @@ _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 # Arrow's errors are these, or derived from them.
 REFUSALS = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
-_DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,  # Arrow's
-    RecursionError,
-    StopIteration,  # Arrow's, at an early end
-    TypeError,
-    ValueError,
-    struct.error,
-)
+_DAMAGE: tuple[type[Exception], ...] = (*REFUSALS, ArithmeticError, AttributeError, LookupError)
+# The last two are Arrow's: the second one at an early end.
+_DAMAGE += (MemoryError, RecursionError, struct.error, OSError, StopIteration)
 
 
 def encode_value(
@@ -140,12 +132,12 @@ class _NotSentError(Exception):
         return f"{where}{self.reason}"
 
 
+@dataclass(frozen=True)
 class _Packer:
     """Writer of values; ``store`` stores bytes, and returns what JSON has in their place."""
 
-    def __init__(self, kinds: Sequence[ValueKind], store: Callable[[Any], Any]) -> None:
-        self._kinds = kinds
-        self._store = store
+    kinds: Sequence[ValueKind]
+    store: Callable[[Any], Any]
 
     def write(self, value: Any, name: str) -> str:
         try:
@@ -164,11 +156,11 @@ class _Packer:
         if exact is dict:
             return {"dict": self._pack_parts(chain.from_iterable(value.items()), value, _name_item)}
         if exact is bytes:
-            return {"bytes": [self._store(value)]}
+            return {"bytes": [self.store(value)]}
         np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
         if np is not None and isinstance(value, (np.ndarray, np.generic)):
             return self._pack_array(value, np)
-        for kind in self._kinds:
+        for kind in self.kinds:
             if kind.matches(value):
                 try:
                     parts = kind.take(value)
@@ -200,19 +192,16 @@ class _Packer:
         if name != kind.str and name not in _NARROW:
             raise _NotSentError(f" is an array of {kind}: numbers, times and text only")
         array = np.ascontiguousarray(array).reshape(-1)
-        is_exact = type(value) is np.ndarray
-        if is_scalar:
-            # NumPy drops NUL characters at the end of a text.
-            is_text = kind.kind in "SU"
-            is_exact = type(value) is kind.type and not (is_text and len(array[0]) != len(value))
-        if not is_exact:
+        # NumPy drops NUL characters at the end of a text.
+        is_cut = is_scalar and kind.kind in "SU" and len(array[0]) != len(value)
+        if is_cut or type(value) is not (kind.type if is_scalar else np.ndarray):
             raise _NotSentError(
                 f" is a {_name(value)}, which would be changed: return it as an array with "
                 "numpy.asarray(...), or as Python numbers and text"
             )
         content = array.view(np.uint8) if array.size and kind.itemsize else b""
         tag = "scalar" if is_scalar else "array"
-        return {tag: [name, list(value.shape), self._store(content)]}
+        return {tag: [name, list(value.shape), self.store(content)]}
 
 
 class _Unpacker:
@@ -259,18 +248,9 @@ class _Unpacker:
 def _is_plain(value: Any) -> bool:
     """Return whether JSON preserves the value."""
     kind = type(value)
-    if kind is str:
-        return value.isascii() or _is_unicode(value)
+    if kind is str:  # JSON would join two surrogates into one character
+        return value.isascii() or _SURROGATE.search(value) is None
     return kind in (bool, float) or (kind is int and value.bit_length() <= _MOST_BITS)
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether a string has no surrogates; JSON would join two of them into one character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _name_item(items: dict[Any, Any], index: int) -> str:
@@ -283,12 +263,8 @@ def _name(value: Any) -> str:
 
 
 def _refuse(value: Any) -> str:
-    base = next((kind for kind in _BASES if isinstance(value, kind)), None)
-    if base is not None:
-        return (
-            f" is a {_name(value)}, which would become a plain {base.__name__}: "
-            f"return it as {base.__name__}(...)"
-        )
+    if base := next((kind.__name__ for kind in _BASES if isinstance(value, kind)), ""):
+        return f" is a {_name(value)}, which would become a plain {base}: return it as {base}(...)"
     return (
         f" is a {_name(value)}, which cannot be sent; expected plain data ({show(None)}, "
         "numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy arrays, "

@@ -8,12 +8,14 @@ be imported or its code to run. `value_tables` has the kinds of pandas and Arrow
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import enum
 import fractions
 import functools
+import importlib
 import pathlib
 import sys
 import types
@@ -121,30 +123,24 @@ def _make_dataclass(module: str, qualname: str, names: list[str], *items: Any) -
     values = dict(zip(map(str, names), items, strict=True))
     kind = _find_class(module, qualname)
     if kind is not None and dataclasses.is_dataclass(kind):
-        try:
+        with contextlib.suppress(UnfitError):
             if values.keys() <= {field.name for field in dataclasses.fields(kind)}:
                 return _rebuild(kind, values)
-        except UnfitError:
-            pass
     return types.SimpleNamespace(**values)
 
 
 def _fields_of(value: Any) -> Sequence[str]:
     """Return the names of the fields that a dataclass or a named tuple has."""
     if isinstance(value, tuple):
-        names: tuple[str, ...] = getattr(type(value), "_fields", ())
-        return names
+        return tuple(getattr(type(value), "_fields", ()))
     return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
 
 
 def _find_attributes(value: Any) -> set[str]:
     """Return the names of an object's attributes, without cached properties."""
     kind = type(value)
-    held = {
-        name
-        for name in getattr(value, "__dict__", {})
-        if not isinstance(_look_up(kind, name), functools.cached_property)
-    }
+    own = getattr(value, "__dict__", {})
+    held = {n for n in own if not isinstance(_look_up(kind, n), functools.cached_property)}
     for base in kind.__mro__:
         slots = [n for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
         held |= {name for name in slots if hasattr(value, name)}
@@ -194,10 +190,12 @@ def _name_field(value: Any, index: int) -> str:
     return f".{_fields_of(value)[index - 3]}"
 
 
+def _is_enum(value: Any) -> bool:
+    return isinstance(value, enum.Enum)
+
+
 _CLASSES: tuple[ValueKind, ...] = (
-    ValueKind(
-        "enum", lambda v: isinstance(v, enum.Enum), _take_enum, _make_enum, lambda _, __: ".value"
-    ),
+    ValueKind("enum", _is_enum, _take_enum, _make_enum, lambda _, __: ".value"),
     ValueKind("named tuple", _is_named_tuple, _take_named_tuple, _make_named_tuple, _name_field),
     ValueKind("dataclass", _is_dataclass, _take_dataclass, _make_dataclass, _name_field),
 )
@@ -234,6 +232,10 @@ _TIMES: tuple[ValueKind, ...] = (
 )
 
 
+def _take_row(row: Any) -> Sequence[Any]:
+    return [vars(row).get("__fields__"), list(row)]
+
+
 def _make_row(names: list[str] | None, items: list[Any]) -> Any:
     from pyspark.sql import Row
 
@@ -243,10 +245,13 @@ def _make_row(names: list[str] | None, items: list[Any]) -> Any:
     return row
 
 
-def _make_vector(*parts: Any) -> Any:
-    from pyspark.ml import linalg
+def _vector(tag: str, name: str, take: Callable[[Any], Sequence[Any]]) -> ValueKind:
+    """Return the kind of a class of vectors of Spark."""
 
-    return (linalg.DenseVector if len(parts) == 1 else linalg.SparseVector)(*parts)
+    def make(*parts: Any) -> Any:
+        return getattr(importlib.import_module("pyspark.ml.linalg"), name)(*parts)
+
+    return ValueKind(tag, is_of("pyspark.ml.linalg", name), take, make)
 
 
 # Allowed default factories of a defaultdict: no user code.
@@ -261,27 +266,28 @@ def _take_default(value: collections.defaultdict[Any, Any]) -> Sequence[Any]:
     return [name, dict(value)]
 
 
+def _make_default(name: str | None, items: dict[Any, Any]) -> Any:
+    return collections.defaultdict(_FACTORIES[name], items)
+
+
+_is_variable = is_of("keras", "Variable", or_derived=True)
+_is_of_tensorflow = is_of("tensorflow", "Tensor", "Variable", or_derived=True)
+
+
 def _is_tensor(value: Any) -> bool:
-    has_values = any(
-        is_of(module, *names, or_derived=True)(value)
-        for module, *names in (("keras", "Variable"), ("tensorflow", "Tensor", "Variable"))
-    )
+    has_values = _is_variable(value) or _is_of_tensorflow(value)
     return has_values and hasattr(value, "numpy")  # a tensor in a traced function has no values
 
 
 _HISTORY = ("history", "epoch", "params")
-
+_UTF_32 = "utf-32-le", "surrogatepass"
+_AS_TEXT: tuple[type, ...] = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_AS_TEXT += (decimal.Decimal, uuid.UUID)
 # Integers and text only if JSON cannot write them.
 PLAIN: tuple[ValueKind, ...] = (
     exactly(int, lambda v: [hex(v)], lambda text: int(text, 16)),
-    exactly(
-        str,
-        lambda v: [v.encode("utf-32-le", "surrogatepass")],
-        lambda content: content.decode("utf-32-le", "surrogatepass"),
-    ),
-    exactly(tuple, lambda v: [list(v)]),
-    exactly(set, lambda v: [list(v)]),
-    exactly(frozenset, lambda v: [list(v)]),
+    exactly(str, lambda v: [v.encode(*_UTF_32)], lambda content: content.decode(*_UTF_32)),
+    *(exactly(kind, lambda v: [list(v)]) for kind in (tuple, set, frozenset)),
 )
 PYTHON: tuple[ValueKind, ...] = (
     *PLAIN,
@@ -290,37 +296,16 @@ PYTHON: tuple[ValueKind, ...] = (
     exactly(bytearray, lambda v: [bytes(v)], lambda content: bytearray(memoryview(content))),
     exactly(collections.OrderedDict, lambda v: [dict(v)]),
     exactly(collections.Counter, lambda v: [dict(v)]),
-    exactly(
-        collections.defaultdict,
-        _take_default,
-        lambda name, items: collections.defaultdict(_FACTORIES[name], items),
-    ),
+    exactly(collections.defaultdict, _take_default, _make_default),
     exactly(collections.deque, lambda v: [list(v), v.maxlen]),
     exactly(range, lambda v: [v.start, v.stop, v.step]),
     exactly(complex, lambda v: [v.real, v.imag]),
-    exactly(decimal.Decimal, lambda v: [str(v)]),
     exactly(fractions.Fraction, lambda v: [v.numerator, v.denominator]),
-    exactly(uuid.UUID, lambda v: [str(v)]),
-    *(
-        exactly(kind, lambda v: [str(v)])
-        for kind in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
-    ),
+    *(exactly(kind, lambda v: [str(v)]) for kind in _AS_TEXT),
     *_TIMES,
-    ValueKind(
-        "row",
-        is_of("pyspark.sql", "Row"),
-        lambda v: [vars(v).get("__fields__"), list(v)],
-        _make_row,
-    ),
-    ValueKind(
-        "dense vector", is_of("pyspark.ml.linalg", "DenseVector"), lambda v: [v.array], _make_vector
-    ),
-    ValueKind(
-        "sparse vector",
-        is_of("pyspark.ml.linalg", "SparseVector"),
-        lambda v: [int(v.size), v.indices, v.values],
-        _make_vector,
-    ),
+    ValueKind("row", is_of("pyspark.sql", "Row"), _take_row, _make_row),
+    _vector("dense vector", "DenseVector", lambda v: [v.array]),
+    _vector("sparse vector", "SparseVector", lambda v: [int(v.size), v.indices, v.values]),
     ValueKind(
         "history",
         is_of("keras.callbacks", "History", or_derived=True),

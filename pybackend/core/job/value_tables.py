@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pybackend.core.job.value_kinds import UnfitError, ValueKind, is_of
@@ -134,6 +134,10 @@ def _make_series(name: Any, index: Any, attrs: Any, column: Any) -> Any:
     return series.rename(name)
 
 
+def _name_in_series(series: Any, index: int) -> str:
+    return (".name", ".index", ".attrs", "")[index]
+
+
 def _check_flags(value: Any) -> None:
     if not value.flags.allows_duplicate_labels:
         raise UnfitError(f"its flag `allows_duplicate_labels` is {show(False)}")
@@ -170,20 +174,13 @@ def _takes_no_space(kind: Any) -> bool:
     """Return whether a few bytes can encode a column of any length."""
     import pyarrow as pa
 
-    if pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind):
-        return True
-    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
-        return True
-    if pa.types.is_fixed_size_binary(kind) and not kind.byte_width:
-        return True
-    return any(_takes_no_space(child) for child in _children(kind))
-
-
-def _children(kind: Any) -> Iterator[Any]:
-    storage = getattr(kind, "storage_type", None)
-    if storage is not None:
-        yield storage
-    yield from (kind.field(number).type for number in range(kind.num_fields))
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    if (storage := getattr(kind, "storage_type", None)) is not None:
+        inner.append(storage)
+    has_no_items = pa.types.is_fixed_size_list(kind) and not kind.list_size
+    has_no_bytes = pa.types.is_fixed_size_binary(kind) and not kind.byte_width
+    is_implied = pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind)
+    return has_no_items or has_no_bytes or is_implied or any(map(_takes_no_space, inner))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -215,15 +212,17 @@ def _make_index(name: Any, freq: str | None, parts: Any) -> Any:
     return index
 
 
+def _take_levels(index: Any) -> Sequence[Any]:
+    return [list(map(index.get_level_values, range(index.nlevels)))]
+
+
 def _make_multi_index(levels: list[Any]) -> Any:
     return _pandas().MultiIndex.from_arrays(levels, names=[level.name for level in levels])
 
 
 def _is_index(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return isinstance(value, getattr(pandas, "Index", ())) and (
-        type(value).__module__.partition(".")[0] == "pandas"
-    )
+    is_own = type(value).__module__.partition(".")[0] == "pandas"
+    return is_own and isinstance(value, getattr(sys.modules.get("pandas"), "Index", ()))
 
 
 def _take_stamp(value: Any) -> Sequence[Any]:
@@ -254,13 +253,7 @@ def _missing(name: str) -> ValueKind:
 
 TABLES: tuple[ValueKind, ...] = (
     ValueKind("data frame", is_of("pandas", "DataFrame"), _take_frame, _make_frame, _name_in_frame),
-    ValueKind(
-        "series",
-        is_of("pandas", "Series"),
-        _take_series,
-        _make_series,
-        lambda _, index: (".name", ".index", ".attrs", "")[index],
-    ),
+    ValueKind("series", is_of("pandas", "Series"), _take_series, _make_series, _name_in_series),
     ValueKind(
         "range index",
         is_of("pandas", "RangeIndex"),
@@ -268,12 +261,7 @@ TABLES: tuple[ValueKind, ...] = (
         lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),
         lambda _, __: ".name",
     ),
-    ValueKind(
-        "multi-index",
-        is_of("pandas", "MultiIndex"),
-        lambda v: [list(map(v.get_level_values, range(v.nlevels)))],
-        _make_multi_index,
-    ),
+    ValueKind("multi-index", is_of("pandas", "MultiIndex"), _take_levels, _make_multi_index),
     # After its two derived classes: the first kind that matches is taken.
     ValueKind(
         "index", _is_index, _take_index, _make_index, lambda _, index: "" if index else ".name"
@@ -283,11 +271,7 @@ TABLES: tuple[ValueKind, ...] = (
     _missing("NaT"),
     _missing("NA"),
     ValueKind(
-        "timestamp",
-        is_of("pandas", "Timestamp"),
-        _take_stamp,
-        _make_stamp,
-        lambda _, __: ".tzinfo",
+        "timestamp", is_of("pandas", "Timestamp"), _take_stamp, _make_stamp, lambda _, __: ".tzinfo"
     ),
     ValueKind(
         "span",

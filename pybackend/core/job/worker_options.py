@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,22 +13,25 @@ from typing import Any, Literal
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import (
     MAX_WORKERS,
+    Choice,
+    Whole,
     as_number,
-    check_choice,
+    check_fields,
     check_flag,
     check_fraction,
     check_group,
+    check_number,
     check_positive,
-    check_whole_number,
     name_arguments,
-    set_fields,
+    wrong,
 )
-from pybackend.core.words import call_of, either, setting, show, term
+from pybackend.core.words import call_of, either, listed, setting, show, term
 
 Compression = Literal["fp16", "bf16"] | None
-_COMPRESSIONS = [None, "fp16", "bf16"]
+_COMPRESSION = Choice((None, "fp16", "bf16"))
+_ENCRYPT = Choice((None, True, False))
 Scaling = Literal["linear", "sqrt"]
-_SCALINGS = ["linear", "sqrt"]
+_SCALINGS = ("linear", "sqrt")
 # A unit without "B" is binary, as Spark and Slurm have it.
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _PREFIXES = " kmgt"
@@ -39,9 +42,8 @@ THIS = "this"
 
 def _explain_scale(name: str) -> str | None:
     """Explain why there is no ``scale_lr`` if each worker takes steps of its own."""
-    if name != "scale_lr":
-        return None
-    return "a step has the rows of one worker, regardless of the number of workers. Omit it"
+    why = "a step has the rows of one worker, regardless of the number of workers. Omit it"
+    return why if name == "scale_lr" else None
 
 
 @name_arguments
@@ -77,11 +79,8 @@ class Elastic:
     max: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "min", "max"):
-            value = getattr(self, name)
-            if value is not None or name == "min":
-                checked = check_whole_number(name, value, least=1, most=MAX_WORKERS)
-                set_fields(self, **{name: checked})
+        number = Whole(1, MAX_WORKERS)
+        check_fields(self, workers=number, min=number, max=number)
         most = math.inf if self.max is None else self.max
         if not self.min <= (self.min if self.workers is None else self.workers) <= most:
             raise InputError(
@@ -113,8 +112,7 @@ class ParameterServer:
 
     def __post_init__(self) -> None:
         # The chief and at least one worker count, too.
-        most = MAX_WORKERS - 2
-        set_fields(self, servers=check_whole_number("servers", self.servers, least=1, most=most))
+        check_fields(self, servers=Whole(1, MAX_WORKERS - 2))
 
     explain_missing = staticmethod(_explain_scale)
 
@@ -186,29 +184,29 @@ class Exchange:
     scale_lr: ScaleLearningRate | Scaling | None = None
 
     def __post_init__(self) -> None:
-        check_choice("audit", self.audit, choices=[True, False, "warn"])
-        check_choice("loss_over", self.loss_over, choices=["rows", "global batch"])
-        check_choice("transport", self.transport, choices=["tcp", "tf"])
-        check_choice("compression", self.compression, choices=_COMPRESSIONS)
+        check_fields(
+            self,
+            transport=Choice(("tcp", "tf")),
+            compression=_COMPRESSION,
+            bucket_mb=check_positive,
+            loss_over=Choice(("rows", "global batch")),
+            encrypt=_ENCRYPT,
+            audit=Choice((True, False, "warn")),
+            shard_optimizer=check_flag,
+            scale_lr=lambda _, value: check_scale_lr(value),
+        )
         if self.compression is not None and self.transport != "tcp":
             raise InputError(f"`compression` needs {setting(transport='tcp')}")
-        check_flag("shard_optimizer", self.shard_optimizer)
         if self.shard_optimizer and (self.transport != "tcp" or self.compression is not None):
             raise InputError(
                 f"`shard_optimizer` needs {setting(transport='tcp')} and no `compression`: each "
                 "worker gets the exact mean gradients of its own weights only"
             )
-        check_choice("encrypt", self.encrypt, choices=[None, True, False])
         if self.encrypt and self.transport != "tcp":
             raise InputError(
                 f"`{setting(encrypt=True)}` needs {setting(transport='tcp')}: TensorFlow's own "
                 "servers cannot encrypt"
             )
-        set_fields(
-            self,
-            bucket_mb=check_positive("bucket_mb", self.bucket_mb),
-            scale_lr=check_scale_lr(self.scale_lr),
-        )
 
 
 @name_arguments
@@ -243,24 +241,24 @@ class LocalSteps:
     encrypt: bool | None = None
 
     def __post_init__(self) -> None:
-        set_fields(
+        check_fields(
             self,
-            steps=check_whole_number("steps", self.steps, least=2),
-            learning_rate=check_positive("learning_rate", self.learning_rate, most=1e300),
-            momentum=check_fraction("momentum", self.momentum),
+            steps=Whole(2),
+            learning_rate=partial(check_positive, most=1e300),
+            momentum=check_fraction,
+            compression=_COMPRESSION,
+            encrypt=_ENCRYPT,
         )
-        check_choice("compression", self.compression, choices=_COMPRESSIONS)
-        check_choice("encrypt", self.encrypt, choices=[None, True, False])
 
     explain_missing = staticmethod(_explain_scale)
 
 
-def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
-    kinds = (Exchange, LocalSteps, ParameterServer)
-    checked: Exchange | LocalSteps | ParameterServer = check_group(
-        "exchange", value, *kinds, loss_over="global batch"
-    )
-    return checked
+AnyExchange = Exchange | LocalSteps | ParameterServer
+
+
+def check_exchange(value: Any) -> AnyExchange:
+    kinds: tuple[type[AnyExchange], ...] = (Exchange, LocalSteps, ParameterServer)
+    return check_group("exchange", value, *kinds, loss_over="global batch")
 
 
 @name_arguments
@@ -295,10 +293,7 @@ class ScaleLearningRate:
     decay: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("rule", self.rule, choices=_SCALINGS)
-        set_fields(
-            self, warmup_epochs=_check_warmup(self.warmup_epochs), decay=_check_decay(self.decay)
-        )
+        check_fields(self, rule=Choice(_SCALINGS), warmup_epochs=_check_warmup, decay=_check_decay)
 
     def multiple(self, workers: int, epochs: float) -> float:
         """Return the factor for the rate after a number of epochs, which may be fractional."""
@@ -315,27 +310,18 @@ def check_scale_lr(value: Any) -> ScaleLearningRate | None:
         return value
     if isinstance(value, str) and value in _SCALINGS:
         return ScaleLearningRate(value)  # type: ignore[arg-type]
-    raise InputError(
-        f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
-        f"{either('a ScaleLearningRate', 'a list')}, e.g. "
-        f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
-    )
+    example = call_of("pybackend.ScaleLearningRate", "linear", warmup_epochs=5)
+    kinds = [*map(show, (None, *_SCALINGS)), either("a ScaleLearningRate", "a list")]
+    raise wrong("scale_lr", f"{listed(kinds)}, e.g. {example}", value)
 
 
-def _check_warmup(value: Any) -> float:
-    number = as_number(value)
-    if number is None or not (math.isfinite(number) and number >= 0):
-        raise InputError(f"`warmup_epochs` must be at least 0, not {show(value)}")
-    return number
+def _check_warmup(name: str, value: Any) -> float:
+    return check_number(name, value, "at least 0", lambda n: 0 <= n < math.inf)
 
 
-def _check_decay(value: Any) -> dict[int, float] | None:
-    if value is None:
-        return None
-    expected = (
-        "`decay` must map epochs to multipliers of the learning rate, e.g. "
-        f"{show({30: 0.1, 60: 0.01})}"
-    )
+def _check_decay(name: str, value: Any) -> dict[int, float]:
+    example = show({30: 0.1, 60: 0.01})
+    expected = f"`{name}` must map epochs to multipliers of the learning rate, e.g. {example}"
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{expected}, not {show(value)}")
     checked: dict[int, float] = {}
@@ -399,16 +385,14 @@ class Resources:
     fork_server: bool | None = None
 
     def __post_init__(self) -> None:
-        checks: dict[str, Callable[[Any], Any]] = {
-            "cpus": partial(check_whole_number, "cpus", least=1),
-            "memory": _check_memory,
-            "gpus": partial(check_whole_number, "gpus", least=0),
-            "environment": _check_environment,
-            "fork_server": partial(check_flag, "fork_server"),
-        }
-        for name, check in checks.items():
-            if (value := getattr(self, name)) is not None:
-                set_fields(self, **{name: check(value)})
+        check_fields(
+            self,
+            cpus=Whole(1),
+            memory=_check_memory,
+            gpus=Whole(0),
+            environment=_check_environment,
+            fork_server=check_flag,
+        )
 
     @property
     def bytes(self) -> int | None:
@@ -419,7 +403,7 @@ class Resources:
 
 def check_resources(value: Any) -> Resources:
     """Check the argument ``resources``; None is the default `Resources`."""
-    checked: Resources = check_group("resources", value, Resources, cpus=2, memory="4GB")
+    checked = check_group("resources", value, Resources, cpus=2, memory="4GB")
     path = checked.environment
     # Not where it is made: a worker has the path of another machine.
     if path is not None and path != THIS and not os.path.exists(path):
@@ -430,20 +414,18 @@ def check_resources(value: Any) -> Resources:
     return checked
 
 
-def _check_environment(value: Any) -> str:
+def _check_environment(name: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`environment` must be {show(THIS)} or a path, not {show(value)}")
+        raise wrong(name, f"{show(THIS)} or a path", value)
     text = os.fspath(value)
     return text if text == THIS else os.path.abspath(os.path.expanduser(text))
 
 
-def _check_memory(value: Any) -> int:
+def _check_memory(name: str, value: Any) -> int:
     number = _parse(value) if isinstance(value, str) else as_number(value)
     if number is None or not 0 < number < 2**60:
-        raise InputError(
-            f"`memory` must be a number of bytes, or text such as {show('4GB')}, "
-            f"{show('512MiB')} or {show('4g')}, not {show(value)}"
-        )
+        examples = listed(map(show, ("4GB", "512MiB", "4g")))
+        raise wrong(name, f"a number of bytes, or text such as {examples}", value)
     if number < _LEAST_MEMORY:
         raise InputError(
             f"`memory` is {show(value)}, which is {number:g} bytes: not enough for a worker. Give "
@@ -453,8 +435,7 @@ def _check_memory(value: Any) -> int:
 
 
 def _parse(text: str) -> float | None:
-    found = _MEMORY.fullmatch(text.strip())
-    if found is None:
+    if (found := _MEMORY.fullmatch(text.strip())) is None:
         return None
     power = _PREFIXES.index(found[2].lower() or " ")
     base = 1000 if (found[3] or "").lower() == "b" else 1024

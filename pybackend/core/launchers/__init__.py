@@ -26,7 +26,9 @@ from pybackend.core.launchers.base import Slotted
 from pybackend.core.launchers.base import StopRequestedError as StopRequestedError
 from pybackend.core.launchers.base import Submission as Submission
 from pybackend.core.launchers.base import check_stop as check_stop
+from pybackend.core.launchers.base import holding as holding
 from pybackend.core.launchers.base import stopped_by as stopped_by
+from pybackend.core.launchers.base import warm_up as warm_up
 from pybackend.core.words import show, term
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.environment.archive import (
         pack_environment_of as pack_environment_of,
     )
+    from pybackend.core.launchers.fork_server import start_fork_server as start_fork_server
     from pybackend.core.launchers.fork_server import without_fork_server as without_fork_server
     from pybackend.core.launchers.package_files import own_libraries as own_libraries
     from pybackend.core.launchers.package_files import run_here as run_here
@@ -71,7 +74,7 @@ if TYPE_CHECKING:
 # Names that are loaded on first use, by module.
 _NAMES = {
     "environment.archive": "PackedEnvironment pack_environment_of",
-    "fork_server": "without_fork_server",
+    "fork_server": "start_fork_server without_fork_server",
     "package_files": "own_libraries run_here",
     "script.driver": "run_script",
     "script.run_options": "add_run_options read_run_plan",

@@ -67,6 +67,23 @@ class Checking(Protocol):
         """Raise the input errors that `Launcher.launch` would raise."""
 
 
+@runtime_checkable
+class Warming(Protocol):
+    """A launcher that can start in advance what makes the first workers start sooner."""
+
+    def warm_up(self) -> None:
+        """Start it, without waiting for it."""
+
+
+def warm_up(launcher: Launcher, resources: Any) -> None:
+    """Let a launcher import TensorFlow while the call checks its arguments and reads its data.
+
+    ``resources`` are the call's `Resources`, not yet checked; None: the default.
+    """
+    if isinstance(launcher, Warming) and getattr(resources, "fork_server", None) is not False:
+        launcher.warm_up()
+
+
 def reject_environment(job: Job, reason: str) -> None:
     """Raise `InputError` if a job names a Python environment, which a launcher cannot send."""
     if job.resources.environment is not None:

@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum, auto
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pybackend
 from pybackend.core.data.files import naming_full_disk
 from pybackend.core.errors import Failure, Kind, Moment, printable
 from pybackend.core.job import messages
@@ -29,9 +27,8 @@ from pybackend.core.job.job import LOGGER, TRAINED, Job
 from pybackend.core.job.messages import Emit
 from pybackend.core.job.notice import PREEMPTED, RESTARTS
 from pybackend.core.job.report import WorkerReport, read_report
-from pybackend.core.launchers.fork_server import popen, start_worker
+from pybackend.core.launchers.fork_server import popen, start_worker, worker_variables
 from pybackend.core.launchers.forking import ForkedProcess, end_marked, name_signal, signal_group
-from pybackend.core.launchers.package_files import own_libraries
 from pybackend.core.launchers.watches import MemoryWatch, OomWatch, StallWatch
 from pybackend.core.machine.janitor import swept_folder
 from pybackend.core.net.rendezvous import address_of, listen, reserve
@@ -43,9 +40,6 @@ if TYPE_CHECKING:
     from pybackend.core.launchers.environment.installing import Interpreter
 
 LOG_LINES = 40
-# Workers imported from the zip of a session that had ended
-# (test_a_zip_of_a_spark_session_that_has_ended_is_not_used).
-_OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
@@ -297,28 +291,10 @@ class Child:
         return popen([self._rscript, "--vanilla", str(script), folder], descriptors, variables)
 
     def _variables(self) -> dict[str, str]:
-        # The worker can import what this process can, including a zip sent by Spark; but not a zip
-        # of this package from a session that has ended, which may be deleted at any time.
-        own = os.path.abspath(Path(pybackend.__file__).parents[1])
-        found = [os.path.abspath(p or ".") for p in sys.path]
-        paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
-        python = {
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-            **own_libraries(),
-            # If R embeds Python, or Python R: the same Python.
-            "RETICULATE_PYTHON": sys.executable,
-        }
-        given = {**os.environ, **python}
-        if self._interpreter is not None:
-            given = self._interpreter.variables(os.environ)
         return {
-            **given,
-            "KERAS_BACKEND": "tensorflow",
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            **worker_variables(self._interpreter),
             # TensorFlow leaves files behind if its process is killed: removed with the folder.
             "TMPDIR": str(self.folder),
-            **_utf8(),
             **self._environment,
             "TFDIST_RANK": str(self.rank),  # elastic training updates it in each generation
             "TFDIST_WORKER": str(self.rank),
@@ -360,7 +336,7 @@ class Child:
             return
         self._log.append(text)
         if self.job.reports_lines:
-            self._emit(messages.PrintedLine(text, self.rank, self.host))
+            self._emit(messages.PrintedLine(text, rank=self.rank, host=self.host))
 
     def _describe_excess(self, used: int) -> Failure:
         limit = show_bytes(self.job.resources.bytes or 0)
@@ -418,9 +394,3 @@ def find_disk() -> str | None:
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
     return folder if is_usable else None
-
-
-def _utf8() -> dict[str, str]:
-    """Return the variable for a UTF-8 locale, which R needs; empty if one is already set."""
-    chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
-    return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}

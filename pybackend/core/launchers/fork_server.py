@@ -1,10 +1,9 @@
-"""Fork servers: processes that have imported TensorFlow, from which later workers are forked.
+"""Fork servers: processes that have imported TensorFlow, from which workers are forked.
 
-The import takes seconds, which is most of the time of a short training run. So after a call, a
-process imports TensorFlow and waits. The workers of the next call are forked from it, within
-milliseconds, if they would start in the same way: with the same environment, limits and user. The
-server runs no job, so a worker begins as a new process does: it has the same imports, but random
-numbers of its own.
+The import takes seconds, which is most of the time of a short training run. So one process imports
+TensorFlow, and the workers of all calls are forked from it, within milliseconds, if they would
+start in the same way: with the same environment, limits and user. The server runs no job, so a
+worker begins as a new process does: it has the same imports, but random numbers of its own.
 
 A server belongs to a process, its owner, and ends with it: this session, a Spark executor, or the
 keeper of a session on a host. The owner's processes, such as the tasks of an executor, find it by a
@@ -29,27 +28,31 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pybackend.core.launchers.forking as forking
 from pybackend.core.job.job import LOGGER
 from pybackend.core.launchers.base import holding
+from pybackend.core.launchers.package_files import own_libraries, package_root
 from pybackend.core.machine.capacity import list_gpus, read_free_memory
 from pybackend.core.machine.processes import name_process
+
+if TYPE_CHECKING:
+    from pybackend.core.launchers.environment.installing import Interpreter
 
 VARIABLE = "TFDIST_FORK_SERVER"
 # Memory that must be free; TensorFlow takes half of it.
 _BYTES = 1e9
-# Most servers of a session, for calls in turn that start different workers.
-_MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
-_IMPORT_SECONDS = 20.0
+_IMPORT_SECONDS = 60.0
 _END_SECONDS = 2.0
 _START = f"import sys; del sys.path[0]; {forking.RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
-_EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
-_OWNER: ContextVar[str | None] = ContextVar("_OWNER", default=None)
 _OFF = ("0", "false", "no", "off")
+
+
+# The servers for workers of this block, and how many processes on this machine have such servers.
+_FORKING: ContextVar[tuple[ForkServers, int] | None] = ContextVar("_FORKING", default=None)
 
 
 def start_worker(
@@ -59,15 +62,15 @@ def start_worker(
     may_fork: bool,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes] | forking.ForkedProcess:
-    """Start a worker's process: fork it if there is a fork server for it, else run ``python``.
+    """Start a worker's process: fork it if there can be a fork server for it, else run ``python``.
 
     It inherits ``descriptors``, its listening socket and its pipe for events. ``may_fork`` is
     whether TensorFlow may already be imported when it starts.
     """
-    kind = describe_worker(variables, python) if may_fork and not is_off() else None
-    if kind is not None:
-        servers = _find_servers(_OWNER.get())
-        if forked := servers.fork(kind, folder, descriptors, variables):
+    found = _FORKING.get()
+    if may_fork and found and not is_off() and (kind := describe_worker(variables, python)):
+        servers, processes = found
+        if forked := servers.fork(kind, folder, descriptors, variables, processes):
             return forked
     return popen([python, *forking.PROGRAM, _START, folder], descriptors, variables)
 
@@ -88,21 +91,39 @@ def popen(
 
 
 @contextlib.contextmanager
-def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterator[None]:
-    """Start a fork server after this block for workers like those of the block, if memory allows.
+def forking_workers(processes: int = 1, owner: str | None = None) -> Iterator[None]:
+    """Fork the workers of this block from a fork server, if memory allows.
 
-    This raises no error of its own, which would replace the result of the block. ``processes`` is
-    the number of processes on this machine that do the same. The server ends with ``owner``, as in
-    `name_process`, and other processes with this owner use it, too; None: this process alone.
+    ``processes`` is the number of processes on this machine that do the same. The server ends with
+    ``owner``, as in `name_process`, and other processes with this owner use it, too; None: this
+    process alone.
     """
     try:
-        with holding(_OWNER, owner):
-            yield
-    finally:
-        try:
-            _find_servers(owner).keep(processes)
-        except Exception as error:
-            LOGGER.debug("no fork server: %s", error)
+        servers = _find_servers(owner)
+    except OSError as error:  # this is not Linux
+        LOGGER.debug("no fork server: %s", error)
+        yield
+        return
+    if is_off():
+        servers.close()
+    with holding(_FORKING, (servers, processes)):
+        yield
+
+
+def is_forking() -> bool:
+    """Return whether a server runs, or still imports TensorFlow, for workers of this block."""
+    found = _FORKING.get()
+    return found is not None and not is_off() and bool(found[0].list_names())
+
+
+def start_fork_server() -> None:
+    """Start this session's server, without waiting for it, so that its first call is sooner."""
+    try:
+        kind = describe_worker(worker_variables(), sys.executable)
+        if kind is not None and not is_off():
+            _find_servers(None).start(kind, 1)
+    except OSError as error:
+        LOGGER.debug("no fork server: %s", error)
 
 
 def stop_fork_server() -> None:
@@ -118,24 +139,14 @@ def without_fork_server() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def expecting_workers() -> Iterator[None]:
-    """Start a fork server before the first worker of this block, because many equal ones follow."""
-    with holding(_EXPECTS_MORE, True):
-        yield
-
-
 class ForkServers:
-    """The fork servers of one owner, as in `name_process`, at most one for each kind of worker."""
+    """The fork servers of one owner, as in `name_process`: one, for the last kind of worker."""
 
-    def __init__(self, owner: str, most: int) -> None:
+    def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._most = most
         self._prefix = f"\0tfdist-fork-server-{owner}-"
         self._lock = threading.Lock()
-        self._wanted: list[WorkerKind] = []  # since the last `keep`
-        # By name: the last use, the end of the wait for an import, and those started here.
-        self._used: dict[str, float] = {}
+        # By name: the end of the wait for an import, and those started here, also the failed ones.
         self._deadlines: dict[str, float] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -143,7 +154,7 @@ class ForkServers:
         return self._prefix + kind.digest()
 
     def list_names(self) -> list[str]:
-        """Return the names of the servers that run, or still start; the last used first."""
+        """Return the names of the servers that run, or still start."""
         try:
             shown = Path("/proc/net/unix").read_text(errors="replace")
         except OSError:
@@ -152,8 +163,22 @@ class ForkServers:
         ends = re.findall(
             rf" 00010000 .* @{re.escape(self._prefix[1:])}(\w+)$", shown, re.MULTILINE
         )
-        names = [self._prefix + end for end in ends]
-        return sorted(names, key=lambda name: self._used.get(name, 0.0), reverse=True)
+        return [self._prefix + end for end in ends]
+
+    def start(self, kind: WorkerKind, processes: int) -> None:
+        """Start a server, unless there is one, or too little memory for it.
+
+        It takes the place of a server for other workers. ``processes`` is the number of processes
+        on this host that do the same.
+        """
+        with self._lock:
+            running, name = self.list_names(), self.name(kind)
+            if name in running or self._has_failed(name):
+                return
+            for other in running:
+                self._end(other)
+            if read_free_memory() >= processes * _BYTES:
+                self._start(kind)
 
     def fork(
         self,
@@ -161,11 +186,13 @@ class ForkServers:
         folder: str,
         descriptors: Sequence[int],
         variables: Mapping[str, str],
+        processes: int = 1,
     ) -> forking.ForkedProcess | None:
+        """Fork a worker from the server for its kind, which is started first if there is none."""
         name, pid = self.name(kind), None
         connection = socket.socket(socket.AF_UNIX)
         try:
-            self._want(kind)
+            self.start(kind, processes)
             connection.settimeout(forking.ANSWER_SECONDS)
             connection.connect(name)
             pid, patience = forking.find_server(connection), forking.ANSWER_SECONDS
@@ -178,55 +205,18 @@ class ForkServers:
             connection.close()
             if pid is not None and isinstance(error, TimeoutError):  # it is stopped, for example
                 self._end(name)
+                self.start(kind, processes)
             return None
-
-    def keep(self, processes: int) -> None:
-        """Have a server for each kind of worker that was wanted since the last time.
-
-        ``processes`` is the number of processes on this host that do the same.
-        """
-        if is_off():
-            self.close()
-            return
-        with self._lock:
-            # Something may have changed since the workers were started.
-            new = [
-                kind
-                for kind in self._wanted
-                if self._is_new(kind) and describe_worker(kind.variables, kind.python) == kind
-            ]
-            if new and self._make_room(len(new), processes):
-                for kind in new:
-                    self._start(kind)
-            self._wanted = []
 
     def close(self) -> None:
         with self._lock:
-            self._wanted = []
             for name in self.list_names():
                 self._end(name)
 
-    def _want(self, kind: WorkerKind) -> None:
-        """Note that a worker starts; start a server first if many such workers follow."""
-        with self._lock:
-            self._used[self.name(kind)] = time.monotonic()
-            if kind not in self._wanted:
-                self._wanted = [kind, *self._wanted][: self._most]
-            if self._is_new(kind) and self._make_room(1, 1) and _EXPECTS_MORE.get():
-                self._start(kind)
-
-    def _is_new(self, kind: WorkerKind) -> bool:
-        return self.name(kind) not in self.list_names()
-
-    def _make_room(self, new: int, processes: int) -> bool:
-        """End servers that are not wanted; return whether there is room for new ones."""
-        running, wanted = self.list_names(), list(map(self.name, self._wanted))
-        others = [name for name in running if name not in wanted]
-        excess, least = len(running) + new - self._most, new * processes * _BYTES
-        while others and (excess > 0 or read_free_memory() < least):
-            self._end(others.pop())
-            excess -= 1
-        return excess <= 0 and read_free_memory() >= least
+    def _has_failed(self, name: str) -> bool:
+        """Return whether the last such server failed, as its workers would: they show the error."""
+        process = self._started.get(name)
+        return process is not None and (process.returncode or 0) > 0
 
     def _start(self, kind: WorkerKind) -> None:
         name = self.name(kind)
@@ -268,14 +258,14 @@ def _find_pids(name: str) -> list[int]:
 
 
 @cache
-def _make_servers(owner: str, most: int) -> ForkServers:
-    return ForkServers(owner, most)
+def _make_servers(owner: str) -> ForkServers:
+    return ForkServers(owner)
 
 
 def _find_servers(owner: str | None) -> ForkServers:
     # A fork of the session has another name, and so other servers: at its exit, it killed the
     # session's (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
-    return _make_servers(owner or name_process(os.getpid()), _MOST if owner is None else 1)
+    return _make_servers(owner or name_process(os.getpid()))
 
 
 atexit.register(stop_fork_server)
@@ -285,10 +275,47 @@ def is_off() -> bool:
     return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF
 
 
-# Variables that no import reads; those of sshd and of systemd differ in each connection, so that
-# no later call forked its workers (test_later_calls_use_it_and_nothing_is_left).
+# Workers imported from the zip of a session that had ended
+# (test_a_zip_of_a_spark_session_that_has_ended_is_not_used).
+_OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
+
+
+def worker_variables(interpreter: Interpreter | None = None) -> dict[str, str]:
+    """Return the environment of workers here, except what differs between them.
+
+    ``interpreter`` is their Python; None: that of this process.
+    """
+    if interpreter is not None:
+        given = interpreter.variables(os.environ)
+    else:
+        # They can import what this process can, including a zip sent by Spark; but not a zip of
+        # this package from a session that has ended, which may be deleted at any time.
+        own, found = package_root(), [os.path.abspath(path or ".") for path in sys.path]
+        paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
+        given = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            **own_libraries(),
+            # If R embeds Python, or Python R: the same Python.
+            "RETICULATE_PYTHON": sys.executable,
+        }
+    # R needs a UTF-8 locale.
+    chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
+    is_utf8 = "UTF-8" in chosen.upper().replace("UTF8", "UTF-8")
+    return {
+        **given,
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        **({} if is_utf8 else {"LC_ALL": "C.UTF-8"}),
+    }
+
+
+# Variables that no import reads, or whose effect is set after the fork. Those of sshd and systemd
+# differ in each connection, so that no later call forked its workers
+# (test_later_calls_use_it_and_nothing_is_left).
 _UNREAD = (
-    *("TMPDIR", "TFDIST_RANK", "TFDIST_WORKER", "TFDIST_HOST"),
+    *("TMPDIR", "TFDIST_RANK", "TFDIST_WORKER", "TFDIST_HOST", *forking.THREADS),
     *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "KRB5CCNAME"),
     *("INVOCATION_ID", "JOURNAL_STREAM", "XDG_SESSION_ID"),
 )

@@ -57,6 +57,13 @@ SERVE = (
 # PID, user and group of the other end of a socket.
 _PEER = struct.Struct("3i")
 READY = b"r"
+# Variables with the number of threads of a worker. TensorFlow reads them in its first step, but
+# numpy's OpenBLAS when it is imported.
+THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+_SET_THREADS = (
+    *("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_"),
+    *("scipy_openblas_set_num_threads", "openblas_set_num_threads"),
+)
 # An answer: which number it is, and the number.
 _ANSWER = struct.Struct("<ci")
 _PID, _STATUS = b"p", b"s"
@@ -276,12 +283,24 @@ def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
     for name in _read_first_environment() - set(message["environment"]):
         os.environ.pop(name, None)
     os.environ.update(message["environment"])
+    _limit_threads()
     tempfile.tempdir = None  # an import may have read the server's TMPDIR
     importlib.invalidate_caches()  # folders on the path may be new
     sys.argv[:] = [sys.argv[0], *message["arguments"], *map(str, received[4:])]
     # Otherwise all workers would draw the same numbers.
     random.seed()
     np.random.seed()
+
+
+def _limit_threads() -> None:
+    """Let numpy use as many threads as if it had been imported with this process's variables."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
+        library = ctypes.CDLL(path)
+        for name in _SET_THREADS:
+            if threads.isdigit() and hasattr(library, name):
+                getattr(library, name)(int(threads))
 
 
 def _read_first_environment() -> set[str]:

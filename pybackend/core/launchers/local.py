@@ -28,8 +28,9 @@ from pybackend.core.launchers.child import Child, find_disk
 from pybackend.core.launchers.crew import Crew, follow_child, take_all
 from pybackend.core.launchers.elastic_workers import Said, train_elastically
 from pybackend.core.launchers.fork_server import (
-    expecting_workers,
-    keeping_fork_server,
+    forking_workers,
+    is_forking,
+    start_fork_server,
     stop_fork_server,
 )
 from pybackend.core.launchers.joined.place import find_place
@@ -67,6 +68,9 @@ class LocalLauncher:
     def __init__(self, lane: _Lane | None = None) -> None:
         self._lane = lane
 
+    def warm_up(self) -> None:
+        start_fork_server()
+
     def check(self, job: Job) -> None:
         if job.resources.environment != THIS:
             reject_environment(
@@ -95,12 +99,12 @@ class LocalLauncher:
         if shortage := find_shortage(job.resources, workers * lanes, this_machine()):
             raise InputError(f"{setting(parallelism=lanes)}: {shortage}")
         shares = share_of_machine(workers * lanes, resources=job.resources)
-        with swept_folder(find_disk()) as folder, expecting_workers():
+        with swept_folder(find_disk()) as folder:
             rows = SharedRows(folder)
             parts = [shares[first : first + workers] for first in range(0, len(shares), workers)]
             yield [LocalLauncher(_Lane(part, rows)) for part in parts]
 
-    @keeping_fork_server()
+    @forking_workers()
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
         _note_other_processes(on_event)
@@ -119,7 +123,10 @@ class LocalLauncher:
             for rank, variables in enumerate(shares):
                 child = Child(job, rank, HOST, events.put, variables, notice=notice)
                 children.append(stack.enter_context(child))
-                # Start the process first, because its imports take seconds.
+            # A process imports TensorFlow while the rows are written: each worker or, in the first
+            # call, the fork server, which the start of a worker waits for.
+            forks = is_forking()
+            for child in [] if forks else children:
                 child.start(files)
             for name, parts in shards.items():
                 shares_all = name == "train" and job.shuffles_globally
@@ -128,6 +135,8 @@ class LocalLauncher:
                 else:
                     count = 1 if shares_all else job.workers
                     self._lane.rows.link(children, name, datasets[name], count)
+            for child in children if forks else []:
+                child.start(files)
             order = Order(
                 token=new_token(),
                 peers=tuple(child.address for child in children),

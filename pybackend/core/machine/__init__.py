@@ -47,8 +47,7 @@ def resolve(host: str) -> list[str]:
 
 def look_up(host: str) -> list[str]:
     """Return the addresses of a host; raise `OSError` if this machine cannot resolve its name."""
-    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in infos]
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 def own_address(peer: str) -> str | None:

@@ -18,11 +18,7 @@ _ROOT = Path("/")
 # pages the system gives back before it kills. Rows that were just written fill the page cache: the
 # use of a container with 6 GB free then is nearly its limit.
 _MEMORY = {
-    2: (
-        "memory.max",
-        "memory.current",
-        ("inactive_file", "active_file", "slab_reclaimable"),
-    ),
+    2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     1: (
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
@@ -42,7 +38,9 @@ def count_cores(root: Path = _ROOT) -> int:
     The affinity of a process, as in Slurm, or the quota of a container may limit them. A fraction
     of a core is not counted, because a thread for it would mostly wait.
     """
-    found = [float(_count_affinity())]
+    found = [float(os.cpu_count() or 1)]
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        found = [float(len(os.sched_getaffinity(0)))]
     for version, folder in list_control_groups("cpu", root):
         with suppress(OSError, ValueError):  # "max", or -1: no quota
             if version == 2:
@@ -53,12 +51,6 @@ def count_cores(root: Path = _ROOT) -> int:
             if quota > 0 and period > 0:
                 found.append(quota / period)
     return max(1, int(min(found)))
-
-
-def _count_affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def read_memory(root: Path = _ROOT) -> float:

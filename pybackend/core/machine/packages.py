@@ -49,9 +49,7 @@ def read_versions_in(python: str, folders: Iterable[str]) -> dict[str, Any]:
 
 
 def find_difference(
-    hosts: Sequence[str],
-    found: Sequence[Mapping[str, Any]],
-    remedy: str = SET_PYSPARK_PYTHON,
+    hosts: Sequence[str], found: Sequence[Mapping[str, Any]], remedy: str = SET_PYSPARK_PYTHON
 ) -> tuple[int, str] | None:
     """Return the first rank whose packages prevent training, and the reason; None if there is none.
 
@@ -64,28 +62,21 @@ def find_difference(
         # The most common version is the expected one; in a tie, that of the lowest rank.
         wanted = Counter(known).most_common(1)[0][0] if known else None
         for rank, have in enumerate(versions):
+            python = found[rank]["python"]
+            command = f"{python} -m pip install {package}{f'=={wanted}' if wanted else ''}"
             if have is None:
-                absent = _absent(rank, hosts, found[rank]["python"], package, wanted)
-                return rank, f"{absent}, or {remedy}"
+                return rank, (
+                    f"worker {rank} on {hosts[rank]} has no {title}: its Python is {python}. "
+                    f"Install it there with `{command}`, or {remedy}"
+                )
             if have not in (wanted, UNKNOWN):
                 peer = versions.index(wanted)
                 return rank, (
                     f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
                     f"{hosts[peer]} has {wanted}: install the same version on every host "
-                    f"(there: {_pip(found[rank]['python'], package, wanted)}), or {remedy}"
+                    f"(there: {command}), or {remedy}"
                 )
     return None
-
-
-def _absent(rank: int, hosts: Sequence[str], python: str, package: str, wanted: str | None) -> str:
-    return (
-        f"worker {rank} on {hosts[rank]} has no {TITLES[package]}: its Python is {python}. "
-        f"Install it there with `{_pip(python, package, wanted)}`"
-    )
-
-
-def _pip(python: str, package: str, wanted: str | None) -> str:
-    return f"{python} -m pip install {package}" + (f"=={wanted}" if wanted else "")
 
 
 def find_version(package: str) -> str | None:

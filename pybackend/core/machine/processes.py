@@ -31,10 +31,7 @@ class Stat:
 
 def read_stat(pid: int | str, proc: Path = _PROC) -> Stat:
     """Raise `OSError` if the process has ended and was reaped, or this is not Linux."""
-    return _parse((proc / str(pid) / "stat").read_text(errors="replace"))
-
-
-def _parse(text: str) -> Stat:
+    text = (proc / str(pid) / "stat").read_text(errors="replace")
     # The name of the program comes first, and may contain blanks and parentheses.
     fields = text.rpartition(")")[2].split()
     try:
@@ -50,25 +47,22 @@ def list_processes(proc: Path = _PROC) -> Iterator[int]:
 
 def list_children() -> list[int]:
     """Return the IDs of this process's children, including zombies."""
-    own, found = os.getpid(), []
+    return [pid for pid, stat in _read_all().items() if stat.parent == os.getpid()]
+
+
+def _read_all() -> dict[int, Stat]:
+    found = {}
     for pid in list_processes():
-        with contextlib.suppress(OSError):
-            if read_stat(pid).parent == own:
-                found.append(pid)
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            found[pid] = read_stat(pid)
     return found
 
 
 def find_family(pid: int) -> set[int]:
     """Return a process, its descendants, and all processes of the session that it leads."""
-    parents: dict[int, int] = {}
-    found = {pid}
-    for other in list_processes():
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            stat = read_stat(other)
-            parents[other] = stat.parent
-            if stat.session == pid:
-                found.add(other)
-    while new := {child for child, parent in parents.items() if parent in found} - found:
+    stats = _read_all()
+    found = {pid, *(other for other, stat in stats.items() if stat.session == pid)}
+    while new := {child for child, stat in stats.items() if stat.parent in found} - found:
         found |= new
     return found
 
@@ -138,9 +132,7 @@ def measure_group(pid: int) -> int:
 
 
 def _ps(*options: str) -> str:
-    shown = subprocess.run(
-        ["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS, check=False
-    )
+    shown = subprocess.run(["ps", *options], capture_output=True, text=True, timeout=_PS_SECONDS)
     return shown.stdout
 
 

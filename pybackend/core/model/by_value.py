@@ -14,8 +14,10 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +26,7 @@ import keras
 import tensorflow as tf
 
 from pybackend.core.job.pickling import Pickler, pickle_value
+from pybackend.core.model.view import reach
 
 # Keras traces these when they are first needed; they are not sent.
 TRACED = ("train_function", "test_function", "predict_function")
@@ -57,25 +60,16 @@ def take_snapshot(value: Any) -> Callable[[], Any]:
 
 
 class _Snapshot:
-    """Result of `take_snapshot`; when pickled, it becomes a `_Copies`, for any process."""
+    """Result of `take_snapshot`; when pickled, its content becomes one for any process."""
 
     def __init__(self, content: bytes, shared: list[Any]) -> None:
-        self._content = content
-        self._shared = shared
+        self._content, self._shared = content, shared
 
     def __call__(self) -> Any:
         return _LocalUnpickler(io.BytesIO(self._content), self._shared).load()
 
     def __reduce__(self) -> Any:
-        return _Copies, (pickle_objects(self()),)
-
-
-class _Copies:
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __call__(self) -> Any:
-        return unpickle_objects(self._content)
+        return partial, (unpickle_objects, pickle_objects(self()))
 
 
 def _dump(value: Any, send_code: Callable[[Any], None], shared: list[Any] | None = None) -> bytes:
@@ -103,21 +97,17 @@ class _Pickler(Pickler):
     """
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        value: Any,
-        send_code: Callable[[Any], None],
-        shared: list[Any] | None,
+        self, file: Any, value: Any, send_code: Callable[[Any], None], shared: list[Any] | None
     ) -> None:
         super().__init__(file, protocol=4)
-        self._send_code = send_code
-        self._shared = shared
+        self._send_code, self._shared = send_code, shared
         self._known = {id(part): part for part in find_parts(value)}
         self._keys = {
             key: (part, name)
             for part in self._known.values()
             if isinstance(part, keras.Variable)
-            for name, key in _texts(part.value)
+            for name, key in vars(part.value).items()
+            if isinstance(key, str)
         }
 
     def persistent_id(self, value: Any) -> int | None:
@@ -159,25 +149,22 @@ class _Pickler(Pickler):
 
     def _free(self, item: Any) -> Any:
         """Replace keys that are addresses or names, which differ in other processes."""
-        if isinstance(item, dict) and item and all(key in self._keys for key in item):
+        if not isinstance(item, (dict, set)) or not item:
+            return item
+        if all(key in self._keys for key in item):
+            if isinstance(item, set):
+                return _Later(_make_names, [(*self._keys[key], None) for key in item])
             return _Later(_make_named, [(*self._keys[key], each) for key, each in item.items()])
-        if isinstance(item, set) and item and all(key in self._keys for key in item):
-            return _Later(_make_names, [(*self._keys[key], None) for key in item])
-        if isinstance(item, set) and any(type(key) is int and key in self._known for key in item):
+        if isinstance(item, dict):
+            return item
+        if any(type(key) is int and key in self._known for key in item):
             return _Later(_make_addresses, [self._known[key] for key in item if key in self._known])
-        if isinstance(item, set) and item:
-            found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
-            nodes = [
-                (self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known
-            ]
-            if len(nodes) == len(item):
-                return _Later(_make_nodes, nodes)
-        return item
+        found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
+        nodes = [(self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known]
+        return _Later(_make_nodes, nodes) if len(nodes) == len(item) else item
 
 
 class _LocalUnpickler(pickle.Unpickler):
-    """Unpickler for what `_Pickler` wrote in this process."""
-
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)
         self._shared = shared
@@ -186,15 +173,12 @@ class _LocalUnpickler(pickle.Unpickler):
         return self._shared[number]
 
 
+@dataclass
 class _Later:
     """Attribute made from parts only once these are complete: it has their addresses or names."""
 
-    def __init__(self, make: Callable[[Any], Any], parts: list[Any]) -> None:
-        self._make = make
-        self._parts = parts
-
-    def make(self) -> Any:
-        return self._make(self._parts)
+    make: Callable[[Any], Any]
+    parts: list[Any]
 
 
 def _make_named(items: list[tuple[Any, str, Any]]) -> dict[Any, Any]:
@@ -219,12 +203,8 @@ def _make_addresses(parts: list[Any]) -> set[int]:
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
     """Set the attributes and items of an object, without calling its own methods."""
     attributes, items = state
-    vars(value).update(
-        {
-            name: item.make() if isinstance(item, _Later) else item
-            for name, item in attributes.items()
-        }
-    )
+    for name, item in attributes.items():
+        vars(value)[name] = item.make(item.parts) if isinstance(item, _Later) else item
     if isinstance(value, list):
         list.extend(value, items)
     elif isinstance(value, dict):
@@ -237,7 +217,9 @@ def _is_of_keras(kind: Any) -> bool:
     """Return whether a class is from Keras, or its objects are pickled by Keras's `__reduce__`."""
     by_keras = (getattr(kind.__reduce__, "__module__", None) or "").startswith("keras.")
     is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__getnewargs__")
-    return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
+    # An Enum, for example, has its own pickling.
+    is_plain = kind.__reduce__ is object.__reduce__ and kind.__module__.startswith("keras.")
+    return is_usual and (by_keras or is_plain)
 
 
 def _reject_own_state(kind: type) -> None:
@@ -247,11 +229,6 @@ def _reject_own_state(kind: type) -> None:
         for name in () if is_library else ("__slots__", "__getstate__", "__setstate__"):
             if name in vars(base):
                 raise TypeError(f"the class {base.__qualname__} has {name}")
-
-
-def _is_plain(kind: Any) -> bool:
-    """Return whether a class uses Python's default pickling; an Enum, for example, does not."""
-    return kind.__reduce__ is object.__reduce__
 
 
 def _reduce_tensorflow(value: Any) -> Any:
@@ -265,7 +242,7 @@ def _reduce_tensorflow(value: Any) -> Any:
             "aggregation": value.aggregation,
             "shape": value.shape.as_list() if value.shape.rank is not None else None,
         }
-        return _make_variable, (value.numpy(), options)
+        return partial(tf.Variable, **options), (value.numpy(),)
     if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
         raise TypeError("it contains a TensorFlow lookup table, as TextVectorization does")
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
@@ -285,10 +262,6 @@ def _make_empty(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
-def _make_variable(content: Any, options: Mapping[str, Any]) -> Any:
-    return tf.Variable(content, **options)
-
-
 def _make_table(keys: Any, values: Any, default: Any) -> Any:
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default)
 
@@ -297,25 +270,16 @@ def _make_reference(value: Any) -> Callable[[], Any]:
     return (lambda: None) if value is None else weakref.ref(value)
 
 
-def _texts(variable: Any) -> Iterator[tuple[str, str]]:
-    return ((name, item) for name, item in vars(variable).items() if isinstance(item, str))
+def find_parts(value: Any) -> list[Any]:
+    """Return the layers, operations, optimizers and variables of a value."""
+    kinds = (keras.Operation, keras.optimizers.Optimizer)
 
-
-def find_parts(value: Any) -> Iterator[Any]:
-    """Yield the layers, operations and variables of a value."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
+    def find_inside(part: Any) -> Iterable[Any]:
         if isinstance(part, (list, tuple, set)):
-            waiting.extend(part)
-        elif isinstance(part, Mapping):
-            waiting.extend(part.values())
-        elif isinstance(part, keras.Variable):
-            yield part
-        elif isinstance(part, (keras.Operation, keras.optimizers.Optimizer)):
-            yield part
-            waiting += [vars(part), getattr(part, "operations", ())]
+            return part
+        if isinstance(part, Mapping):
+            return part.values()
+        return [vars(part), getattr(part, "operations", ())] if isinstance(part, kinds) else []
+
+    found = reach(value, find_inside)
+    return [part for part in found if isinstance(part, (*kinds, keras.Variable))]

@@ -32,10 +32,8 @@ _MONITORING = (
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
-            name = callback.__name__
-            raise InputError(
-                f"`callbacks` contains the class {name}: pass an instance, {name}(...)"
-            )
+            kind = callback.__name__
+            raise InputError(f"`callbacks` contains the class {kind}: pass an instance, {kind}()")
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(describe_stranger(callback))
 
@@ -43,8 +41,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 def check_sharded_callbacks(callbacks: Sequence[Any]) -> None:
     """Reject callbacks that use the optimizer's state of all weights."""
     for callback in callbacks:
-        saves_all = isinstance(callback, keras.callbacks.ModelCheckpoint)
-        if saves_all and not callback.save_weights_only:
+        is_checkpoint = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        if is_checkpoint and not callback.save_weights_only:
             how = f"{setting(save_weights_only=True)}, or the argument `recovery`"
         elif isinstance(callback, keras.callbacks.SwapEMAWeights):
             how = setting(shard_optimizer=False)
@@ -62,7 +60,10 @@ def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     Callbacks that write files, and those whose attribute ``rank_0_only`` is true, run only on rank
     0.
     """
-    return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
+    if rank == 0:
+        return list(callbacks)
+    others = [one for one in callbacks if not isinstance(one, _RANK_0_ONLY)]
+    return [one for one in others if not getattr(one, "rank_0_only", False)]
 
 
 def counts_steps(callback: Any) -> bool:
@@ -79,7 +80,6 @@ def runs_in_steps(callback: Any) -> bool:
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the class name and metric of each callback whose metric is not among ``names``."""
     return [
         (type(callback).__name__, callback.monitor)
         for callback in callbacks
@@ -87,10 +87,6 @@ def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[t
         and getattr(callback, "save_best_only", True)  # others save after each epoch
         and callback.monitor not in names
     ]
-
-
-def _is_rank_0_only(callback: Any) -> bool:
-    return isinstance(callback, _RANK_0_ONLY) or bool(getattr(callback, "rank_0_only", False))
 
 
 # Lists and dicts that Keras fills itself, in all callbacks and in its `History`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ import keras
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import ModelJob, TrainingJob
 from pybackend.core.job.worker_options import Exchange, LocalSteps
-from pybackend.core.model.view import ModelView, find_outputs, flatten, has_own, read_closure
+from pybackend.core.model.view import ModelView, find_outputs, flatten, has_own, reach, read_closure
 from pybackend.core.words import setting, show, term
 
 
@@ -228,15 +228,15 @@ def check_r_functions(
 
     Model None: it is built on the workers.
     """
-    if found := [] if model is None else _find_r_functions(model, "the model"):
-        raise InputError(f"{_state(found)}. {_ADVICE[kind]}")
+    searches = [(_find_r_functions(model, "the model"), _ADVICE[kind])]
     for callback in callbacks:
-        if found := _find_r_functions(callback, f"the callback `{type(callback).__name__}`"):
-            is_schedule = isinstance(callback, keras.callbacks.LearningRateScheduler)
-            advice = _ABOUT_SCHEDULES if is_schedule else _ABOUT_CALLBACKS
+        is_schedule = isinstance(callback, keras.callbacks.LearningRateScheduler)
+        found = _find_r_functions(callback, f"the callback `{type(callback).__name__}`")
+        searches.append((found, _ABOUT_SCHEDULES if is_schedule else _ABOUT_CALLBACKS))
+    own = [f"`custom_objects${name}`" for name, one in custom_objects.items() if _is_r(one)]
+    for found, advice in [*searches, (own, _ADVICE[kind])]:
+        if found:
             raise InputError(f"{_state(found)}. {advice}")
-    if found := [f"`custom_objects${n}`" for n, one in custom_objects.items() if _is_r(one)]:
-        raise InputError(f"{_state(found)}. {_ADVICE[kind]}")
 
 
 def _state(found: Sequence[str]) -> str:
@@ -256,31 +256,24 @@ def _find_r_functions(whole: Any, what: str) -> list[str]:
             continue
         seen.add(id(part))
         kind = type(part)
-        is_r_class = any(map(_is_r, vars(kind).values()))
-        if is_r_class:
-            found.setdefault(id(kind), _describe_class(kind.__name__, what))
-        for name, leaf in _list_leaves(part):
-            if isinstance(leaf, _PARTS):
-                waiting.append((leaf, _describe_part(name, leaf, what)))
-            elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
-                found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
+        if is_r_class := any(map(_is_r, vars(kind).values())):
+            name = f"`{kind.__name__}`"
+            found.setdefault(id(kind), what if name in what else f"the class {name} of {what}")
+        for own, value in getattr(part, "__dict__", {}).items():
+            name = own.lstrip("_")
+            for leaf in flatten(value):
+                if isinstance(leaf, _PARTS):
+                    waiting.append((leaf, _describe_part(name, leaf, what)))
+                elif _is_r(leaf) and not is_r_class:  # Keras wraps methods in attributes
+                    found.setdefault(id(leaf), _describe_function(name, leaf, part, what))
     return list(found.values())
-
-
-def _list_leaves(part: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in getattr(part, "__dict__", {}).items():
-        yield from ((name.lstrip("_"), leaf) for leaf in flatten(value))
-
-
-def _describe_class(name: str, what: str) -> str:
-    return what if f"`{name}`" in what else f"the class `{name}` of {what}"
 
 
 def _describe_part(name: str, part: Any, owner: str) -> str:
     bases = {keras.layers.Layer: "layer", keras.metrics.Metric: "metric", keras.losses.Loss: "loss"}
-    kind = next((kind for base, kind in bases.items() if isinstance(part, base)), None)
-    if kind:
-        return f"the {kind} `{part.name}`"
+    for base, kind in bases.items():
+        if isinstance(part, base):
+            return f"the {kind} `{part.name}`"
     return "the optimizer" if name == "optimizer" else f"`{name}` of {owner}"
 
 
@@ -300,14 +293,9 @@ def _sign(function: Any) -> str:
 
 def _is_r(value: Any) -> bool:
     """Return whether a function calls R: reticulate keeps a pointer in its closure."""
-    seen = set()
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+
+    def find_inside(part: Any) -> list[Any]:
         part = part.__func__ if inspect.ismethod(part) else part
-        if type(part).__name__ == "PyCapsule":
-            return True
-        if inspect.isfunction(part) and id(part) not in seen:
-            seen.add(id(part))
-            waiting += read_closure(part)
-    return False
+        return read_closure(part) if inspect.isfunction(part) else []
+
+    return any(type(part).__name__ == "PyCapsule" for part in reach(value, find_inside))

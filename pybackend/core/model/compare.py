@@ -23,6 +23,7 @@ from pybackend.core.model.view import (
     flatten,
     is_custom,
     is_defined_by_user,
+    reach,
 )
 from pybackend.core.words import setting, show
 
@@ -54,7 +55,7 @@ def find_differences(view: ModelView, copied: ModelView, kind: Kind = "train") -
     if kind != "predict" and not found:
         found = _compare_compile_settings(model, copy) + _compare_custom_parts(view, copied)
     if kind == "train" and not found:
-        found = _compare_variables("weights", model.variables, copy.variables)
+        found = compare_variables("weights", model.variables, copy.variables)
         found += _compare_optimizers(model, copy)
     if len(found) > _MOST:
         found = [*found[:_MOST], f"and {len(found) - _MOST} more"]
@@ -89,10 +90,6 @@ def is_random_state(variable: Any) -> bool:
     return str(variable.path).endswith("seed_generator_state")
 
 
-def find_other_weights(model: Any, copy: Any) -> list[str]:
-    return _compare_variables("weights", model.weights, copy.weights)
-
-
 def _compare_layers(view: ModelView, copied: ModelView) -> list[str]:
     # Without those that a Sequential creates and renames.
     own, others = (
@@ -113,7 +110,8 @@ def _compare_layers(view: ModelView, copied: ModelView) -> list[str]:
     return found
 
 
-def _compare_variables(what: str, own: Any, others: Any) -> list[str]:
+def compare_variables(what: str, own: Any, others: Any) -> list[str]:
+    """List the variables that differ in shape, type, value, or in being trainable."""
     if len(own) != len(others):
         return [f"{what}: {len(own)} variables became {len(others)}"]
     found = []
@@ -135,7 +133,7 @@ def _compare_optimizers(model: Any, copy: Any) -> list[str]:
         return [f"the optimizer's class {type(own).__name__}"]
     found = _compare_settings(f"the optimizer {type(own).__name__}", own, other, True)
     if own.built and not found:
-        found = _compare_variables("the optimizer's state", own.variables, other.variables)
+        found = compare_variables("the optimizer's state", own.variables, other.variables)
     elif other.built and not found and _starts_from_weights(own):
         # A file's optimizer is built before the weights are read.
         found = [f"the state of the optimizer {type(own).__name__}, which starts from the weights"]
@@ -209,7 +207,7 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
     found = [
         f"{what}: {setting(**{name: value})}"
         for name, value in own.items()
-        if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
+        if name not in vars(other) or (name in others and not _is_alike(value, others[name]))
         if _is_used(kind, name)
     ]
     if not is_custom(one):
@@ -232,20 +230,21 @@ def _has_state(value: Any) -> bool:
 
 
 def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
-    """Return whether two values that are not plain are equal, as far as can be determined."""
-    if one is other or depth > _DEEPEST:
+    """Return whether two values of any kind are equal, as far as can be determined."""
+    if one is other:
         return True
-    if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
-        return not hasattr(one, "numpy") or _is_equal(one.numpy(), other.numpy())
-    if _is_plain(one) or _is_plain(other):
-        return _is_equal(one, other)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         alike = (_is_alike(a, b, depth + 1) for a, b in zip(one, other, strict=False))
         return len(one) == len(other) and all(alike)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return len(one) == len(other) and all(
-            name in other and _is_alike(item, other[name], depth + 1) for name, item in one.items()
-        )
+        alike = (_is_alike(one[key], other[key], depth + 1) for key in one)
+        return one.keys() == other.keys() and all(alike)
+    if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
+        return not hasattr(one, "numpy") or _is_alike(one.numpy(), other.numpy())
+    if isinstance(one, _PLAIN) or isinstance(other, _PLAIN):
+        return _is_equal(one, other)
+    if depth > _DEEPEST:
+        return True
     if inspect.isfunction(one) and inspect.isfunction(other):
         cells = [[cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other)]
         return one.__code__ == other.__code__ and _is_alike(cells[0], cells[1], depth + 1)
@@ -282,7 +281,6 @@ def _plain(part: Any, with_private: bool) -> dict[str, Any]:
 
 @lru_cache
 def _names_in(kind: Any) -> frozenset[str]:
-    """Return the names of attributes in the methods of a user-defined class."""
     bases = [base for base in kind.__mro__ if is_defined_by_user(base)]
     return frozenset(_read_names((base, name) for base in bases for name in vars(base)) - _OF_USE)
 
@@ -303,13 +301,13 @@ def _read_names(methods: Iterable[tuple[type, str]]) -> set[str]:
         getattr(member, "fget", None) or getattr(member, "__func__", member)
         for member in (vars(kind)[name] for kind, name in methods)
     ]
-    waiting: list[Any] = [member.__code__ for member in members if inspect.isfunction(member)]
-    found: set[str] = set()
-    while waiting:
-        code = waiting.pop()
-        found.update(code.co_names)
-        waiting += [part for part in code.co_consts if inspect.iscode(part)]
-    return found
+    return {
+        name
+        for member in members
+        if inspect.isfunction(member)
+        for code in reach(member.__code__, lambda code: filter(inspect.iscode, code.co_consts))
+        for name in code.co_names
+    }
 
 
 def _list_set(value: Any) -> list[Any]:
@@ -326,10 +324,6 @@ def _name_of(part: Any) -> str:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_equal(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_equal, one, other))
     if isinstance(one, (np.ndarray, np.generic)) or isinstance(other, (np.ndarray, np.generic)):
         one, other = np.asarray(one), np.asarray(other)
         kinds = "fc" if one.dtype.kind in "fc" and other.dtype.kind in "fc" else ""
@@ -389,7 +383,6 @@ def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
 
 
 def _compute_gradients(model: Any, rows: Any) -> list[Any]:
-    """Return the loss, and the gradients of the trainable variables."""
     variables = [v.value for v in model.trainable_variables]
     with keep_state(model):
         with tf.GradientTape() as tape:
@@ -401,9 +394,7 @@ def _compute_gradients(model: Any, rows: Any) -> list[Any]:
 
 
 def _is_close(own: list[Any], others: list[Any]) -> bool:
-    if len(own) != len(others):
-        return False
-    return all(
+    return len(own) == len(others) and all(
         one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
         for one, other in zip(own, others, strict=True)
     )

@@ -41,7 +41,6 @@ def _open(file: Any, mode: str = "r") -> Any:
 
 
 def write_optimizer_state(path: Path, optimizer: Any) -> None:
-    """Add the variables of a built optimizer to an HDF5 file."""
     with _open(path, "r+") as file:
         group = file.create_group(_GROUP)
         for index, variable in enumerate(optimizer.variables):
@@ -49,7 +48,6 @@ def write_optimizer_state(path: Path, optimizer: Any) -> None:
 
 
 def remove_keras_optimizer_state(path: Path) -> None:
-    """Remove the state that Keras wrote to an HDF5 file, if any."""
     with _open(path, "r+") as file:
         if _KERAS_GROUP in file:
             del file[_KERAS_GROUP]
@@ -123,11 +121,7 @@ def drop_optimizer_state(path: Path) -> None:
 @contextmanager
 def open_optimizer_state(path: Path) -> Iterator[Sequence[Any]]:
     """Open the optimizer's variables in a ``.keras`` file as HDF5 datasets, in Keras's order."""
-    with (
-        zipfile.ZipFile(path) as archive,
-        archive.open(_WEIGHTS) as member,
-        _open(member) as file,
-    ):
+    with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as member, _open(member) as file:
         # By number: as texts, "10" comes before "2".
         stored = file.get("optimizer/vars") or {}
         yield [stored[str(number)] for number in range(len(stored))]

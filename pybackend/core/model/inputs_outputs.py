@@ -62,16 +62,12 @@ def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
             continue
         if (expected := int(np.prod(shape))) != len(found):
             what = f"input {show(key)}" if len(shapes) > 1 else "input"
+            more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
             raise InputError(
                 f"the model's {what} takes {counted(expected, 'number')} per row (shape "
                 f"{show(shape)}), but there {'is' if len(found) == 1 else 'are'} "
-                f"{counted(len(found), 'feature')}: {_list_some(found)}"
+                f"{counted(len(found), 'feature')}: {', '.join(found[:_LISTED])}{more}"
             )
-
-
-def _list_some(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def check_input_names(model: Any, columns: Collection[str]) -> None:
@@ -80,17 +76,16 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     if not inputs:
         return
     given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
-    is_one = given == [""]
+    is_one, is_list = given == [""], given[:1] == ["#0"]
     may_be_inputs = is_one and len(columns) == len(inputs) > 1
     if may_be_inputs and has_own(model, "train_step"):
         return  # it gets them unchanged, such as (anchor, positive, negative)
-    is_list = given[:1] == ["#0"]
-    if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
-        found = "one array" if is_one else f"{len(given)} arrays"
-    elif is_one or is_list or set(inputs) <= set(given):
+    fits = len(inputs) == len(given) if is_one or is_list else set(inputs) <= set(given)
+    if fits:
         return
-    else:
-        found = f"arrays named {', '.join(sorted(given))}"
+    found = f"arrays named {', '.join(sorted(given))}"
+    if is_one or is_list:
+        found = "one array" if is_one else f"{len(given)} arrays"
     hint = ""
     if may_be_inputs:
         listed = ", ".join(inputs)
@@ -108,9 +103,9 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
 def check_output_names(model: Any, columns: Collection[str]) -> None:
     """Reject labels for outputs that a model lacks; names are as in `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
-    given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
+    given = {column[2:] for column in columns if column.startswith("y/")}
     _check_output_count(model, len(given) + ("y" in columns))
-    weighted = {c.partition("/")[2] for c in columns if c.startswith("sample_weight/")}
+    weighted = [column for column in columns if column.startswith("sample_weight/")]
     if weighted and given and len(weighted) != len(given):
         raise InputError(
             f"there are labels for {counted(len(given), 'output')}, but sample weights for "
@@ -161,7 +156,7 @@ def check_text(model: Any, texts: Mapping[str, Sequence[str]]) -> None:
     for number, (name, tensor) in enumerate(inputs.items()):
         for key, columns in texts.items():
             is_this = key in (f"x/#{number}", f"x/{name}") or len(inputs) == 1
-            if is_this and keras.backend.standardize_dtype(tensor.dtype) != "string":
+            if is_this and not _takes_text(tensor):
                 what, how = key, "as numbers first"
                 if columns:
                     encode = call_of("DataOptions", encode={columns[0]: "one_hot"})
@@ -175,11 +170,11 @@ def check_text(model: Any, texts: Mapping[str, Sequence[str]]) -> None:
 def find_text_inputs(model: Any) -> list[str] | None:
     """Return the names of the inputs that take text; None if the inputs are not known."""
     named = name_inputs(model)
-    if not named:
-        return None
-    return [
-        name for name, t in named.items() if keras.backend.standardize_dtype(t.dtype) == "string"
-    ]
+    return [name for name, tensor in named.items() if _takes_text(tensor)] if named else None
+
+
+def _takes_text(tensor: Any) -> bool:
+    return str(keras.backend.standardize_dtype(tensor.dtype)) == "string"
 
 
 def reshape_rows(rows: Rows, model: Any) -> Rows:
@@ -243,18 +238,11 @@ def make_symbolic_input(model: Any) -> Any:
     except (AttributeError, ValueError):  # a subclassed model
         pass
     config = model.get_build_config() or {}
-    shape = config.get("input_shape")
-    if isinstance(shape, Mapping):
-        return {name: _make_tensor(one) for name, one in shape.items()}
-    if shape and isinstance(shape[0], (list, tuple)):
-        return [_make_tensor(one) for one in shape]
-    if not shape:
+    if not (shape := config.get("input_shape")):
         raise ValueError("it was not built")
-    return _make_tensor(shape)
-
-
-def _make_tensor(shape: Sequence[int | None]) -> Any:
-    return keras.KerasTensor((None, *shape[1:]), keras.config.floatx())
+    return keras.tree.map_shape_structure(
+        lambda one: keras.KerasTensor((None, *one[1:]), keras.config.floatx()), shape
+    )
 
 
 def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[int | None, ...]]:
@@ -279,12 +267,12 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     """
     tensors = keras.tree.flatten_with_path(_compute_output_spec(model))
     listed = getattr(model, "output_names", None) or []
-    numbers = [str(number) for number in range(len(tensors))]
-    listed = listed if len(listed) == len(tensors) else numbers
-    own = [path[-1] if path and isinstance(path[-1], str) else None for path, _ in tensors]
-    names = _tell_apart([str(name or given) for name, given in zip(own, listed, strict=True)])
+    if len(listed) != len(tensors):
+        listed = [str(number) for number in range(len(tensors))]
+    keys = [path[-1] if path else None for path, _ in tensors]
+    names = [key if isinstance(key, str) else n for key, n in zip(keys, listed, strict=True)]
     outputs = []
-    for name, (_, tensor) in zip(names, tensors, strict=True):
+    for name, (_, tensor) in zip(_tell_apart(names), tensors, strict=True):
         if tensor.dtype == "string":
             raise InputError(
                 f"the model's output {show(name)} is text; only numeric outputs can become columns"
@@ -333,9 +321,9 @@ def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
 
     Several numbers with a binary loss are several labels, not classes.
     """
-    name, _ = _read_loss(model)
     if not count_classes(model, outputs):
         return False
+    name, _ = _read_loss(model)
     return not name or outputs[0].shape == (1,) or "categorical" in name
 
 
@@ -344,9 +332,9 @@ def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
 
     The loss is one of Keras's categorical ones, or, for one number, a binary one.
     """
-    name, takes_logits = _read_loss(model)
     if len(outputs) != 1 or len(outputs[0].shape) != 1:
         return False
+    name, takes_logits = _read_loss(model)
     return takes_logits and ("binary" if outputs[0].shape == (1,) else "categorical") in name
 
 
@@ -374,11 +362,9 @@ def _find_activation(model: Any) -> str | None:
     layer = model
     while isinstance(layer, keras.Model):
         names = getattr(layer, "output_names", None) or []
+        is_sequential = isinstance(layer, keras.Sequential)
         try:
-            if isinstance(layer, keras.Sequential):
-                layer = layer.layers[-1]
-            else:
-                layer = layer.get_layer(names[0])
+            layer = layer.layers[-1] if is_sequential else layer.get_layer(names[0])
         except (IndexError, ValueError):
             return None
     if isinstance(layer, keras.layers.Softmax):

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.core.data import arrays
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.model.inputs_outputs import list_outputs
@@ -44,11 +43,6 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
         )
 
 
-def check_some_labels(model: Any, rows: Any) -> None:
-    """Check the labels of some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
-    check_labels(model, arrays.flatten(rows), "data", names_rows=False)
-
-
 def check_labels(
     model: Any, columns: Mapping[str, Any], name: str, *, names_rows: bool = True
 ) -> None:
@@ -72,7 +66,7 @@ def check_labels(
         if len(shape) != 1 or shape[0] is None:
             continue
         _check_count(loss, labels, shape[0], owner)
-        if _is_sparse(loss):
+        if _name_function(loss) == _SPARSE:
             _check_classes(loss, labels, shape[0], owner)
 
 
@@ -171,8 +165,8 @@ def _check_count(loss: Any, labels: Any, units: int, owner: _LabelOwner) -> None
     may compare one label with several outputs.
     """
     is_of_classes = _find_range(loss) in (_BINARY, _CATEGORICAL)
-    is_of_numbers = _find_range(loss) is not None or _name_function(loss) in _OF_NUMBERS
-    if not (is_of_classes or is_of_numbers) or not len(labels) or labels.ndim > 2:
+    is_known = _find_range(loss) is not None or _name_function(loss) in _OF_NUMBERS
+    if not is_known or not len(labels) or labels.ndim > 2:
         return
     count = labels.size // len(labels)
     # Without an axis, Keras would pair the labels with the outputs of a row.
@@ -184,15 +178,12 @@ def _check_count(loss: Any, labels: Any, units: int, owner: _LabelOwner) -> None
             f"for class numbers, compile with {term('SparseCategoricalCrossentropy')}, or, for two "
             "classes, give the model one output"
         )
-    outputs = f"model's {counted(units, 'output')}"
-    if owner.output:
-        outputs = f"{counted(units, 'number')}{owner.output}"
-    pairs = f"the {outputs} with one label"
-    if units > 1:
-        pairs = f"each of the {outputs} with its own label"
+    numbers = f"{counted(units, 'number')}{owner.output}"
+    outputs = numbers if owner.output else f"model's {counted(units, 'output')}"
+    pairs = f"each of the {outputs} with its own" if units > 1 else f"the {outputs} with one"
     raise InputError(
         f"`{owner.argument}` has {'one label' if count == 1 else f'{count} labels'} per row, but "
-        f"the loss {_name_loss(loss)} compares {pairs}: {cure}"
+        f"the loss {_name_loss(loss)} compares {pairs} label: {cure}"
     )
 
 
@@ -202,36 +193,29 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     A regression loss would interpret the codes of the values as numbers.
     """
     loss, classes = match_losses(model).get("y"), _count_classes(model)
+    shown = ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
     if classes is not None and len(levels) > classes:
         raise InputError(
-            f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
+            f"`{name}` has labels with {len(levels)} different values ({shown}), "
             f"but the model has {classes} classes: give it an output for each class, and a loss "
             f"such as {term('SparseCategoricalCrossentropy')}"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
-            f"`{name}` has text labels ({_show_values(levels)}), but the loss {_name_loss(loss)} "
+            f"`{name}` has text labels ({shown}), but the loss {_name_loss(loss)} "
             "takes numbers: convert the column if it contains numbers; for classes, give the "
             f"model an output for each, and {term('SparseCategoricalCrossentropy')}"
         )
 
 
-def _show_values(levels: Sequence[Any]) -> str:
-    return ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
-
-
 Range = tuple[float, float, str]
-_BINARY: Range = (
-    0,
-    1,
+_ONE_HOT = "one-hot labels, or probabilities: for class numbers, compile with {sparse}"
+_TWO = (
     "0 and 1, or probabilities: encode two classes as 0 and 1; for more classes, give the model "
-    "an output for each, and {sparse}",
+    "an output for each, and {sparse}"
 )
-_CATEGORICAL: Range = (
-    0,
-    1,
-    "one-hot labels, or probabilities: for class numbers, compile with {sparse}",
-)
+_BINARY: Range = (0, 1, _TWO)
+_CATEGORICAL: Range = (0, 1, _ONE_HOT)
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
 _POSITIVE: Range = (0, np.inf, "numbers of at least 0")
 _RANGES: Mapping[str, Range] = {
@@ -336,13 +320,13 @@ def _check_range(loss: Any, labels: Any, weights: Any, owner: _LabelOwner) -> No
         return
     least, most, taken = found
     rows = labels.reshape(len(labels), -1)
-    is_wrong = np.any((rows < least) | (rows > most), axis=1)
-    if isinstance(weights, np.ndarray) and weights.shape == is_wrong.shape:
-        is_wrong &= weights != 0  # a row that does not count may have any label
-    if not is_wrong.any():
+    is_outside = (rows < least) | (rows > most)
+    if isinstance(weights, np.ndarray) and weights.shape == (len(rows),):
+        is_outside &= weights[:, None] != 0  # a row that does not count may have any label
+    if not is_outside.any():
         return
-    row = int(np.argmax(is_wrong))
-    label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
+    row = int(np.argmax(is_outside.any(axis=1)))
+    label = rows[row][is_outside[row]][0]
     taken = taken.format(sparse=term("SparseCategoricalCrossentropy"))
     raise InputError(f"{owner.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
 
@@ -352,15 +336,5 @@ def _count_classes(model: Any) -> int | None:
     loss = match_losses(model).get("y")
     if _find_range(loss) is _BINARY:
         return 2
-    if not _is_sparse(loss):
-        return None
     shape = _find_shapes(model).get("y", ())
-    return shape[0] if len(shape) == 1 else None
-
-
-def _is_sparse(loss: Any) -> bool:
-    """Return whether this is Keras's own loss; a derived one may interpret labels differently."""
-    if isinstance(loss, str):
-        return loss == _SPARSE
-    known = keras.losses.sparse_categorical_crossentropy
-    return loss is known or type(loss) is keras.losses.SparseCategoricalCrossentropy
+    return shape[0] if _name_function(loss) == _SPARSE and len(shape) == 1 else None

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.core.errors import InputError, SerializationError
-from pybackend.core.model.scorers import OnnxInput
+from pybackend.core.model.scorers import OnnxInput, open_onnx
 from pybackend.core.words import install, show
 
 Array = npt.NDArray[Any]
@@ -144,12 +144,7 @@ def _predict(model: Any, batch: Sequence[Array]) -> list[Array]:
 
 
 def _run(path: Path, batches: Sequence[Sequence[Array]]) -> list[list[Array]]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    session, names = open_onnx(str(path))
     if len(names) > len(batches[0]):
         raise ValueError(f"the exporter lost constants: {', '.join(names[len(batches[0]) :])}")
     return [session.run(None, dict(zip(names, batch, strict=True))) for batch in batches]
@@ -206,14 +201,11 @@ def _constant_statistics(model: Any) -> Iterator[None]:
 def _silence() -> Iterator[None]:
     from pybackend.core.model.serialization import silence_keras
 
-    loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx", "root")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
     with silence_keras(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
         try:
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)

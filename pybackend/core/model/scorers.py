@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,48 +23,33 @@ Shape = tuple[int | None, ...]
 _BLOCK_BYTES = 64 << 20
 
 
-class Scorer(Protocol):
-    """A loaded model."""
-
-    def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
-        """Return the shape of a row of each input, by its column, if it is known."""
-
-    def reshape(self, rows: Rows) -> Rows:
-        """Return the rows in the shapes of the inputs."""
-
-    def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs for a batch, flattened."""
-
-
 class KerasScorer:
-    """A model that Keras computes."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
+        """Return the shape of a row of each input, by its column, if it is known."""
         from pybackend.core.model.inputs_outputs import name_inputs
 
         inputs = name_inputs(self._model)
-        is_one = len(inputs) == 1 and "x" in columns
-        return {
-            "x" if is_one else f"x/{name}": tuple(tensor.shape[1:])
-            for name, tensor in inputs.items()
-        }
+        shapes = {f"x/{name}": tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+        is_one = len(shapes) == 1 and "x" in columns
+        return {"x": next(iter(shapes.values()))} if is_one else shapes
 
     def reshape(self, rows: Rows) -> Rows:
+        """Return the rows in the shapes of the inputs."""
         from pybackend.core.model.inputs_outputs import reshape_rows
 
         return reshape_rows(rows, self._model)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs for a batch, flattened."""
         import keras
         import tensorflow as tf
 
         given = nest({key: tf.convert_to_tensor(array) for key, array in batch.items()})
         x = keras.utils.unpack_x_y_sample_weight(given)[0]
-        outputs: list[Array] = keras.tree.flatten(self._model.predict_on_batch(x))
-        return outputs
+        return list(keras.tree.flatten(self._model.predict_on_batch(x)))
 
 
 @dataclass(frozen=True)
@@ -84,20 +69,7 @@ class OnnxScorer:
     """
 
     def __init__(self, content: bytes, inputs: Sequence[OnnxInput], threads: int) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise InputError(
-                f"onnxruntime is not installed for {sys.executable} on this executor "
-                f"({error}): install it there, or predict with the runtime of Keras"
-            ) from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            content, options, providers=["CPUExecutionProvider"]
-        )
-        names = [one.name for one in self._session.get_inputs()]
+        self._session, names = open_onnx(content, threads)
         self._inputs = list(zip(names, inputs, strict=True))
         self._shapes = {one.column: one.shape for one in inputs}
 
@@ -108,11 +80,27 @@ class OnnxScorer:
         return reshape_columns(rows, self._shapes)
 
     def compute(self, batch: Mapping[str, Array]) -> list[Array]:
-        given = {
-            name: np.ascontiguousarray(batch[one.column], one.dtype) for name, one in self._inputs
-        }
-        outputs: list[Array] = self._session.run(None, given)
-        return outputs
+        given = {n: np.ascontiguousarray(batch[one.column], one.dtype) for n, one in self._inputs}
+        return list(self._session.run(None, given))
+
+
+def open_onnx(file: bytes | str, threads: int = 0) -> tuple[Any, list[str]]:
+    """Return a session of ONNX Runtime for a file or its content, and the names of its inputs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(
+            f"onnxruntime is not installed for {sys.executable} on this executor "
+            f"({error}): install it there, or predict with the runtime of Keras"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads  # 0: all cores
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return session, [one.name for one in session.get_inputs()]
+
+
+Scorer = KerasScorer | OnnxScorer
 
 
 def predict_rows(
@@ -120,10 +108,8 @@ def predict_rows(
 ) -> Iterator[list[Array]]:
     """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory."""
     shapes = scorer.find_shapes(list(tensors))
-    rows: Rows = to_rows(
-        {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
-    )
-    rows = scorer.reshape(rows)
+    dense = {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
+    rows = scorer.reshape(to_rows(dense))
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))

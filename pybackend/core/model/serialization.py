@@ -41,8 +41,7 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
             f"HDF5 can only store functional and Sequential models, but {show(model.name)} is of "
             f"the custom class {type(model).__qualname__}: use {setting(format='keras')}"
         )
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
-        path = Path(folder) / f"model.{format}"
+    with model_file(format) as path:
         _write_file(path, model, include_optimizer)
         return append_digest(path.read_bytes())
 
@@ -84,37 +83,35 @@ def model_from_bytes(
         check_carried_digest(data)
     else:
         check_digest(data, sha256)
-    return _decode(data, custom_objects, safe_mode, compile, is_intact=sha256 is not None)
+    is_intact = sha256 is not None
+    return _decode(data, is_intact, custom_objects, safe_mode=safe_mode, compile=compile)
 
 
-def read_own_model(
-    data: bytes,
-    *,
-    custom_objects: Mapping[str, Any] | None = None,
-    safe_mode: bool = True,
-    compile: bool = True,
-) -> Any:
-    """Decode bytes that the job itself wrote, and that are therefore not hostile."""
+def read_own_model(data: bytes, *, custom_objects: Any = None, **options: bool) -> Any:
+    """Decode bytes that the job itself wrote, and that are therefore not hostile.
+
+    The options are ``safe_mode`` and ``compile``, both True by default.
+    """
     check_carried_digest(data)
-    return _decode(data, custom_objects, safe_mode, compile, is_intact=True)
+    return _decode(data, True, custom_objects, **options)
 
 
-def _decode(
-    data: bytes,
-    custom_objects: Mapping[str, Any] | None,
-    safe_mode: bool,
-    compile: bool,
-    is_intact: bool,
-) -> Any:
+@contextmanager
+def model_file(kind: str, content: bytes = b"") -> Iterator[Path]:
+    """Yield a temporary file, as Keras only uses files, and tells the format by the name."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+        path = Path(folder) / f"model.{kind}"
+        path.write_bytes(content)
+        yield path
+
+
+def _decode(data: bytes, is_intact: bool, custom_objects: Any, **options: bool) -> Any:
     format = recognize_format(data)
     import_tensorflow()
-    # Keras reads files only, and tells the format by the name.
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
-        path = Path(folder) / f"model.{format}"
-        path.write_bytes(data)
+    with model_file(format, data) as path:
         check_file(path, is_intact=is_intact)
         try:
-            return _read_file(path, custom_objects, safe_mode, compile)
+            return _read_file(path, custom_objects, **options)
         except SerializationError:
             raise
         except Exception as error:
@@ -139,7 +136,7 @@ def _is_of_device(error: Exception) -> bool:
 
 
 def _read_file(
-    path: Path, custom_objects: Mapping[str, Any] | None, safe_mode: bool, compile: bool
+    path: Path, custom_objects: Any, safe_mode: bool = True, compile: bool = True
 ) -> Any:
     import_tensorflow()
     import keras
@@ -242,15 +239,11 @@ def save_model(
     check_writable(str(path), "path")
     if isinstance(model, str):
         data = decode_base64(model)
-        found = f".{recognize_format(data)}"
-        if found != suffix:
+        if (found := f".{recognize_format(data)}") != suffix:
             raise InputError(f"this model is a {found} file: end the name in {found}, not {suffix}")
     else:
-        data = model_to_bytes(
-            model,
-            format="h5" if suffix == ".h5" else "keras",
-            include_optimizer=include_optimizer,
-        )
+        kind: Format = "h5" if suffix == ".h5" else "keras"
+        data = model_to_bytes(model, format=kind, include_optimizer=include_optimizer)
     write_whole(str(path), data)
     return path
 
@@ -304,7 +297,7 @@ def load_model(
         data = path.read_bytes()
         # The parts of an archive have checksums of their own.
         is_verified = sha256 is not None or recognize_format(data) == "keras"
-        if not is_verified and not carries_digest(data):
+        if not is_verified and _find_mark(data) < 0:
             _warn_of_unverified(path.name)
     return model_from_bytes(
         data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=sha256, compile=compile
@@ -327,8 +320,7 @@ def _warn_of_unverified(name: str) -> None:
 
 
 def sha256_of(model: str | bytes) -> str:
-    data = decode_base64(model) if isinstance(model, str) else model
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(decode_base64(model) if isinstance(model, str) else model).hexdigest()
 
 
 def _check_keras_model(model: Any) -> None:
@@ -367,11 +359,6 @@ def append_digest(data: bytes) -> bytes:
     return data + _MARK + _digest(data)
 
 
-def carries_digest(data: bytes) -> bool:
-    """Return whether a model file contains a digest, or the remains of one."""
-    return _find_mark(data) >= 0
-
-
 def check_carried_digest(data: bytes) -> None:
     """Reject a model file whose digest does not match its content."""
     begin = _find_mark(data)
@@ -383,6 +370,7 @@ def check_carried_digest(data: bytes) -> None:
 
 
 def _find_mark(data: bytes) -> int:
+    """Return where a file's digest, or the remains of one, begins; -1 without a digest."""
     return data.rfind(_MARK, max(0, len(data) - _LENGTH))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +70,8 @@ def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: 
     own = {id(part) for part in by_value.find_parts(model)}
     # Models of an earlier training.
     models = {id(getattr(callback, "model", None)) for callback in callbacks}
-    return _holds(callbacks, lambda part: True, models) or _holds(
-        functions, lambda part: id(part) in own
-    )
+    of_callbacks = _holds(callbacks, lambda part: True, models)
+    return of_callbacks or _holds(functions, lambda part: id(part) in own)
 
 
 def _holds(
@@ -112,9 +110,8 @@ def encode_file(
     A copy is checked with some rows. Raises `InputError`, which names what the file does not store,
     and `SerializationError` if Keras cannot write the file, or cannot read it.
     """
-    content = serialization.model_to_bytes(
-        view.model, format="keras", include_optimizer=kind == "train"
-    )
+    trains = kind == "train"
+    content = serialization.model_to_bytes(view.model, format="keras", include_optimizer=trains)
     if kind == "predict" and not view.custom_parts:
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := view.equal_names:
@@ -192,8 +189,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
 
 def write_weights(model: Any) -> bytes:
     """Encode the weights and optimizer state of a model that Keras cannot write completely."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
-        path = Path(folder) / f"model.{WEIGHTS}"
+    with serialization.model_file(WEIGHTS) as path:
         try:
             model.save_weights(path)
         except Exception as error:
@@ -205,9 +201,7 @@ def write_weights(model: Any) -> bytes:
 
 def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
     """Load a model's weights and its optimizer's state from a file; arguments as in `restore`."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, serialization.silence_keras():
-        path = Path(folder) / f"model.{kind}"
-        path.write_bytes(file)
+    with serialization.model_file(kind, file) as path:
         try:
             build_model(model, _make_zeros(inputs))
             if model.compiled and model.optimizer is not None and not model.optimizer.built:
@@ -281,16 +275,13 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
         return LoadedModel(
             model, extras, is_from_r, False, lambda: _build(unpickle_sent(job, folder)["model"])
         )
-    file = folder / MODEL_FILE
-    is_sharded = job.shards_optimizer
+    file, custom_objects = folder / MODEL_FILE, extras.get("custom_objects")
+    is_sharded, is_safe = job.shards_optimizer, job.safe_mode
     model = serialization.read_own_model(
-        file.read_bytes(),
-        custom_objects=extras.get("custom_objects"),
-        safe_mode=job.safe_mode,
-        compile=not is_sharded,
+        file.read_bytes(), custom_objects=custom_objects, safe_mode=is_safe, compile=not is_sharded
     )
     if is_sharded:  # Keras would create the optimizer's whole state
-        compile_without_state(file, model, extras.get("custom_objects"), job.safe_mode)
+        compile_without_state(file, model, custom_objects, is_safe)
     _check_start(folder, model)
     return LoadedModel(model, extras, False, stored=file if is_sharded else None)
 
@@ -331,8 +322,8 @@ def _check_start(folder: Path, model: Any) -> None:
     if (folder / MODEL_DIGESTS).exists():
         sent = json.loads((folder / MODEL_DIGESTS).read_text())
         found = compare.digest_start(model)
-        for name, digest in sent.items():
-            if found.get(name) != digest:
+        for name in sent:
+            if found.get(name) != sent[name]:
                 raise SerializationError(
                     f"the {name} of the model on this worker differ from those that the session "
                     f"sent. Keras here is {keras.__version__}: use the session's release, and "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,19 +37,14 @@ class ModelView:
     @cached_property
     def layers(self) -> list[Any]:
         """Layers of the model, and the layers that these hold in any attribute."""
-        # By identity: a user's class may define ==, or have no hash.
-        found: dict[int, Any] = {id(self.model): self.model}
-        waiting = [self.model]
-        while waiting:
-            for leaf in flatten(list(vars(waiting.pop()).values())):
-                if isinstance(leaf, keras.layers.Layer) and id(leaf) not in found:
-                    found[id(leaf)] = leaf
-                    waiting.append(leaf)
-        return list(found.values())[1:]
+
+        def find_inside(part: Any) -> list[Any]:
+            return [leaf for leaf in flatten(vars(part)) if isinstance(leaf, keras.layers.Layer)]
+
+        return reach(self.model, find_inside)[1:]
 
     @property
     def parts(self) -> list[Any]:
-        """The model and its layers."""
         return [self.model, *self.layers]
 
     @cached_property
@@ -91,18 +86,18 @@ class ModelView:
     @cached_property
     def custom_parts(self) -> list[Any]:
         """User-defined functions, and instances of classes, in the model and its settings."""
-        found: dict[int, Any] = {}
-        waiting = [self.model]
-        while waiting:
-            part = waiting.pop()
-            if id(part) in found or inspect.isclass(part):
-                continue
-            if _derives_from_keras(type(part)):
-                waiting += flatten([one for one in vars(part).values() if not _is_wrapper(one)])
-            elif not callable(part):
-                continue
-            found[id(part)] = part
-        return [part for part in found.values() if is_custom(part)]
+
+        def find_inside(part: Any) -> list[Any]:
+            if not _derives_from_keras(type(part)):
+                return []
+            leaves = flatten([one for one in vars(part).values() if not _is_wrapper(one)])
+            return [
+                leaf
+                for leaf in leaves
+                if not inspect.isclass(leaf) and (callable(leaf) or _derives_from_keras(type(leaf)))
+            ]
+
+        return list(filter(is_custom, reach(self.model, find_inside)))
 
     @property
     def custom_objects(self) -> dict[str, Any]:
@@ -135,7 +130,6 @@ class ModelView:
 
     @property
     def has_half_layers(self) -> bool:
-        """True if a layer computes in half precision."""
         return any(str(layer.compute_dtype) in _HALF for layer in self.layers)
 
     @property
@@ -167,10 +161,9 @@ class ModelView:
         """True if a mask or an ignored class may exclude rows or time steps from the loss."""
         if find_ignored_class(self.model) is not None:
             return True
-        if not any(map(_makes_mask, self.layers)):
-            return False
         outputs = find_outputs(self.model)
-        return outputs is None or any(len(output.shape) >= 3 for output in outputs)
+        may_have_steps = outputs is None or any(len(output.shape) >= 3 for output in outputs)
+        return may_have_steps and any(map(_makes_mask, self.layers))
 
     def list_variables(self, without: tuple[type, ...] = ()) -> list[Any]:
         """Return all variables of the model, its losses and metrics, including those in closures.
@@ -179,30 +172,23 @@ class ModelView:
         of the classes ``without`` are left out. A new search: a call of the model may create
         variables, even in parts that are known.
         """
-        found: dict[int, Any] = {}
-        seen: set[int] = set()
         optimizer = getattr(self.model, "optimizer", None)
-        waiting = [self.model]
-        while waiting:
-            part = waiting.pop()
-            if id(part) in seen or part is optimizer:
-                continue
-            seen.add(id(part))
-            if isinstance(part, without):
-                continue
-            if isinstance(part, keras.Variable):
-                found[id(part.value)] = part.value
-            elif isinstance(part, tf.Variable):
-                found[id(part)] = part
-            elif isinstance(part, tf.random.Generator):
-                found[id(part.state)] = part.state
-            elif _may_have_variables(part):
-                waiting += flatten(list(vars(part).values()))
-            elif inspect.isfunction(part):
-                enclosed = read_closure(part)
-                waiting += [v for v in enclosed if isinstance(v, keras.Variable | tf.Variable)]
-        numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
-        return [*found.values(), *(v for v in numbers if id(v) not in found)]
+
+        def find_inside(part: Any) -> list[Any]:
+            if part is optimizer or isinstance(part, (*without, keras.Variable, tf.Variable)):
+                return []
+            if isinstance(part, tf.random.Generator):
+                return [part.state]
+            if _may_have_variables(part):
+                return flatten(vars(part))
+            enclosed = read_closure(part) if inspect.isfunction(part) else []
+            return [v for v in enclosed if isinstance(v, keras.Variable | tf.Variable)]
+
+        parts = [one for one in reach(self.model, find_inside) if not isinstance(one, without)]
+        variables = [one for one in parts if isinstance(one, keras.Variable | tf.Variable)]
+        variables += [v for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
+        values = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+        return list({id(value): value for value in values}.values())
 
 
 def build_model(model: Any, inputs: Any) -> None:
@@ -287,23 +273,33 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def is_custom(part: Any) -> bool:
-    """Return whether a function, or the class of an object, is user-defined."""
     return is_defined_by_user(part if inspect.isfunction(part) else type(part))
 
 
 def is_defined_by_user(kind: Any) -> bool:
     """Return whether a class or function is neither from a library nor one of our wrappers."""
-    package = str(kind.__module__).partition(".")[0]
-    if str(kind.__module__).startswith("pybackend.core.engine."):
-        return False
-    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+    module = str(kind.__module__)
+    is_library = module.partition(".")[0] in {*_LIBRARIES, *sys.stdlib_module_names}
+    return not is_library and not module.startswith("pybackend.core.engine.")
 
 
 def _derives_from_keras(kind: type) -> bool:
     """Return whether a class is a Keras class, or is derived from one."""
-    return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
-        kind, "__dict__"
-    )
+    is_derived = any(base.__module__.startswith("keras.") for base in kind.__mro__)
+    return is_derived and hasattr(kind, "__dict__")
+
+
+def reach(start: Any, find_inside: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """Return an object and all that ``find_inside`` returns for it and for what it returned."""
+    # By identity: a user's class may define ==, or have no hash.
+    found = {id(start): start}
+    waiting = [start]
+    while waiting:
+        for part in find_inside(waiting.pop()):
+            if id(part) not in found:
+                found[id(part)] = part
+                waiting.append(part)
+    return list(found.values())
 
 
 def flatten(value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from pybackend.core.errors import InputError
 from pybackend.core.net.stream import Stream
@@ -134,8 +135,7 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
     If all processes are on this machine, a missing default file is created. Raises `InputError` if
     there is no secret, or other users can read it.
     """
-    given = environment.get(VARIABLE)
-    if given:
+    if given := environment.get(VARIABLE):
         return _check(given.strip(), VARIABLE)
     named = environment.get(FILE_VARIABLE)
     path = Path(named) if named else default_path(environment)
@@ -143,10 +143,9 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
         if named:
             raise InputError(f"{FILE_VARIABLE} is set to {named}, which does not exist. {_ADVICE}")
         if not is_one_machine:
-            raise InputError(
-                "processes on several machines need a shared secret, but none was found (looked "
-                f"for {VARIABLE}, {FILE_VARIABLE} and {path}). {_ADVICE}"
-            )
+            reason = "processes on several machines need a shared secret, but none was found"
+            looked = f"looked for {VARIABLE}, {FILE_VARIABLE} and {path}"
+            raise InputError(f"{reason} ({looked}). {_ADVICE}")
         make_secret(path)
     return _read(path)
 
@@ -155,17 +154,14 @@ def make_secret(path: Path) -> bool:
     """Write a random secret to a file that only its owner can read; False if it already exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(new_token() + "\n")
+        # Its mode is 0600.
+        with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as written:
+            written.write(new_token() + "\n")
+            written.flush()
             # If several processes do this at once, one wins, and none reads a partial file.
             with contextlib.suppress(FileExistsError):
-                os.link(written, path)
+                os.link(written.name, path)
                 return True
-        finally:
-            written.unlink()
     except OSError as error:
         raise InputError(f"a secret cannot be written to {path}: {error}. {_ADVICE}") from error
     return False
@@ -184,8 +180,6 @@ def _read(path: Path) -> str:
 
 def _check(text: str, where: str) -> str:
     if len(text) < _LEAST_CHARACTERS:
-        raise InputError(
-            f"the secret in {where} has {len(text)} characters; expected at least "
-            f"{_LEAST_CHARACTERS}. `tfdist secret` creates one"
-        )
+        reason = f"has {len(text)} characters; expected at least {_LEAST_CHARACTERS}"
+        raise InputError(f"the secret in {where} {reason}. `tfdist secret` creates one")
     return text

@@ -69,17 +69,15 @@ def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes
     while looks < _LOOKS:
         heard = stream.heard
         try:
-            line = stream.read_line(limit, seconds)
+            if not (line := stream.read_line(limit, seconds)):
+                return
+            looks = 0
+            yield line
         except TimeoutError as error:
             if error.errno is not None:  # the system has closed the connection
                 raise
             # A part of a long line is a sign of life, too.
             looks = looks + 1 if stream.heard == heard else 0
-            continue
-        if not line:
-            return
-        looks = 0
-        yield line
     raise SilentError.after(silence)
 
 

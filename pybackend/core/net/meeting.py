@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.messages import Event, FromLauncher
@@ -82,9 +82,10 @@ class Finished:
 
 
 Decision = Everyone | MeetElsewhere | Refused
+FromServer = Decision | ResultPart | Finished | Beat
 
 
-class MeetingServer:
+class MeetingServer(contextlib.AbstractContextManager["MeetingServer"]):
     """The workers' rendezvous at the driver; a context manager.
 
     It listens on ``host``, an address of the driver (None: workers are added only by `adopt`),
@@ -120,8 +121,7 @@ class MeetingServer:
         self._readers: list[threading.Thread] = []
         self._first = math.inf
         self._closed = threading.Event()
-        self._left: set[int] = set()
-        self._silent: set[int] = set()
+        self._left, self._silent = set[int](), set[int]()
         self._sending = threading.Lock()
         self._decided: queue.Queue[Decision] = queue.Queue()
         self._is_shared = server is not None
@@ -129,12 +129,11 @@ class MeetingServer:
             server = listen(host)
         self.address = address_of(server, announced) if server else ""
         """``host:port`` for the workers; empty if there is none."""
-        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
+        self._acceptor = Acceptor(server, token, PURPOSE, self.adopt) if server else None
 
     def has_come(self, rank: int) -> bool:
         """Return whether a worker has ever connected, even if it has not joined yet."""
-        with self._lock:
-            return rank in self._streams or rank in self._left
+        return rank in self._streams
 
     @property
     def messages(self) -> Mapping[int, str]:
@@ -142,10 +141,10 @@ class MeetingServer:
         with self._lock:
             return dict(self._joined)
 
-    def __enter__(self) -> MeetingServer:
-        return self
-
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._acceptor is not None:
             self._acceptor.close()
         with self._lock:
@@ -178,28 +177,17 @@ class MeetingServer:
 
     def has_left(self, rank: int) -> bool:
         """Return whether a worker's connection has ended, and all of its data has been read."""
-        with self._lock:
-            return rank in self._left
+        return rank in self._left
 
     def silent(self) -> list[int]:
         """Return the ranks that were silent for too long, because their processes were stopped."""
-        with self._lock:
-            return sorted(self._silent)
+        return sorted(self._silent)
 
     def start_beating(self, silence: float) -> None:
         """Send signs of life to all workers, several times per ``silence`` seconds."""
         line = encode_line(Beat())
 
-        def beat() -> None:
-            with self._lock:
-                streams = [s for rank, s in self._streams.items() if rank not in self._left]
-            self._send_to_all(streams, line)
-
-        start_beating(beat, silence, self._closed)
-
-    def adopt(self, stream: LineStream, rank: int) -> None:
-        """Add a worker whose connection is already authenticated, e.g. by ssh."""
-        self._welcome(stream, rank)
+        start_beating(lambda: self._send_line(line), silence, self._closed)
 
     def join(self, rank: int, message: str) -> None:
         """Join as a worker in this process."""
@@ -217,11 +205,10 @@ class MeetingServer:
 
     def wait_for_all(self, seconds: float) -> tuple[str, ...] | None:
         """Return the messages from all workers, by rank, when all have joined; None if too late."""
-        try:
+        with contextlib.suppress(queue.Empty):
             decided = self._decided.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        return decided.messages if isinstance(decided, Everyone) else None
+            return decided.messages if isinstance(decided, Everyone) else None
+        return None
 
     def refuse(self, reason: str) -> None:
         """Send all workers, including later ones, the reason why they cannot work together."""
@@ -230,23 +217,26 @@ class MeetingServer:
     def send(self, contents: Mapping[str, bytes]) -> None:
         """Send all workers some contents by name, for `MeetingClient.receive`."""
         parts = [part for name, content in contents.items() for part in split(name, content)]
-        with self._lock:
-            streams = list(self._streams.values())
         for line in [*parts, encode_line(Finished())]:
-            self._send_to_all(streams, line)
+            self._send_line(line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
         """Send an order to one worker or to all, for `MeetingClient.poll_order`."""
+        self._send_line(encode_line(order), rank)
+
+    def _send_line(self, line: bytes, rank: int | None = None) -> None:
         with self._lock:
-            streams = [s for member, s in self._streams.items() if rank in (None, member)]
-        self._send_to_all(streams, encode_line(order))
+            connected = self._streams.keys() - self._left
+            streams = [self._streams[one] for one in connected if rank in (None, one)]
+        self._send_to_all(streams, line)
 
     def _send_to_all(self, streams: Sequence[LineStream], line: bytes) -> None:
         if streams:
             with self._sending, ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
                 list(pool.map(lambda stream: _send(stream, line), streams))
 
-    def _welcome(self, stream: LineStream, rank: int) -> None:
+    def adopt(self, stream: LineStream, rank: int) -> None:
+        """Add a worker whose connection is already authenticated, e.g. by ssh."""
         with self._lock:
             is_known = 0 <= rank < self._workers and rank not in self._streams
             # A greeting may end after the server has been closed.
@@ -269,9 +259,7 @@ class MeetingServer:
 
     def _wait_for_all(self) -> None:
         self._closed.wait(self._patience)
-        with self._lock:
-            is_complete = len(self._streams) == self._workers
-        if not is_complete:
+        if len(self._streams) < self._workers:
             self._decide(MeetElsewhere())
 
     def _read(self, stream: LineStream, rank: int) -> None:
@@ -279,27 +267,21 @@ class MeetingServer:
             for line in read_lines(stream, _LONGEST_LINE, self.silence):
                 self._take(rank, line, stream)
         except SilentError:
-            with self._lock:
-                self._silent.add(rank)
+            self._silent.add(rank)
         except (OSError, ValueError):  # the worker was lost, or sent an invalid message
             pass
         finally:
             stream.close()
-            with self._lock:
-                self._left.add(rank)
-                has_left = rank not in self._joined
-            if has_left and math.isfinite(self._patience):
+            self._left.add(rank)
+            if rank not in self._joined and math.isfinite(self._patience):
                 self._decide(MeetElsewhere())
 
     def _take(self, rank: int, line: bytes, stream: LineStream) -> None:
-        message: Join | ResultPart | Beat | Event = decode(
-            line, Join, ResultPart, Beat, *get_args(Event)
-        )
+        message: Any = decode(line, Join, ResultPart, Beat, *get_args(Event))
         if isinstance(message, ResultPart):
             part = read_part(stream, message, self.silence)
             with self._lock:
-                content = self._parts.setdefault((rank, message.name), bytearray())
-                content += part
+                self._parts.setdefault((rank, message.name), bytearray()).extend(part)
         elif isinstance(message, Join):
             self.join(rank, message.message)
         elif not isinstance(message, Beat):

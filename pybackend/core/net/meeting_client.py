@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from pybackend.core.errors import ClusterError
@@ -32,18 +33,11 @@ _RETRY_SECONDS = 0.5
 _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest are dropped.
 _MOST_WAITING = 10_000
-_FROM_SERVER = (
-    meeting.Everyone,
-    meeting.MeetElsewhere,
-    meeting.Refused,
-    meeting.ResultPart,
-    meeting.Finished,
-    Beat,
-    *get_args(FromLauncher),
-)
+_FROM_SERVER = (*get_args(meeting.FromServer), *get_args(FromLauncher))
 
 
-class MeetingClient:
+@dataclass(eq=False)
+class MeetingClient(contextlib.AbstractContextManager["MeetingClient"]):
     """Connection of a worker to the driver's `MeetingServer`; a context manager.
 
     It connects in the background, so that a driver behind a firewall does not delay any worker.
@@ -56,30 +50,24 @@ class MeetingClient:
     ``silence`` seconds; infinite if it does not send any.
     """
 
-    def __init__(
-        self,
-        address: str | None,
-        token: str,
-        rank: int,
-        patience: float,
-        on_lost: Callable[[], None] = lambda: None,
-        is_early: bool = False,
-        stream: LineStream | None = None,
-        silence: float = math.inf,
-    ) -> None:
-        self._silence = silence
+    address: str | None
+    token: str = field(repr=False)
+    rank: int
+    patience: float
+    on_lost: Callable[[], None] = lambda: None
+    is_early: bool = False
+    stream: LineStream | None = None
+    silence: float = math.inf
+
+    def __post_init__(self) -> None:
         self.is_silent = False
         """True if the driver was lost because of its silence."""
-        self._is_early = is_early
+        self.error: Exception | None = None
+        """Error that prevented the driver from being reached, or None."""
         self._parts: dict[str, bytearray] = {}
         self._finished = threading.Event()
-        self._address = address
-        self._rank = rank
-        self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._stream: LineStream | None = stream
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
-        self._error: Exception | None = None
         self._loss = "the driver ended the job, or the network connection to it failed"
         self._settled = threading.Event()
         self._has_ended = threading.Event()
@@ -87,18 +75,10 @@ class MeetingClient:
         self._ends = threading.Event()
         self._answers: queue.Queue[meeting.Decision | None] = queue.Queue()
         self._orders: queue.Queue[FromLauncher] = queue.Queue()
-        self._deadline = time.monotonic() + patience
-        if stream is not None:
+        self._deadline = time.monotonic() + self.patience
+        if self.stream is not None or self.address is None:
             self._settled.set()
-            threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-        elif address is None:
-            self._settled.set()
-        else:
-            greeting = (address, token, rank)
-            threading.Thread(target=self._run, args=greeting, daemon=True).start()
-
-    def __enter__(self) -> MeetingClient:
-        return self
+        threading.Thread(target=self._run, args=(self.stream,), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -110,21 +90,19 @@ class MeetingClient:
     def require(self) -> None:
         """Wait until the driver is reached; raise `ClusterError` if it is not."""
         self._settled.wait()
-        if self._error is not None:
+        if self.error is not None:
             raise ClusterError(
-                f"worker {self._rank} on {socket.gethostname()} cannot reach the driver "
-                f"at {self._address}: {self._error}. Set spark.driver.host to an address of the "
-                "driver that the executors can reach, and open its ports to them"
-            ) from self._error
+                f"{self._name()} cannot reach the driver at {self.address}: {self.error}. Set "
+                "spark.driver.host to an address of the driver that the executors can reach, and "
+                "open its ports to them"
+            ) from self.error
+
+    def _name(self) -> str:
+        return f"worker {self.rank} on {socket.gethostname()}"
 
     def wait_until_settled(self, seconds: float) -> bool:
         """Wait, and return whether the driver is reached, or known to be unreachable (`error`)."""
         return self._settled.wait(seconds)
-
-    @property
-    def error(self) -> Exception | None:
-        """Error that prevented the driver from being reached, or None."""
-        return self._error
 
     @property
     def has_ended(self) -> bool:
@@ -153,10 +131,10 @@ class MeetingClient:
         if isinstance(answer, meeting.Refused):
             raise ClusterError(answer.reason)
         if answer is None:
-            at = f" at {self._address}" if self._address else ""
+            at = f" at {self.address}" if self.address else ""
             raise ClusterError(
-                f"worker {self._rank} on {socket.gethostname()} lost the driver{at} before all "
-                f"workers had connected: {self._loss}. If the driver is still running, start again"
+                f"{self._name()} lost the driver{at} before all workers had connected: "
+                f"{self._loss}. If the driver is still running, start again"
             )
         return list(answer.messages) if isinstance(answer, meeting.Everyone) else None
 
@@ -168,9 +146,8 @@ class MeetingClient:
                 return self._answers.get(timeout=0.1)
             on_wait()
         raise ClusterError(
-            f"worker {self._rank} on {socket.gethostname()} has waited {_ANSWER_SECONDS / 3600:g} "
-            "hours for the other workers to read their rows: one of them is hanging. See the logs "
-            "of their hosts"
+            f"{self._name()} has waited {_ANSWER_SECONDS / 3600:g} hours for the other workers to "
+            "read their rows: one of them is hanging. See the logs of their hosts"
         )
 
     def receive(
@@ -203,18 +180,21 @@ class MeetingClient:
         """Send a result of any size; raise `ClusterError` if the driver is lost."""
         for part in meeting.split(name, content):
             if not self._send(part, may_wait=False):
-                raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
+                raise ClusterError(f"worker {self.rank} lost the driver while it sent {name}")
 
     def close(self) -> None:
         """Close the connection once all waiting messages have been sent."""
         self._ends.set()
-        if not self._is_early:
+        if not self.is_early:
             self._settled.wait()
         with self._lock:
             self._closed = True
-            if self._stream is not None:
-                self._stream.close()
-            self._stream = None
+            self._drop()
+
+    def _drop(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = None
 
     def _send(self, line: bytes, *, may_wait: bool) -> bool:
         with self._lock:
@@ -224,38 +204,39 @@ class MeetingClient:
             return self._send_now(line)
 
     def _send_now(self, line: bytes) -> bool:
-        if self._stream is None:
-            return False
         try:
-            self._stream.send_all(line, _SEND_SECONDS)
+            if self.stream is not None:
+                self.stream.send_all(line, _SEND_SECONDS)
         except OSError:
-            self._stream.close()
-            self._stream = None
-        return self._stream is not None
+            self._drop()
+        return self.stream is not None
 
-    def _run(self, address: str, token: str, rank: int) -> None:
-        """Connect, then read until the driver closes the connection."""
-        stream = None
+    def _run(self, stream: LineStream | None) -> None:
+        """Connect unless it is connected, then read until the driver closes the connection."""
         try:
-            stream = self._connect(address, token, rank)
-            stream.keep_alive()
+            if stream is None and self.address is not None:
+                stream = self._connect(self.address)
+                stream.keep_alive()
         except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
-            self._error = error
+            self.error = error
         finally:
-            with self._lock:
-                if self._closed and stream is not None:
-                    stream.close()
-                    stream = None
-                self._stream = stream
-                for line in self._waiting:
-                    self._send_now(line)
-                self._settled.set()
+            self._settle(stream)
         if stream is not None:
             self._read(stream)
 
+    def _settle(self, stream: LineStream | None) -> None:
+        with self._lock:
+            if not self._settled.is_set():
+                self.stream = stream
+                if self._closed:
+                    self._drop()
+                for line in self._waiting:
+                    self._send_now(line)
+                self._settled.set()
+
     def _read(self, stream: LineStream) -> None:
         try:
-            for line in read_lines(stream, _LONGEST_ANSWER, self._silence):
+            for line in read_lines(stream, _LONGEST_ANSWER, self.silence):
                 self._take(decode(line, *_FROM_SERVER), stream)
         except SilentError as error:
             self.is_silent = True
@@ -267,12 +248,12 @@ class MeetingClient:
         self._answers.put(None)
         self._has_ended.set()
         if not self._closed:
-            self._on_lost()
+            self.on_lost()
 
     def _take(self, message: Any, stream: LineStream) -> None:
         if isinstance(message, meeting.ResultPart):
-            content = self._parts.setdefault(message.name, bytearray())
-            content += meeting.read_part(stream, message, self._silence)
+            part = meeting.read_part(stream, message, self.silence)
+            self._parts.setdefault(message.name, bytearray()).extend(part)
         elif isinstance(message, meeting.Finished):
             self._finished.set()
         elif isinstance(message, FromLauncher):
@@ -280,25 +261,22 @@ class MeetingClient:
         elif not isinstance(message, Beat):
             self._answers.put(message)
 
-    def _connect(self, address: str, token: str, rank: int) -> Stream:
+    def _connect(self, address: str) -> Stream:
         """Connect, with retries: a server with too many greetings at once rejects some."""
         rejections = 0
         while True:
             remaining = max(0.1, self._deadline - time.monotonic())
             try:
-                return connect(address, token, rank, meeting.PURPOSE, remaining)
-            except socket.gaierror:  # an unknown host name
-                raise
+                return connect(address, self.token, self.rank, meeting.PURPOSE, remaining)
             except OSError as error:
-                is_refused = isinstance(error, ConnectionRefusedError)
-                if is_refused and not self._is_early:
-                    raise
                 # A process listens there, but not for this job. A server with too many greetings
                 # closes earlier.
                 rejections += isinstance(error, RejectedError)
-                is_hopeless = self._is_early and rejections > _MOST_REJECTIONS
+                is_refused = isinstance(error, ConnectionRefusedError)
+                is_hopeless = rejections > _MOST_REJECTIONS if self.is_early else is_refused
                 is_late = time.monotonic() + _RETRY_SECONDS > self._deadline
-                if is_hopeless or is_late:
+                is_unknown = isinstance(error, socket.gaierror)
+                if is_hopeless or is_late or is_unknown:
                     raise
             if self._ends.wait(_RETRY_SECONDS):
                 raise ConnectionAbortedError("this end was closed")

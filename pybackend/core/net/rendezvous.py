@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.core.errors import ClusterError, PeerLostError
@@ -25,14 +26,8 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 # cause. Up to three packets may be lost.
 REACH_SECONDS = 10.0
 # Errors of a rejecting firewall, a missing route or a missing host.
-_NETWORK_ERRORS = {
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.ETIMEDOUT,
-    errno.EACCES,
-    errno.EPERM,
-}
+_NETWORK_ERRORS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
+_NETWORK_ERRORS |= {errno.EACCES, errno.EPERM}
 _AT_ONCE = 64
 
 
@@ -41,18 +36,8 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
     Raises `ClusterError` if ``host`` is not an address of this machine, or the port is in use.
     """
-    try:
-        # A given port may have been used just before: old connections must not block it.
-        server = _bind(host, port, reuses=port != 0, waiting=64)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ClusterError(
-                f"cannot listen on port {port} of {show(host)}: another process uses it. Choose "
-                "another port, or end that process"
-            ) from error
-        _explain(error, f"listen on {show(host)}")
-        raise
-    return server
+    # A given port may have been used just before: old connections must not block it.
+    return _bind(host, port, "listen on", reuses=port != 0, waiting=64)
 
 
 def reserve(host: str) -> socket.socket:
@@ -62,34 +47,30 @@ def reserve(host: str) -> socket.socket:
     to other processes, but TensorFlow's server, which sets that option (and turns SO_REUSEPORT
     off), can bind it. Raises `ClusterError` if ``host`` is not an address of this machine.
     """
+    return _bind(host, 0, "reserve a port on", reuses=True)
+
+
+def _bind(host: str, port: int, what: str, reuses: bool, waiting: int = 0) -> socket.socket:
     try:
-        return _bind(host, 0, reuses=True)
+        with contextlib.ExitStack() as on_error:
+            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            made = socket.socket(info[0], socket.SOCK_STREAM)
+            on_error.callback(made.close)
+            if reuses:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(info[4])
+            if waiting:
+                made.listen(waiting)
+            on_error.pop_all()
+            return made
     except OSError as error:
-        _explain(error, f"reserve a port on {show(host)}")
-        raise
-
-
-def _bind(host: str, port: int, reuses: bool, waiting: int = 0) -> socket.socket:
-    info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    made = socket.socket(info[0], socket.SOCK_STREAM)
-    try:
-        if reuses:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(info[4])
-        if waiting:
-            made.listen(waiting)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _explain(error: OSError, what: str) -> None:
-    """Raise a `ClusterError`, unless too many files are open: that says nothing about the host."""
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-        raise ClusterError(
-            f"cannot {what}: {error}. It must name an address of this machine"
-        ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # that says nothing about the host
+            raise
+        reason = f"{what} {show(host)}: {error}. It must name an address of this machine"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"listen on port {port} of {show(host)}: another process uses it. Choose "
+            reason += "another port, or end that process"
+        raise ClusterError(f"cannot {reason}") from error
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
@@ -154,9 +135,8 @@ def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> 
 
     def attempt(other: int) -> str | None:
         try:
-            dial(peers, rank, other).close()
-        except PeerLostError:
-            pass
+            with contextlib.suppress(PeerLostError):
+                dial(peers, rank, other).close()
         except ClusterError as error:
             return str(error)
         return None
@@ -182,6 +162,7 @@ def _describe_ports() -> str:
     return ""
 
 
+@dataclass(eq=False)
 class Acceptor:
     """Accept connections in the background, and pass on those that prove that they know the token.
 
@@ -190,21 +171,15 @@ class Acceptor:
     ``encrypt`` is as in `greet_as_client`.
     """
 
-    def __init__(
-        self,
-        server: socket.socket,
-        token: str,
-        purpose: str,
-        welcome: Callable[[Stream, int], None],
-        most_greetings: int = 64,
-        encrypt: bool | None = None,
-    ) -> None:
-        self._server = server
-        self._token = token
-        self._purpose = purpose
-        self._encrypt = encrypt
-        self._welcome = welcome
-        self._slots = threading.BoundedSemaphore(most_greetings)
+    server: socket.socket
+    token: str = field(repr=False)
+    purpose: str
+    welcome: Callable[[Stream, int], None]
+    most_greetings: int = 64
+    encrypt: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._slots = threading.BoundedSemaphore(self.most_greetings)
         self._closed = False
         self.rejected = 0
         """Number of connections that did not prove the token."""
@@ -216,8 +191,8 @@ class Acceptor:
         """Stop listening; connections that were passed on stay open."""
         self.release()
         with contextlib.suppress(OSError):  # some systems shut connections down, not listeners
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+            self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
 
     def release(self) -> None:
         """Stop accepting here; other users of the socket, even in other processes, can continue."""
@@ -229,7 +204,7 @@ class Acceptor:
 
     def _accept(self) -> None:
         poller = select.poll()
-        poller.register(self._server, select.POLLIN)
+        poller.register(self.server, select.POLLIN)
         poller.register(self._woken, select.POLLIN)
         with self._woken:
             while not self._closed:
@@ -239,7 +214,7 @@ class Acceptor:
 
     def _accept_next(self) -> None:
         try:
-            stream = Stream.accept(self._server)
+            stream = Stream.accept(self.server)
         except OSError:  # closed, or the client has disconnected already
             # Also too many open files: without a pause, this thread would take a whole core.
             time.sleep(_RETRY_SECONDS)
@@ -251,11 +226,11 @@ class Acceptor:
 
     def _greet(self, stream: Stream) -> None:
         try:
-            rank = greet_as_server(stream, self._token, self._purpose, self._encrypt)
+            rank = greet_as_server(stream, self.token, self.purpose, self.encrypt)
         except OSError:
             self.rejected += 1
             stream.close()
         else:
-            self._welcome(stream, rank)
+            self.welcome(stream, rank)
         finally:
             self._slots.release()

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO
 
 from pybackend.core.net.stream import StreamEndError
@@ -18,15 +19,17 @@ _MOST = 1 << 30
 _MOST_WAITING = 8
 
 
+@dataclass(eq=False)
 class SharedLines:
     """One end of a shared pair of pipes, ``writing`` without its own buffer.
 
     Both ends have the same class.
     """
 
-    def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
-        self._reading = reading
-        self._writing = writing
+    reading: IO[bytes]
+    writing: IO[bytes]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self.heard = time.monotonic()
         """Time of the last line from the other end."""
@@ -40,13 +43,13 @@ class SharedLines:
     def read(self) -> None:
         """Pass received lines on, until the other end closes."""
         with contextlib.suppress(OSError, ValueError, LookupError):
-            while line := self._reading.readline():
+            while line := self.reading.readline():
                 self.heard = time.monotonic()
                 rank, _, size = line.partition(b" ")
                 if size and not 0 <= int(size) <= _MOST:
                     raise ValueError(f"a block of {int(size)} bytes was announced")
                 if size:  # otherwise it is only a sign of life
-                    self._connections[int(rank)].put(self._reading.read(int(size)))
+                    self._connections[int(rank)].put(self.reading.read(int(size)))
         for connection in self._connections.values():
             connection.put(b"")
 
@@ -59,15 +62,17 @@ class SharedLines:
         rest = memoryview(content)
         with self._lock:
             while rest:
-                rest = rest[self._writing.write(rest) :]
+                rest = rest[self.writing.write(rest) :]
 
 
+@dataclass(eq=False)
 class _Connection:
     """`LineStream` of one worker; a write waits for the pipe, without a time limit."""
 
-    def __init__(self, shared: SharedLines, rank: int) -> None:
-        self._shared = shared
-        self._rank = rank
+    shared: SharedLines
+    rank: int
+
+    def __post_init__(self) -> None:
         self._waiting: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
         self._ahead = bytearray()
         self._has_ended = False
@@ -76,7 +81,7 @@ class _Connection:
     @property
     def heard(self) -> float:
         """Time of the last line for any worker, because all of them are in one process."""
-        return self._shared.heard
+        return self.shared.heard
 
     def put(self, block: bytes) -> None:
         """Add a received block, or wait while too many are unread; an empty one marks the end."""
@@ -116,7 +121,7 @@ class _Connection:
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
         try:
-            self._shared.write(f"{self._rank} {len(content)}\n".encode() + content)
+            self.shared.write(f"{self.rank} {len(content)}\n".encode() + content)
         except ValueError as error:  # the pipe was closed from here
             raise BrokenPipeError(str(error)) from error
 

@@ -222,9 +222,8 @@ class Stream:
         """Make the system notice the loss of the other machine within half a minute."""
         # Keepalive pauses while sent bytes are unacknowledged; the last option does not. In
         # milliseconds.
-        self._set_keepalive(
-            TCP_KEEPIDLE=10, TCP_KEEPINTVL=5, TCP_KEEPCNT=3, TCP_USER_TIMEOUT=30_000
-        )
+        times = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+        self._set_keepalive(**times, TCP_USER_TIMEOUT=30_000)
 
     def probe(self, seconds: float) -> None:
         """Make the system send keepalive probes while the connection is idle.

@@ -61,27 +61,16 @@ def make_certificate(token: str) -> tuple[str, str]:
     name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8, b"tfdist"))))
     times = [_der(_TIME, moment) for moment in (b"19700101000000Z", b"99991231235959Z")]
     algorithm = _der(_SEQUENCE, _ECDSA_WITH_SHA256)
-    content = _der(
-        _SEQUENCE,
-        _der_integer(1),
-        algorithm,
-        name,
-        _der(_SEQUENCE, *times),
-        name,
-        _der(_SEQUENCE, _der(_SEQUENCE, _EC_PUBLIC_KEY, _P256), _der(_BITS, public)),
-    )
+    own_key = _der(_SEQUENCE, _der(_SEQUENCE, _EC_PUBLIC_KEY, _P256), _der(_BITS, public))
+    parts = _der_integer(1), algorithm, name, _der(_SEQUENCE, *times), name, own_key
+    content = _der(_SEQUENCE, *parts)
     # A signature by this key would prove nothing: each end has the whole certificate, and OpenSSL
     # does not check how a certificate that it trusts is signed. So no secret is computed with.
     signature = _der(_BITS, b"\x00", _der(_SEQUENCE, _der_integer(1), _der_integer(1)))
     certificate = _der(_SEQUENCE, content, algorithm, signature)
     # RFC 5915.
-    key = _der(
-        _SEQUENCE,
-        _der_integer(1),
-        _der(_OCTETS, _to_bytes(private)),
-        _der(0xA0, _P256),
-        _der(0xA1, _der(_BITS, public)),
-    )
+    options = _der(0xA0, _P256), _der(0xA1, _der(_BITS, public))
+    key = _der(_SEQUENCE, _der_integer(1), _der(_OCTETS, _to_bytes(private)), *options)
     return _pem("CERTIFICATE", certificate), _pem("EC PRIVATE KEY", key)
 
 
@@ -275,13 +264,9 @@ def _contexts(token: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 @contextmanager
 def _as_file(content: str) -> Iterator[str]:
     """Write a file that only this user can read, because OpenSSL reads keys only from files."""
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("tfdist"), "w") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
+    is_memory = hasattr(os, "memfd_create")
+    memory = os.fdopen(os.memfd_create("tfdist"), "w") if is_memory else None
+    with memory or tempfile.NamedTemporaryFile("w") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}" if is_memory else file.name

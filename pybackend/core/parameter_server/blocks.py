@@ -113,11 +113,9 @@ def move_shares(job: TrainingJob, counts: Mapping[str, Sequence[int]]) -> None:
     for rank in range(job.workers):
         own = _device_of(job, rank)
         for number, part in _share_out(job, rank).items():
-            folder = _folder_for(job, rank, number)
+            folder, worker = _folder_for(job, rank, number), ranks_of(job.roles, "worker")[number]
             if folder != TRAIN and range(counts["train"][rank])[part]:
-                move_blocks(
-                    folder, own, TRAIN, _device_of(job, ranks_of(job.roles, "worker")[number])
-                )
+                move_blocks(folder, own, TRAIN, _device_of(job, worker))
         if rank and "validation" in counts and counts["validation"][rank]:
             move_blocks(VALIDATION, own, VALIDATION, _device_of(job, 0))
 
@@ -135,9 +133,8 @@ def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
     """Return the part of a rank's rows for each worker, by the worker's number."""
     role, index = find_role(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
-    if role == "worker":
-        return {index: slice(None)}
-    return {number: slice(number, None, workers) for number in range(workers)}
+    shared = {number: slice(number, None, workers) for number in range(workers)}
+    return {index: slice(None)} if role == "worker" else shared
 
 
 def _folder_for(job: TrainingJob, rank: int, number: int) -> str:

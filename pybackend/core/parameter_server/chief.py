@@ -179,8 +179,7 @@ def check_without_common_steps(view: ModelView, job: TrainingJob) -> None:
     The error names the part of the model, and what to use instead.
     """
     check_model(view, replace(job, workers=1))
-    found = _find_obstacle(view)
-    if found is not None:
+    if found := _find_obstacle(view):
         raise InputError(
             f"{setting(exchange=call_of('ParameterServer', ...))} cannot train {found}; or "
             "omit `exchange`: synchronous training supports it"
@@ -188,30 +187,25 @@ def check_without_common_steps(view: ModelView, job: TrainingJob) -> None:
 
 
 def _find_obstacle(view: ModelView) -> str | None:
-    model = view.model
-    if has_own(model, "train_step"):
-        return "a model with a custom train_step: override compute_loss instead"
-    if has_own(model, "compute_metrics"):
-        return "a model with a custom compute_metrics: pass metrics to compile()"
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return "with a LossScaleOptimizer, whose scale all steps share: use bfloat16 or float32"
-    if optimizer.gradient_accumulation_steps:
-        return (
-            "with gradient_accumulation_steps, which workers would change simultaneously: remove it"
-        )
-    if optimizer.use_ema:
-        return (
-            f"with {setting(use_ema=True)}, whose averages need a single sequence of steps: remove "
-            "it"
-        )
-    if model.run_eagerly:
-        return f"with {setting(run_eagerly=True)}: its workers run graphs"
+    model, optimizer = view.model, view.model.optimizer
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    own, scale = "a model with a custom", "with a LossScaleOptimizer, whose scale all steps share"
+    accumulates = "with gradient_accumulation_steps, which workers would change simultaneously"
+    averages = f"with {setting(use_ema=True)}, whose averages need a single sequence of steps"
+    found = {
+        f"{own} train_step: override compute_loss instead": has_own(model, "train_step"),
+        f"{own} compute_metrics: pass metrics to compile()": has_own(model, "compute_metrics"),
+        f"{scale}: use bfloat16 or float32": is_scaled,
+        f"{accumulates}: remove it": optimizer.gradient_accumulation_steps,
+        f"{averages}: remove it": optimizer.use_ema,
+        f"with {setting(run_eagerly=True)}: its workers run graphs": model.run_eagerly,
+    }
     stateful = [(one, "stateful") for one in view.layers if getattr(one, "stateful", False)]
     for layer, name in [*stateful, *((one, "synchronized") for one in view.synchronized)]:
         instead = setting(**{name: False})
-        return f"layer {show(layer.name)} with {setting(**{name: True})}: use {instead}"
-    return None
+        text = f"layer {show(layer.name)} with {setting(**{name: True})}: use {instead}"
+        found[text] = True
+    return next((text for text, is_so in found.items() if is_so), None)
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -234,8 +228,7 @@ class EpochCheckpoints:
         counts: Mapping[str, Sequence[int]],
         emit: Emit,
     ) -> None:
-        self._model = loaded.model
-        self._timeout = job.timeout
+        self._model, self._timeout = loaded.model, job.timeout
         self.epoch, self.history = job.initial_epoch, History()
         self._checkpoints = None
         if job.checkpoint is None:
@@ -245,13 +238,12 @@ class EpochCheckpoints:
         described |= {argument_of(name): [[sum(rows), ""]] for name, rows in counts.items()}
         manifest = describe_model(job, self._model, plan, inputs, described)
         found = open_checkpoints(job, Alone(), manifest, lambda: encode_trained(loaded, plan), emit)
-        self._checkpoints = found
-        if found.start.state is not None:
-            self.epoch, self.history = found.start.epoch, found.start.state["history"]
-            values = found.start.state["variables"]
-            for variable, value in zip(variables_of(self._model), values, strict=True):
+        self._checkpoints, state = found, found.start.state
+        if state is not None:
+            self.epoch, self.history = found.start.epoch, state["history"]
+            for variable, value in zip(variables_of(self._model), state["variables"], strict=True):
                 variable.assign(value)
-            change_rate(self._model.optimizer, found.start.state)
+            change_rate(self._model.optimizer, state)
 
     def write(self, epoch: int) -> None:
         """Write a checkpoint of the current model, after this number of epochs."""

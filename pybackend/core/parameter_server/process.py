@@ -85,24 +85,17 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
     """Make the layouts of all ranks' rows equal; return the ranks' row counts by data set."""
     everyone = [json.loads(text) for text in gather("rows", json.dumps(read_layouts(folder)))]
     check_layouts(everyone)
-    counts = {}
     for name in everyone[0]:
-        layouts = [layouts[name] for layouts in everyone]
-        unify_layout(folder / name, layouts)
-        counts[name] = [layout["rows"] for layout in layouts]
-    return counts
+        unify_layout(folder / name, [layouts[name] for layouts in everyone])
+    return {name: [layouts[name]["rows"] for layouts in everyone] for name in everyone[0]}
 
 
 def _start_server() -> Any:
     """Start TensorFlow's server of the role in TF_CONFIG: a worker, or a parameter server."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return tf.distribute.Server(
-        resolver.cluster_spec(),
-        resolver.task_type,
-        resolver.task_id,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_count_threads()),
-    )
+    own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_count_threads())
+    task = own.cluster_spec(), own.task_type, own.task_id
+    return tf.distribute.Server(*task, protocol="grpc", config=config)
 
 
 def _count_threads() -> int:

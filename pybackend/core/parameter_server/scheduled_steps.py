@@ -99,11 +99,12 @@ class SummedMetrics:
 
     def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
         self._model = model
-        self._containers = find_compiled_metrics(model)
-        for container in self._containers:
+        # Each with its variables' values without rows, and the sums.
+        self._parts: list[tuple[Any, list[Any], list[Any]]] = []
+        for container in find_compiled_metrics(model):
             container.reset_state()
-        self._begin = [[v.numpy() for v in c.variables] for c in self._containers]
-        self._sums = [[make(value) for value in values] for values in self._begin]
+            begin = [variable.numpy() for variable in container.variables]
+            self._parts.append((container, begin, list(map(make, begin))))
         self._loss = make(tf.zeros((), tf.float64))
         self._rows = make(tf.zeros((), tf.float64))
 
@@ -112,17 +113,16 @@ class SummedMetrics:
         rows = tf.cast(count, tf.float64)
         self._loss.assign_add(tf.cast(loss, tf.float64) * rows)
         self._rows.assign_add(rows)
-        for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
-            added = container.stateless_update_state(
-                list(map(tf.constant, begin)), data[1], y_pred, *data[2:]
-            )
+        for container, begin, sums in self._parts:
+            empty = list(map(tf.constant, begin))
+            added = container.stateless_update_state(empty, data[1], y_pred, *data[2:])
             for total, value in zip(sums, added, strict=True):
                 total.assign_add(tf.cast(value, total.dtype))
 
     def read(self) -> dict[str, Any]:
         """Return the metrics since the last call, by name, and reset them."""
         metrics = {"loss": float(self._loss.numpy() / max(1.0, self._rows.numpy()))}
-        for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
+        for container, begin, sums in self._parts:
             for variable, total, value in zip(container.variables, sums, begin, strict=True):
                 variable.assign(total.numpy())
                 total.assign(value)

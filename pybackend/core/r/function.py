@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from pybackend.core.errors import InputError, RError
+from pybackend.core.job.arguments import wrong
 from pybackend.core.job.context import WorkerContext
 from pybackend.core.words import show
 
@@ -137,10 +138,9 @@ def _column_for_r(name: str, column: Any) -> Any:
     if column.dtype.itemsize == 8 and column.dtype.kind in "iu" and column.size:
         largest = max(abs(int(column.min())), abs(int(column.max())))
         if largest > _LARGEST_EXACT:
-            raise InputError(
-                f"column {show(name)} has the number {largest}, which R's doubles cannot represent "
-                "exactly: convert it to text, or leave the column out"
-            )
+            unfit = f"column {show(name)} has the number {largest}, which R's doubles cannot"
+            advice = "convert it to text, or leave the column out"
+            raise InputError(f"{unfit} represent exactly: {advice}")
     return column
 
 
@@ -177,9 +177,8 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
     known = [str(path) for path in r.baseenv[".libPaths"]()]
     r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
     if not r.baseenv["requireNamespace"](r.StrSexpVector(["reticulate"]), quietly=True)[0]:
-        raise RError(
-            f'the R package reticulate is missing {here}: run install.packages("reticulate") there'
-        )
+        advice = 'run install.packages("reticulate") there'
+        raise RError(f"the R package reticulate is missing {here}: {advice}")
     function: Callable[[], object] = r.evalr(read_glue())
     return function
 
@@ -199,19 +198,15 @@ def _keep_objects() -> None:
 
 
 def _check_code(code: Any) -> str | bytes:
+    expected = "the source text of an R function"
     if isinstance(code, str):
         lines = [line for line in code.splitlines() if not line.lstrip().startswith("#")]
         if not "".join(lines).lstrip().startswith(("function", "\\(")):
-            raise InputError(
-                "`code` must be the source text of an R function, e.g. 'function() ...', not "
-                f"{show(code[:60])}"
-            )
+            raise wrong("code", f"{expected}, e.g. 'function() ...'", code[:60])
         return code
     if not isinstance(code, (bytes, bytearray)):
-        raise InputError(
-            "`code` must be the source text of an R function, or the bytes of R's "
-            f"serialize(f, NULL), not {type(code).__name__}"
-        )
+        either = f"{expected}, or the bytes of R's serialize(f, NULL)"
+        raise InputError(f"`code` must be {either}, not {type(code).__name__}")
     # R's formats: binary big-endian, binary little-endian, ASCII.
     if bytes(code[:2]) not in (b"X\n", b"B\n", b"A\n"):
         raise InputError("`code` has bytes that are not the output of R's serialize(f, NULL)")
@@ -222,5 +217,5 @@ def _check_names(argument: str, values: Any) -> list[str]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
-        raise InputError(f"`{argument}` must be a list of names, not {show(values)}")
+        raise wrong(argument, "a list of names", values)
     return list(values)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from pybackend.core.errors import ClusterError, SerializationError
 from pybackend.core.job.codec import encode_line
-from pybackend.core.net.authentication import RejectedError
+from pybackend.core.machine import own_address
 from pybackend.core.net.rendezvous import connect, split_address
 from pybackend.core.net.stream import Stream, wait_any
 from pybackend.tfos.feed import dialog
@@ -27,8 +27,6 @@ from pybackend.tfos.feed.items import (
 
 # With more rows, their Python objects no longer fit into a processor's cache.
 MOST_ROWS = 256
-_CONNECT_SECONDS = 30.0
-_RETRY_SECONDS = 0.2
 # Number of workers from which the one with the fewest feeding tasks is chosen.
 _CHOICES = 2
 _ANSWER_SECONDS = 30.0
@@ -61,27 +59,21 @@ class Feeder:
         if first is None:
             return 0
         known = self._ask(name, partition, attempt)
-        try:
-            return self._feed(
-                chain([first], batches), dialog.Begins(name, partition, attempt, False, 0), known
-            )
-        except FeedTimeoutError as error:
-            self.quit(name, str(error))
-            raise
-
-    def _feed(
-        self, batches: Iterator[Any], begins: dialog.Begins, known: Sequence[dialog.Known]
-    ) -> int:
         skipped = sum(answer.rows for answer in known)
         marks = {answer.position: answer.digest for answer in known if answer.rows}
-        conversation = self._begin(begins)
-        with contextlib.closing(conversation):
-            for rows, content, mark in _drop_rows(batches, skipped, marks):
-                if not conversation.send(rows, content, mark):
-                    return conversation.taken + skipped
-            for _ in conversation.finish():
-                pass
-            return conversation.taken + skipped
+        begins = dialog.Begins(name, partition, attempt, False, 0)
+        try:
+            with contextlib.closing(self._begin(begins)) as conversation:
+                for rows, content, mark in _drop_rows(chain([first], batches), skipped, marks):
+                    if not conversation.send(rows, content, mark):
+                        break
+                else:
+                    for _ in conversation.finish():
+                        pass
+                return conversation.taken + skipped
+        except FeedTimeoutError as error:  # so that no further task starts to feed
+            self._tell_all(dialog.Quits(name, str(error)))
+            raise
 
     def infer(
         self, batches: Iterator[Any], name: str, partition: int, attempt: int
@@ -105,42 +97,28 @@ class Feeder:
         """Notify the workers that no more feeds follow; return whether all of them received it."""
         return self._tell_all(dialog.Closes())
 
-    def quit(self, name: str, reason: str) -> None:
-        """Notify the workers why a feed failed, so that no further task starts to feed for it."""
-        self._tell_all(dialog.Quits(name, reason))
-
     def _tell_all(self, message: Any) -> bool:
         count = 0
         for rank in self.addresses:
-            with (
-                contextlib.suppress(OSError, ValueError),
-                contextlib.closing(self._connect(rank)[0]) as stream,
-            ):
-                stream.send_all(encode_line(message), _ANSWER_SECONDS)
-                dialog.read(stream, dialog.Done, seconds=_ANSWER_SECONDS)
+            with contextlib.suppress(OSError, ValueError):
+                self._request(rank, message, dialog.Done)
                 count += 1
         return count == len(self.addresses)
 
+    def _request(self, rank: int, message: Any, *answers: type[Any]) -> Any:
+        with contextlib.closing(self._connect(rank)[0]) as stream:
+            return _exchange(stream, message, *answers)
+
     def _ask(self, name: str, partition: int, attempt: int) -> list[dialog.Known]:
         """Return what the workers know about earlier attempts of this task, and end those."""
+        asks = dialog.Asks(name, partition, attempt)
         known: list[dialog.Known] = []
         lost: list[str] = []
-        for rank, address in self.addresses.items():
+        for rank in self.addresses:
             try:
-                stream = self._connect(rank)[0]
-                with contextlib.closing(stream):
-                    stream.send_all(
-                        encode_line(dialog.Asks(name, partition, attempt)), _ANSWER_SECONDS
-                    )
-                    answer = dialog.read(
-                        stream, dialog.Known, dialog.Fails, seconds=_ANSWER_SECONDS
-                    )
+                known.append(self._request(rank, asks, dialog.Known, dialog.Fails))
             except (OSError, ValueError) as error:
-                lost.append(f"worker {rank} at {address} ({error})")
-                continue
-            if isinstance(answer, dialog.Fails):
-                raise ClusterError(answer.reason)
-            known.append(answer)
+                lost.append(f"{self._name(rank)} ({error})")
         # Each attempt asks all running workers, so every worker that runs now would know of it.
         if lost and any(answer.was_asked for answer in known):
             raise ClusterError(
@@ -150,10 +128,13 @@ class Feeder:
             )
         return known
 
+    def _name(self, rank: int) -> str:
+        return f"worker {rank} at {self.addresses[rank]}"
+
     def _begin(self, begins: dialog.Begins) -> _Conversation:
         """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
-        near = [rank for rank, host in hosts.items() if _is_here(host)]
+        near = [rank for rank, host in hosts.items() if own_address(host) == host]
         far = [rank for rank in self.addresses if rank not in near]
         found: dict[int, tuple[Stream, int]] = {}
         errors: list[str] = []
@@ -165,7 +146,7 @@ class Feeder:
                 try:
                     found[rank] = self._connect(rank)
                 except (OSError, ValueError) as error:
-                    errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
+                    errors.append(f"{self._name(rank)} ({error})")
             if found:
                 break
         if not found:
@@ -180,21 +161,10 @@ class Feeder:
                 stream.close()
         chosen = found[rank][0]
         chosen.keep_alive()
-        worker = f"worker {rank} at {self.addresses[rank]}"
-        return _Conversation(chosen, worker, self.timeout, begins.wants_results)
+        return _Conversation(chosen, self._name(rank), self.timeout, begins.wants_results)
 
     def _connect(self, rank: int) -> tuple[Stream, int]:
-        """Connect to a worker, and retry unless no process listens there."""
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while True:
-            try:
-                return self._greet(rank, max(1.0, deadline - time.monotonic()))
-            except (ConnectionRefusedError, RejectedError):
-                raise
-            except OSError:  # the worker may be overloaded by many connections at once
-                if time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise
-            time.sleep(_RETRY_SECONDS)
+        return dialog.connect_patiently(partial(self._greet, rank))
 
     def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
         stream = connect(self.addresses[rank], self.token, 0, dialog.PURPOSE, seconds)
@@ -227,9 +197,8 @@ class _Conversation:
         """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
         self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
-        return self._send(encode_line(dialog.RowsAhead(rows, len(content), *mark))) and self._send(
-            content
-        )
+        head = encode_line(dialog.RowsAhead(rows, len(content), *mark))
+        return self._send(head) and self._send(content)
 
     def take_results(self) -> list[Any]:
         while not self._has_ended and self._stream.wait_readable(0):
@@ -241,15 +210,12 @@ class _Conversation:
         """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
         self._send(encode_line(dialog.Ends()))
-        while not self._has_ended:
-            yield from self._results
-            self._results = []
-            if self._stream.wait_readable(self._remaining()):
-                self._hear()
-            else:
+        while True:
+            yield from self.take_results()
+            if self._has_ended:
+                return
+            if not self._stream.wait_readable(self._remaining()):
                 self._give_up()
-        yield from self._results
-        self._results = []
 
     def _send(self, content: Any) -> bool:
         rest = memoryview(content)
@@ -269,15 +235,7 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = dialog.read(
-                self._stream,
-                dialog.RowsAhead,
-                dialog.Taken,
-                dialog.Done,
-                dialog.Skips,
-                dialog.Fails,
-                seconds=self._timeout,
-            )
+            message = dialog.read(self._stream, *dialog.NEWS, seconds=self._timeout)
             if isinstance(message, dialog.RowsAhead):
                 found = decode_items(dialog.read_rows(self._stream, message, read_batch))
                 self._received += len(found)
@@ -292,7 +250,7 @@ class _Conversation:
             self.taken = message.rows
         elif isinstance(message, dialog.Fails):
             raise ClusterError(f"{self._worker} failed: {message.reason}")
-        elif isinstance(message, (dialog.Done, dialog.Skips)):
+        elif isinstance(message, dialog.Done):
             self._has_ended = True
 
     def _remaining(self) -> float:
@@ -320,17 +278,22 @@ _OTHER_ROWS = (
 )
 
 
+def _exchange(stream: Stream, message: Any, *answers: type[Any]) -> Any:
+    """Send a message, and return the answer; `ClusterError` if that is a failure."""
+    stream.send_all(encode_line(message), _ANSWER_SECONDS)
+    answer = dialog.read(stream, *answers, seconds=_ANSWER_SECONDS)
+    if isinstance(answer, dialog.Fails):
+        raise ClusterError(answer.reason)
+    return answer
+
+
 def _agree(begins: dialog.Begins, found: dict[int, tuple[Stream, int]]) -> int:
     """Start with one of several workers, while other tasks may do the same; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
-        stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
-        answer = dialog.read(
-            stream, dialog.Greets, dialog.Starts, dialog.Fails, seconds=_ANSWER_SECONDS
-        )
-        if isinstance(answer, dialog.Fails):
-            raise ClusterError(answer.reason)
+        begins = replace(begins, feeds=feeds)
+        answer = _exchange(stream, begins, dialog.Greets, dialog.Starts, dialog.Fails)
         if isinstance(answer, dialog.Starts):
             return rank
         found[rank] = stream, answer.feeds
@@ -361,16 +324,6 @@ def _drop_rows(
         raise ClusterError(_OTHER_ROWS)
 
 
-def _is_here(host: str) -> bool:
-    try:
-        info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-            probe.bind(info[4])
-    except OSError:
-        return False
-    return True
-
-
 def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
     """Yield lists of items, short lists first, so that the first rows are sent immediately."""
     size, part = 50, []
@@ -386,56 +339,36 @@ def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Se
 FED_SCHEMA = "rows long, failure string"
 
 
-@dataclass(frozen=True)
-class FeedItems:
+def feed_items(feeder: Feeder, name: str, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
     """Feed a partition of an RDD; yield the number of rows taken, and any failure.
 
     A failure is returned as text that starts with its class, not raised: otherwise Spark would
     retry the task.
     """
-
-    feeder: Feeder
-    name: str
-
-    def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
-        yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
+    yield _feed(feeder, name, map(encode_items, split_items(iter(items))))
 
 
-@dataclass(frozen=True)
-class FeedFrame:
-    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `FeedItems` does.
+def feed_frame(feeder: Feeder, name: str, arrays: bool, batches: Iterable[Any]) -> Iterator[Any]:
+    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `feed_items` does.
 
-    With ``gives_arrays``, the function receives columns as arrays when it requests columns.
+    With ``arrays``, the function receives columns as arrays when it requests columns.
     """
+    import pyarrow as pa
 
-    feeder: Feeder
-    name: str
-    gives_arrays: bool
-
-    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        filled = (
-            frame_items(batch.slice(start, MOST_ROWS), gives_arrays=self.gives_arrays)
-            for batch in batches
-            for start in range(0, batch.num_rows, MOST_ROWS)
-        )
-        rows, failure = _feed(self.feeder, self.name, filled)
-        columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
+    filled = (
+        frame_items(batch.slice(start, MOST_ROWS), gives_arrays=arrays)
+        for batch in batches
+        for start in range(0, batch.num_rows, MOST_ROWS)
+    )
+    rows, failure = _feed(feeder, name, filled)
+    columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
+    yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
 
 
-@dataclass(frozen=True)
-class InferItems:
+def infer_items(feeder: Feeder, name: str, items: Iterable[Any]) -> Iterator[Any]:
     """Feed a partition of an RDD; yield a result for each of its items."""
-
-    feeder: Feeder
-    name: str
-
-    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        partition, attempt = _partition_and_attempt()
-        batches = map(encode_items, split_items(iter(items)))
-        return self.feeder.infer(batches, self.name, partition, attempt)
+    batches = map(encode_items, split_items(iter(items)))
+    return feeder.infer(batches, name, *_partition_and_attempt())
 
 
 def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:

@@ -6,12 +6,16 @@ followed by the number of bytes of Arrow data that it specifies (`pybackend.tfos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pybackend.core.job.codec import decode, encode_line
+from pybackend.core.net.authentication import RejectedError
 from pybackend.core.net.stream import Stream
+
+_Found = TypeVar("_Found")
 
 PURPOSE = "feed"
 # Name of the event with which a worker reports the address at which it takes rows.
@@ -19,6 +23,8 @@ FEED = "feed"
 # File of a job with the secret that feeders prove.
 FEED_TOKEN = "feed.token"  # noqa: S105
 LONGEST_LINE = 1 << 20
+_CONNECT_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -131,12 +137,7 @@ class Quits:
 
 @dataclass(frozen=True)
 class Done:
-    """Worker: the function has taken all rows, and all results were sent."""
-
-
-@dataclass(frozen=True)
-class Skips:
-    """Worker: the function does not want any more rows."""
+    """Worker: the function has taken all rows, and all results were sent; or wants no more rows."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,27 @@ class Fails:
     """Worker: the function failed, or did not return a result for every row."""
 
     reason: str
+
+
+# What a worker may send while it is fed.
+NEWS = (RowsAhead, Taken, Done, Fails)
+
+
+def connect_patiently(attempt: Callable[[float], _Found]) -> _Found:
+    """Call ``attempt`` with the seconds left, and retry unless no process listens there.
+
+    The other end may be overloaded by many connections at once.
+    """
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            return attempt(max(1.0, deadline - time.monotonic()))
+        except (ConnectionRefusedError, RejectedError):
+            raise
+        except OSError:
+            if time.monotonic() + _RETRY_SECONDS > deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
 
 
 def write(stream: Stream, message: Any, content: Any = b"") -> None:

@@ -44,8 +44,7 @@ _RECEIVED = "a batch of rows"
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
     """Return one batch with the items. Raises `SerializationError`, which names the item's type."""
-    kind, array = _encode(list(items))
-    return _batch(kind, array)
+    return _batch(*_encode(list(items)))
 
 
 def frame_items(batch: pa.RecordBatch, *, gives_arrays: bool = False) -> pa.RecordBatch:
@@ -95,8 +94,7 @@ def read_batch(content: Any) -> pa.RecordBatch:
 
 
 def _kind_of(batch: pa.RecordBatch) -> list[Any]:
-    kind: list[Any] = json.loads(batch.schema.metadata[_KIND])
-    return kind
+    return list(json.loads(batch.schema.metadata[_KIND]))
 
 
 def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
@@ -113,9 +111,8 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
             return found
     elif 1 < len(types) <= _MOST_TYPES:
         return _encode_mixed(types, values)
-    return ["value"], pa.array(
-        [encode_value(value, name="a row") for value in values], pa.large_string()
-    )
+    texts = [encode_value(value, name="a row") for value in values]
+    return ["value"], pa.array(texts, pa.large_string())
 
 
 def _types(values: list[Any]) -> list[type]:
@@ -219,8 +216,7 @@ def _ragged(lengths: Iterable[int], array: Any) -> Any:
 def _decode(kind: list[Any], array: Any) -> list[Any]:
     name = kind[0]
     if name in ("int", "float", "datetime"):
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return found
+        return list(array.to_numpy(zero_copy_only=False).tolist())
     if name in ("bool", "text", "bytes", "none"):
         return list(array.to_pylist())
     if name == "value":
@@ -279,8 +275,7 @@ def _plain(array: Any) -> list[Any]:
     """Return a column of a DataFrame with the values of Spark's own rows."""
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if is_number and not array.null_count:
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return found
+        return list(array.to_numpy(zero_copy_only=False).tolist())
     if pa.types.is_list(array.type) and not array.null_count:
         return _cut(array, _plain(array.flatten()))
     return list(array.to_pylist())

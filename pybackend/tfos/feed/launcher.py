@@ -1,4 +1,4 @@
-"""Workers of a cluster, for the driver: their launch in a thread, and `FedLauncher`.
+"""Workers of a cluster, for the driver: their launch in a thread, and that of fed workers.
 
 A fed worker holds no Spark slot: the task that starts it returns immediately.
 """
@@ -15,11 +15,10 @@ from typing import Any
 from pybackend.core.api.display import printer
 from pybackend.core.errors import ClusterError, Failure
 from pybackend.core.job.job import Job
-from pybackend.core.job.messages import Announced, Emit, Event, Note
-from pybackend.core.launchers.base import DataSets, Files, Outcome
+from pybackend.core.job.messages import Announced, Event, Note
+from pybackend.core.launchers.base import Files, Outcome
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.remote.group import run_group
-from pybackend.core.launchers.spark.barrier_task import SparkEnvironment
 from pybackend.core.launchers.spark.explain import run_explained
 from pybackend.core.launchers.spark.sessions import (
     driver_python,
@@ -30,7 +29,6 @@ from pybackend.core.launchers.spark.sessions import (
 from pybackend.core.launchers.spark.slots import check_slots, cores_of_task, make_profile
 from pybackend.core.launchers.spark.stage import driver_addresses, open_meeting, sent_environment
 from pybackend.core.net.authentication import new_token
-from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.words import Code, call_of, either, term
 from pybackend.tfos import TFSparkNode
 from pybackend.tfos.feed.client import Feeder
@@ -43,95 +41,58 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 60.0
 
 
-class FedLauncher:
-    """Launcher of workers that hold no Spark slot, on the executors of a classic session.
+def launch_fed(session: Any, cluster: LaunchedCluster, job: Job, files: Files) -> Outcome:
+    """Run all workers of a job to completion; they hold no Spark slot, and rows are fed to them.
 
     The tasks that feed a worker need its slot. So the task that starts it returns immediately, and
-    the worker outlives it. `launch` blocks; other threads call `close_feeds` in the meantime.
-    ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
+    the worker outlives it. `cluster.look` is called repeatedly; a `ClusterError` that it raises
+    stops the workers.
     """
-
-    workers = None
-    where = "processes started by Spark tasks"
-    is_here = False
-    why_fixed = "Spark starts all workers together, in the tasks of one barrier stage"
-
-    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
-        self.session = session
-        self._look = look
-        self._meeting: MeetingServer | None = None
-        self._lock = threading.Lock()
-        self._has_closed = False
-
-    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
-        """Run all workers of a job to completion, without data sets: rows are fed to them."""
-        session = self.session
-        assert not datasets
-        if is_connect(session):
-            raise ClusterError(
-                "rows cannot be fed to running workers from a Spark Connect session, which has "
-                "no RDDs: use a classic session, or "
-                f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
-            )
-        profile = make_profile(session, job.resources, job.workers)
-        check_slots(session, job.workers, job.resources)
-        ship_package(session)
-        token, run = new_token(), partial(run_explained, session, check=self._look)
-        addresses = driver_addresses(session)
-        with (
-            sent_environment(session, job, addresses, run, on_event, profile) as environment,
-            open_meeting(session, token, job) as meeting,
-        ):
-            member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(member, profile, environment, on_event)
-            with self._lock:
-                self._meeting = meeting
-                if self._has_closed:
-                    meeting.send({})
-            try:
-                outcome = run_group(meeting, job, hosts, on_event, self._find_failed)
-                meeting.drain(_LEAVE_SECONDS)  # the members exit
-                return outcome
-            finally:
-                with self._lock:
-                    self._meeting = None
-
-    def close_feeds(self) -> None:
-        with self._lock:
-            self._has_closed = True
-            if self._meeting is not None:
-                self._meeting.send({})
-
-    def _start(
-        self, member: Member, profile: Any, environment: SparkEnvironment | None, on_event: Emit
-    ) -> list[str]:
-        """Start all workers as soon as slots are free; return their hosts, by rank."""
-        session, workers = self.session, member.job.workers
-        cores = cores_of_task(session, workers, member.job.resources.cpus)
+    if is_connect(session):
+        raise ClusterError(
+            "rows cannot be fed to running workers from a Spark Connect session, which has "
+            "no RDDs: use a classic session, or "
+            f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
+        )
+    profile = make_profile(session, job.resources, job.workers)
+    check_slots(session, job.workers, job.resources)
+    ship_package(session)
+    token, run = new_token(), partial(run_explained, session, check=cluster.look)
+    addresses = driver_addresses(session)
+    with (
+        sent_environment(session, job, addresses, run, cluster.hear, profile) as environment,
+        open_meeting(session, token, job) as meeting,
+    ):
+        member = Member(job, files, None, token, meeting.address, is_one_machine(session))
+        cores = cores_of_task(session, job.workers, job.resources.cpus)
         start = StartMember(member, cores, environment)
-        numbers = session.sparkContext.parallelize(range(workers), workers)
+        numbers = session.sparkContext.parallelize(range(job.workers), job.workers)
         if profile:
             numbers = numbers.withResources(profile)
 
         def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())
 
+        # The tasks start as soon as slots are free.
         with driver_python(session):
-            started = sorted(
-                run_explained(
-                    session, submit, check=self._look, on_wait=lambda text: on_event(Note(text))
-                )
-            )
+            started = sorted(run(submit, on_wait=lambda text: cluster.hear(Note(text))))
         for rank, host, failure in started:
             if failure is not None:
                 raise ClusterError(
                     f"worker {rank} on {host} exited before it reached the driver: {failure}"
                 )
-        return [host for _, host, _ in started]
 
-    def _find_failed(self) -> list[Failure]:
-        self._look()
-        return []  # a lost worker is detected by its connection
+        def look() -> list[Failure]:
+            cluster.look()
+            if cluster.closing.is_set():
+                cluster.closing.clear()
+                meeting.send({})
+            return []  # a lost worker is detected by its connection
+
+        hosts = [host for _, host, _ in started]
+        outcome = run_group(meeting, job, hosts, cluster.hear, look)
+        meeting.drain(_LEAVE_SECONDS)  # the members exit
+        return outcome
 
 
 class NobodyTakesRows(Exception):
@@ -142,12 +103,12 @@ class LaunchedCluster:
     """Workers of a cluster, launched by a separate thread.
 
     The thread calls ``launch``. ``nodes`` are the descriptions of the nodes, by executor id.
-    ``fed`` is the launcher to notify when there are no more rows.
+    ``closing`` is set when there are no more rows.
     """
 
     def __init__(self, workers: int) -> None:
         self.token = new_token()
-        self.fed: FedLauncher | None = None
+        self.closing = threading.Event()
         self.launch: Callable[[], object] = lambda: None
         self.nodes: list[dict[str, Any]] = []
         self._satisfied: set[int] = set()
@@ -172,25 +133,22 @@ class LaunchedCluster:
     def start(self, is_fed: bool, seconds: float) -> None:
         """Start the workers, and wait until all functions are about to start."""
         self._thread.start()
+        deadline = time.monotonic() + seconds
         try:
-            self._wait_for_all(is_fed, seconds)
+            while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
+                self._thread.join(_LOOK_SECONDS)
+                if self.has_ended:
+                    self.raise_failure(0)
+                    break
+                if time.monotonic() > deadline:
+                    missing = [str(n) for n in range(self._workers) if n not in self._known]
+                    self._end(
+                        f"worker {', '.join(missing)} did not start within {seconds:g} s "
+                        "(reservation_timeout): see the logs of the executors"
+                    )
         except BaseException as error:
             self.give_up(f"the start was interrupted by {type(error).__name__}")
             raise
-
-    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
-            self._thread.join(_LOOK_SECONDS)
-            if self.has_ended:
-                self.raise_failure(0)
-                break
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._workers) if rank not in self._known]
-                self._end(
-                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
-                    " s (reservation_timeout): see the logs of the executors"
-                )
         self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
 
     def feeder(self, timeout: float) -> Feeder:
@@ -208,14 +166,12 @@ class LaunchedCluster:
 
     def raise_failure(self, seconds: float) -> None:
         """Raise the workers' failure if it occurs within some seconds."""
-        if self._thread.is_alive():
-            self._thread.join(seconds)
+        self._thread.join(seconds)
         if self._error is not None:
             raise self._error
 
     def finish(self, deadline: float, timeout: float) -> None:
-        if self.fed is not None:
-            self.fed.close_feeds()
+        self.closing.set()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
@@ -254,13 +210,9 @@ class LaunchedCluster:
         """Show the user, once, which functions returned while rows were fed."""
         left, self._left = sorted(self._left.intersection(self._takers())), set()
         if left:
-            self._show(
-                Note(
-                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
-                    "may not have been used. If that is intended, call DataFeed.terminate() in "
-                    "the function"
-                )
-            )
+            early = f"worker {', '.join(map(str, left))} returned before the rows ended"
+            advice = "If that is intended, call DataFeed.terminate() in the function"
+            self._show(Note(f"{early}: some rows may not have been used. {advice}"))
 
     def _end(self, reason: str) -> None:
         self.give_up(reason)

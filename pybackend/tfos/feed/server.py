@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pybackend.core.errors import InputError
@@ -27,8 +27,11 @@ _MOST_BYTES = 64 << 20
 # Longest wait for results, which another thread of the function may provide.
 _OWED_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
+# Items or columns, and whether they are the last.
+Taken = tuple[list[Any], bool]
 
 
+@dataclass(eq=False)
 class PartitionFeed:
     """Rows of one partition from one task; used under its queue's lock.
 
@@ -38,17 +41,16 @@ class PartitionFeed:
     is ``position`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
     """
 
-    def __init__(self, wants_results: bool) -> None:
-        self.wants_results = wants_results
-        self.batches: deque[Any] = deque()
-        self.has_ended = False
-        self.is_lost = False
-        self.rows = 0
-        self.taken = 0
-        self.given = 0
-        self.results: deque[tuple[int, Any]] = deque()
-        self.is_notified = False
-        self.mark = (0, "")
+    wants_results: bool
+    batches: deque[Any] = field(default_factory=deque)
+    results: deque[tuple[int, Any]] = field(default_factory=deque)
+    rows: int = 0
+    taken: int = 0
+    given: int = 0
+    has_ended: bool = False
+    is_lost: bool = False
+    is_notified: bool = False
+    mark: tuple[int, str] = (0, "")
 
     @property
     def is_done(self) -> bool:
@@ -59,6 +61,8 @@ class PartitionFeed:
 
 class RowQueue:
     """Rows from several feeds, taken by one function; all methods are thread-safe.
+
+    It also has the methods of a `queue.Queue`.
 
     ``changed`` is notified when any feed or this queue changes. ``failure`` is why the function
     failed. ``has_stopped`` is True when the function does not want any more rows, and ``was_left``
@@ -92,7 +96,7 @@ class RowQueue:
             self._feeds.append(feed)
         return feed
 
-    def put(self, feed: PartitionFeed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
+    def add(self, feed: PartitionFeed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
         """Add rows as soon as there is space; return False if they are no longer wanted."""
         with self.changed:
             self.changed.wait_for(
@@ -114,7 +118,7 @@ class RowQueue:
     def remove(self, feed: PartitionFeed) -> None:
         """Remove a feed, and those of its rows that were not taken."""
         with self.changed:
-            feed.is_lost = True
+            feed.has_ended = feed.is_lost = True
             self._drop(feed)
             if feed in self._feeds:
                 self._feeds.remove(feed)
@@ -142,7 +146,19 @@ class RowQueue:
             self.failure = reason
         self.stop()
 
-    def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next item; None at the end."""
+        items, _ = self.take(1)
+        return items[0] if items else None
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Add one result."""
+        self.give([item])
+
+    def task_done(self) -> None:
+        """Do nothing: an item counts as done when it is taken."""
+
+    def take(self, count: int, *, keeps_apart: bool = False) -> Taken:
         """Return the next items, and whether they are the last.
 
         It waits for ``count`` items; with ``keeps_apart``, it returns fewer at the end of a
@@ -151,9 +167,7 @@ class RowQueue:
         items = self._items(self._take(count, keeps_apart))
         return items, self._has_ended and len(items) < count
 
-    def take_columns(
-        self, count: int, width: int, *, keeps_apart: bool = False
-    ) -> tuple[list[Any], bool]:
+    def take_columns(self, count: int, width: int, *, keeps_apart: bool = False) -> Taken:
         """Return what `take` does, but the items as columns, each a list.
 
         If a DataFrame was fed for arrays, its columns are arrays with one entry per item. Items may
@@ -198,8 +212,8 @@ class RowQueue:
 
     @property
     def _has_ended(self) -> bool:
-        is_over = self.is_closed and not any(feed for feed in self._feeds if not _is_used(feed))
-        return self.has_stopped or is_over
+        are_used = all(f.has_ended and not f.batches for f in self._feeds)
+        return self.has_stopped or (self.is_closed and are_used)
 
     def _take(self, count: int, keeps_apart: bool) -> list[tuple[tuple[int, int], Any]]:
         parts: list[tuple[tuple[int, int], Any]] = []
@@ -231,8 +245,10 @@ class RowQueue:
 
         given, since = -1, time.monotonic()
         while find() is None and not self._has_ended:
-            owing = self._owing() if needs_results else None
-            if owing is None:
+            # A feed that is only waiting for results.
+            waiting = (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done)
+            owing = next(waiting, None)
+            if owing is None or not needs_results:
                 self.changed.wait()
                 continue
             if given != owing.given:
@@ -247,17 +263,9 @@ class RowQueue:
         self._current = find()
         return self._current
 
-    def _owing(self) -> PartitionFeed | None:
-        """Return a feed that is only waiting for results."""
-        return next(
-            (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done), None
-        )
-
     def _wait_for(self, feed: PartitionFeed) -> bool:
         """Wait until it is known whether a feed has more rows, and return that."""
-        self.changed.wait_for(
-            lambda: feed.batches or feed.has_ended or feed.is_lost or self.has_stopped
-        )
+        self.changed.wait_for(lambda: feed.batches or feed.has_ended or self.has_stopped)
         return bool(feed.batches)
 
     def _take_from(self, feed: PartitionFeed, count: int) -> tuple[tuple[int, int], Any]:
@@ -282,10 +290,7 @@ class RowQueue:
         feed.batches.clear()
 
     def _items(self, parts: Sequence[tuple[tuple[int, int], Any]]) -> list[Any]:
-        items: list[Any] = []
-        for (start, stop), batch in parts:
-            items += self._decode(batch)[start:stop]
-        return items
+        return [item for (start, stop), batch in parts for item in self._decode(batch)[start:stop]]
 
     def _decode(self, batch: Any) -> list[Any]:
         known = self._decoded  # another thread may take at the same time
@@ -294,16 +299,12 @@ class RowQueue:
         return known[1]
 
 
-def _is_used(feed: PartitionFeed) -> bool:
-    return feed.is_lost or (feed.has_ended and not feed.batches)
-
-
 class FeedServer:
     """Server that accepts feeds and adds their rows to `queue`; feeders must prove the token."""
 
     def __init__(self, host: str, token: str) -> None:
         self.queue = RowQueue()
-        self._lock = threading.Lock()
+        # The first three are used under the queue's lock.
         # By feed and partition: what was taken from earlier attempts, and the current attempt.
         self._known: dict[tuple[str, int], dialog.Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
@@ -322,12 +323,9 @@ class FeedServer:
         """
         self.queue.leave()
         with self.queue.changed:
-            self.queue.changed.wait_for(lambda: all(f.is_notified for _, f in self._feeds_now()))
-            self.queue.changed.wait_for(lambda: not self._feeds_now(), timeout=_FINISH_SECONDS)
+            self.queue.changed.wait_for(lambda: all(f.is_notified for _, f in self._open.values()))
+            self.queue.changed.wait_for(lambda: not self._open, timeout=_FINISH_SECONDS)
         self._acceptor.close()
-
-    def fail(self, reason: str) -> None:
-        self.queue.fail(reason)
 
     def _welcome(self, stream: Stream, _: int) -> None:
         stream.keep_alive()
@@ -362,43 +360,34 @@ class FeedServer:
     def _end_earlier(self, asks: dialog.Asks) -> dialog.Known | dialog.Fails:
         """End the feed of this partition, and return what is known about it."""
         key = asks.feed, asks.partition
-        with self._lock:
+        with self.queue.changed:
             was_asked = key in self._latest
             if asks.attempt < self._latest.get(key, 0):
                 return dialog.Fails(_LATER)
             self._latest[key] = asks.attempt
-            found = self._open.get(key)
-        if found is not None:
-            self._retire(key, *found)
-            found[0].close()
-        with self._lock:
+            self._end_open(key)
             return replace(self._known.get(key, _NOTHING), was_asked=was_asked)
+
+    def _end_open(self, key: tuple[str, int]) -> None:
+        if key in self._open:
+            stream, feed = self._open[key]
+            self._retire(key, stream, feed)
+            stream.close()
 
     def _retire(self, key: tuple[str, int], stream: Stream, feed: PartitionFeed) -> None:
         """Remove a feed, and count the rows taken from it; do nothing if it was already removed."""
-        self.queue.remove(feed)  # from here on, its rows are not taken any more
-        with self._lock:
-            if self._open.get(key) != (stream, feed):
-                return
-            del self._open[key]
-            if feed.taken and not feed.wants_results:
-                known = self._known.get(key, _NOTHING)
-                self._known[key] = dialog.Known(known.rows + feed.taken, True, *feed.mark)
         with self.queue.changed:
-            self.queue.changed.notify_all()
-
-    def _feeds_now(self) -> list[tuple[Stream, PartitionFeed]]:
-        with self._lock:
-            return list(self._open.values())
+            self.queue.remove(feed)  # from here on, its rows are not taken any more
+            if self._open.get(key) == (stream, feed):
+                del self._open[key]
+                if feed.taken and not feed.wants_results:
+                    known = self._known.get(key, _NOTHING)
+                    self._known[key] = dialog.Known(known.rows + feed.taken, True, *feed.mark)
 
     def _take_in(self, stream: Stream, begins: dialog.Begins, feed: PartitionFeed) -> None:
         key = begins.feed, begins.partition
-        with self._lock:
-            earlier = self._open.get(key)
-        if earlier is not None:
-            self._retire(key, *earlier)
-            earlier[0].close()
-        with self._lock:
+        with self.queue.changed:
+            self._end_open(key)
             self._open[key] = stream, feed
         sender = threading.Thread(target=self._send, args=(stream, feed), daemon=True)
         try:
@@ -412,46 +401,36 @@ class FeedServer:
                 sender.join()
 
     def _receive(self, stream: Stream, feed: PartitionFeed) -> None:
-        while isinstance(
-            message := dialog.read(stream, dialog.RowsAhead, dialog.Ends), dialog.RowsAhead
-        ):
+        while (message := dialog.read(stream, dialog.RowsAhead, dialog.Ends)) != dialog.Ends():
             batch = dialog.read_rows(stream, message, read_batch)
-            if not self.queue.put(feed, batch, (message.position, message.digest)):
+            if not self.queue.add(feed, batch, (message.position, message.digest)):
                 return
         self.queue.end(feed)
 
     def _send(self, stream: Stream, feed: PartitionFeed) -> None:
         """Keep the feeder informed about the state of its rows, up to the final message."""
+        changed, said, last = self.queue.changed, 0, None
         try:
-            self._send_news(stream, feed)
+            while last is None or feed.results:
+                with changed:
+                    while not (feed.results or feed.taken > said or self._last_word(feed)):
+                        changed.wait()
+                    results = list(feed.results)
+                    feed.results.clear()
+                    taken, last = feed.taken, self._last_word(feed)
+                for rows, content in results:
+                    dialog.write(stream, dialog.RowsAhead(rows, len(content)), content)
+                if taken > said:
+                    dialog.write(stream, dialog.Taken(taken))
+                    said = taken
+            if not feed.is_lost:
+                dialog.write(stream, last)
         except OSError:  # the task ended and does not read any more
             self.queue.remove(feed)
         finally:
-            with self.queue.changed:
+            with changed:
                 feed.is_notified = True
-                self.queue.changed.notify_all()
-
-    def _send_news(self, stream: Stream, feed: PartitionFeed) -> None:
-        said = 0
-        while True:
-            with self.queue.changed:
-                while not self._has_news(feed, said):
-                    self.queue.changed.wait()
-                results = list(feed.results)
-                feed.results.clear()
-                taken, last = feed.taken, self._last_word(feed)
-            for rows, content in results:
-                dialog.write(stream, dialog.RowsAhead(rows, len(content)), content)
-            if taken > said:
-                dialog.write(stream, dialog.Taken(taken))
-                said = taken
-            if last is not None and not feed.results:
-                if not feed.is_lost:
-                    dialog.write(stream, last)
-                return
-
-    def _has_news(self, feed: PartitionFeed, said: int) -> bool:
-        return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
+                changed.notify_all()
 
     def _last_word(self, feed: PartitionFeed) -> Any:
         """Return the final message in the conversation; None if it is not over yet."""
@@ -465,7 +444,7 @@ class FeedServer:
                 f"the function ended the feed after {feed.given} results for at least {feed.rows} "
                 "rows of a partition: inference needs one result per row"
             )
-        return dialog.Skips() if queue.has_stopped else None
+        return dialog.Done() if queue.has_stopped else None
 
 
 @contextlib.contextmanager
@@ -478,7 +457,7 @@ def open_feed(host: str, token: str, announce: Callable[[str, str], object]) -> 
     except BaseException as error:
         # sys.exit(0) is success, as in a script.
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
-            server.fail(f"{type(error).__name__}: {error}")
+            server.queue.fail(f"{type(error).__name__}: {error}")
             raise
     server.finish()
 

@@ -64,7 +64,7 @@ seed_fit <- function(sc) {
 
 # The columns that barrier_train() would use with these arguments; `...` are data options.
 columns_of <- function(label = "label", features = NULL, weight = NULL, ...) {
-  column_spec(label, features, weight, data_options(...), NULL)
+  column_spec(label, features, weight, data_options(...))
 }
 
 # Expect the arguments of an R function, without `except`, and their defaults to be Python's.

@@ -68,14 +68,14 @@ test_that("text that is not valid in its encoding names its column and row", {
   skip_if_not(l10n_info()$`UTF-8`, "a locale in which Latin-1 is not valid")
   frame <- function(text) data.frame(text = text, x = 1:3, label = 0:2)
   check <- function(data, label = "label") {
-    check_frame(data, column_spec(label, NULL, NULL, NULL), "data", NULL)
+    check_frame(data, column_spec(label, NULL, NULL, NULL), "data")
   }
   expect_snapshot(error = TRUE, {
     check(frame(latin))
     check(frame(factor(latin)))
     check(frame(bytes))
     check(frame(latin), "text")
-    check_array(latin, "x", NULL, text = TRUE)
+    check_array(latin, "x", text = TRUE)
   })
   expect_identical(check(frame(known))$categories$text, c("a", "b", "caf\u00e9"))
 })

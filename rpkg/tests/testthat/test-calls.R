@@ -137,14 +137,14 @@ test_that("options have the same names and defaults in R and Python", {
 
 test_that("options become Python's objects", {
   skip_if_no_pybackend()
-  expect_null(as_python_options(NULL, NULL))
-  python <- as_python_options(local_steps(8, momentum = 0.9, compression = "fp16"), NULL)
+  expect_null(as_python_options(NULL))
+  python <- as_python_options(local_steps(8, momentum = 0.9, compression = "fp16"))
   expect_s3_class(python, "pybackend.core.job.worker_options.LocalSteps")
   expect_identical(python$steps, 8L)
   expect_identical(python$momentum, 0.9)
-  expect_identical(as_python_options(exchange(bucket_mb = Inf), NULL)$bucket_mb, Inf)
+  expect_identical(as_python_options(exchange(bucket_mb = Inf))$bucket_mb, Inf)
   options <- data_options(tensors = list(words = list("int32", NA)), repartition = FALSE)
-  expect_identical(as_python_options(options, NULL)$repartition, FALSE)
+  expect_identical(as_python_options(options)$repartition, FALSE)
 })
 
 test_that("values that would mean something else in Python are errors", {

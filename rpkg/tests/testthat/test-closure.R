@@ -2,7 +2,7 @@
 elsewhere <- function(carrier) unserialize(serialize(carrier, NULL))
 
 carried <- function(f, extra = list()) {
-  variables <- find_variables(f, "f", NULL)
+  variables <- find_variables(f, "f")
   elsewhere(new_carrier(f, variables$globals, extra, identity))
 }
 
@@ -17,7 +17,7 @@ test_that("captured variables travel, and those of the workspace that the functi
   assign("tfdist_workspace", 10, globalenv())
   assign("tfdist_helper", eval(quote(function(x) x * tfdist_workspace), globalenv()), globalenv())
   g <- eval(quote(function(x) tfdist_helper(x)), globalenv())
-  found <- find_variables(g, "g", NULL)
+  found <- find_variables(g, "g")
   expect_setequal(names(found$globals), c("tfdist_workspace", "tfdist_helper"))
   carrier <- carried(g)
   assign("tfdist_workspace", 0, globalenv())
@@ -35,17 +35,17 @@ test_that("functions of the workspace travel, even those not named in the source
     globalenv()
   )
   f <- eval(quote(function(x) do.call("area", list(x))), globalenv())
-  expect_true(all(c("area", "area.square") %in% names(find_variables(f, "f", NULL)$globals)))
+  expect_true(all(c("area", "area.square") %in% names(find_variables(f, "f")$globals)))
   # Variables of a function in a list are found, too.
   steps <- list(add = eval(quote(function(x) x + tfdist_k), globalenv()))
   g <- function(x) steps$add(x)
-  expect_true("tfdist_k" %in% names(find_variables(g, "g", NULL)$globals))
+  expect_true("tfdist_k" %in% names(find_variables(g, "g")$globals))
 })
 
 test_that("unevaluated arguments are left alone", {
   make <- function(n, unused, plot = stop("needed only for plotting")) function(ctx) n
   f <- make(1)
-  expect_null(check_closure_size(f, list(), list(), "f", NULL))
+  expect_null(check_closure_size(f, list(), list(), "f"))
 })
 
 test_that("further arguments follow those of the worker", {
@@ -55,8 +55,8 @@ test_that("further arguments follow those of the worker", {
 test_that("the packages that a function uses are found", {
   f <- function(x) expect_true(x)
   environment(f) <- globalenv()
-  expect_identical(find_variables(f, "f", NULL)$packages, "testthat")
-  expect_identical(find_variables(function(x) median(x), "f", NULL)$packages, character())
+  expect_identical(find_variables(f, "f")$packages, "testthat")
+  expect_identical(find_variables(function(x) median(x), "f")$packages, character())
 })
 
 test_that("a function that captured too much is rejected before it is serialized", {
@@ -64,8 +64,8 @@ test_that("a function that captured too much is rejected before it is serialized
   small <- 1
   f <- function() small
   withr::local_options(tfdist.max_function_mb = 10)
-  used <- find_variables(f, "f", NULL)
-  expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f", NULL))
+  used <- find_variables(f, "f")
+  expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f"))
   # The size of an environment is known only when it is serialized.
   hiding <- local(envir = new.env(parent = globalenv()), {
     hidden <- new.env(parent = emptyenv())
@@ -73,7 +73,7 @@ test_that("a function that captured too much is rejected before it is serialized
     function() hidden
   })
   expect_error(
-    as_r_function(hiding, NULL, identity, arg = "f", call = NULL),
+    as_r_function(hiding, NULL, identity, arg = "f"),
     "environments of functions or objects",
     class = "tfdist_error_input"
   )
@@ -94,9 +94,9 @@ test_that("Python objects of this session are rejected, with what to do instead"
   object <- reticulate::r_to_py(list(1))
   several <- list(a = object)
   expect_snapshot(error = TRUE, {
-    find_variables(function() keras$version, "model_fn", NULL)
-    find_variables(function() object, "f", NULL)
-    find_variables(function() several$a, "f", NULL)
+    find_variables(function() keras$version, "model_fn")
+    find_variables(function() object, "f")
+    find_variables(function() several$a, "f")
     barrier_apply("local", function(ctx, m) m, m = object)
   })
 })
@@ -129,5 +129,5 @@ test_that("a class of keras3 that was made in this session is rejected by its na
   skip_if_no_pybackend()
   skip_if_not_installed("keras3")
   net <- keras3::new_model_class("Net", call = function(x) x)
-  expect_snapshot(error = TRUE, find_variables(function() net(), "model_fn", NULL))
+  expect_snapshot(error = TRUE, find_variables(function() net(), "model_fn"))
 })

@@ -8,19 +8,19 @@ test_that("what describes columns is rejected when the data have none", {
   expect_no_error(check_has_columns(columns_of(features = "a"), arrays))
   spec <- columns_of(tfrecord_spec = c(a = "int64"))
   expect_snapshot(error = TRUE, {
-    check_has_columns(weighted, arrays, call = NULL)
-    check_has_columns(spec, frame, call = NULL)
+    check_has_columns(weighted, arrays)
+    check_has_columns(spec, frame)
   })
 })
 
 test_that("Python is given columns only if it reads them by name", {
   skip_if_no_pybackend()
   columns <- columns_of(weight = "w", categories = list(a = 1:2), in_memory = TRUE)
-  arrays <- as_python_columns(columns, list(kind = "arrays"), NULL, NULL)
+  arrays <- as_python_columns(columns, list(kind = "arrays"), NULL)
   expect_named(arrays, c("label", "data_options"))
   expect_null(arrays$data_options$categories)
   expect_true(arrays$data_options$in_memory)
-  path <- as_python_columns(columns, list(kind = "arrays"), list(kind = "path"), NULL)
+  path <- as_python_columns(columns, list(kind = "arrays"), list(kind = "path"))
   expect_identical(path$weight, "w")
   expect_identical(path$data_options$categories, list(a = 1:2))
 })
@@ -40,12 +40,12 @@ test_that("columns that do not name columns are rejected", {
     columns_of(features = list("left/eye" = "a"))
     columns_of(features = list(left = character()))
     columns_of(weight = c("a", "b"))
-    choose_columns(list(), NULL, list(in_memory = TRUE), iris, NULL)
+    choose_columns(list(), NULL, list(in_memory = TRUE), iris)
   })
 })
 
 test_that("every named column must exist", {
-  check <- function(present, ...) check_named_columns(columns_of(...), present, "data", NULL)
+  check <- function(present, ...) check_named_columns(columns_of(...), present, "data")
   present <- c("a", "b", "w", "label")
   expect_identical(check(present), c("a", "b", "w"))
   expect_identical(check(present, weight = "w"), c("a", "b"))

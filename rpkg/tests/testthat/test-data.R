@@ -1,6 +1,6 @@
 here <- list(kind = "local")
 check <- function(data, label = "label", features = NULL, ...) {
-  check_data(data, columns_of(label, features), here, ..., arg = "data", call = NULL)
+  check_data(data, columns_of(label, features), here, ..., arg = "data")
 }
 
 test_that("pairs of arrays are accepted with and without names", {
@@ -104,8 +104,8 @@ test_that("labels get the codes of the training's levels, whatever their order",
     factor(c("b", "a", "b"), levels = c("a", "b"))
   )
   expect_snapshot(error = TRUE, {
-    match_levels(list(y = factor("c")), c("a", "b"), "validation_data", NULL)
-    match_levels(list(y = factor("a")), NULL, call = NULL)
+    match_levels(list(y = factor("c")), c("a", "b"), "validation_data")
+    match_levels(list(y = factor("a")), NULL)
   })
 })
 
@@ -114,7 +114,7 @@ test_that("TRUE and FALSE are classes", {
   classes <- factor(logical, c(FALSE, TRUE))
   expect_identical(check(list(matrix(1:3), logical))$y, classes)
   rows <- data.frame(a = 1:3, label = logical)
-  expect_identical(check_frame(rows, columns_of("label"), "data", NULL)$y, classes)
+  expect_identical(check_frame(rows, columns_of("label"), "data")$y, classes)
   weights <- class_weight_codes(c("TRUE" = 3, "FALSE" = 1), list(y = classes))
   expect_identical(weights, list("1" = 3, "0" = 1))
 })

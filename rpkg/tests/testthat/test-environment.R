@@ -15,8 +15,8 @@ test_that("only a Python that TensorFlow has releases for is taken", {
 
 test_that("a Python says its version, and other programs none", {
   skip_if_no_pybackend()
-  expect_gte(version_of_python(discover_python()$python, NULL), "3.11")
-  expect_error(version_of_python(Sys.which("true")[[1]], NULL), "cannot be run as Python")
+  expect_gte(version_of_python(discover_python()$python), "3.11")
+  expect_error(version_of_python(Sys.which("true")[[1]]), "cannot be run as Python")
 })
 
 run_sh <- function(script) {

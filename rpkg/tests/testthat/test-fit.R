@@ -109,8 +109,7 @@ test_full("a fit works with keras3 attached, before tfdist or after", {
   expected <- evaluate_in_session(
     fit,
     list(x = as.matrix(iris[1:4]), y = iris$Species),
-    32L,
-    rlang::current_env()
+    32L
   )
   use <- "
     saved <- readRDS(commandArgs(TRUE))

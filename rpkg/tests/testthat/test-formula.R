@@ -1,5 +1,5 @@
 of <- function(formula, data = iris, ..., options = NULL) {
-  choose_columns(rlang::quos(...), formula, options, data, NULL)
+  choose_columns(rlang::quos(...), formula, options, data)
 }
 
 rows <- data.frame(
@@ -24,7 +24,7 @@ test_that("a formula of names selects columns", {
 
 test_that("what a formula computes is that of base R, with a column for each level", {
   columns <- of(log(y) ~ poly(size, 2) + colour * flag - 1, rows, weight = w)
-  found <- check_frame(rows, columns, "data", NULL)
+  found <- check_frame(rows, columns, "data")
   expect_identical(columns$label, "log(y)")
   expect_equal(unname(found$y), log(rows$y))
   expect_identical(found$sample_weight, as.double(rows$w))
@@ -54,16 +54,16 @@ test_that("what a formula computes is that of base R, with a column for each lev
     ignore_attr = TRUE
   )
   expect_snapshot(error = TRUE, {
-    check_newdata(transform(rows, colour = "pink"), fit, "error", "newdata", NULL)
-    check_newdata(transform(rows, colour = NA), fit, "error", "newdata", NULL)
-    check_newdata(transform(rows, size = NA_real_), fit, "error", "newdata", NULL)
-    check_newdata(rows["size"], fit, "error", "newdata", NULL)
+    check_newdata(transform(rows, colour = "pink"), fit, "error", "newdata")
+    check_newdata(transform(rows, colour = NA), fit, "error", "newdata")
+    check_newdata(transform(rows, size = NA_real_), fit, "error", "newdata")
+    check_newdata(rows["size"], fit, "error", "newdata")
   })
 })
 
 test_that("in an interaction FALSE has a column where model.matrix() has one", {
-  numbers <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$x
-  names <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$feature_names
+  numbers <- function(formula) check_frame(rows, of(formula, rows), "data")$x
+  names <- function(formula) check_frame(rows, of(formula, rows), "data")$feature_names
   expect_identical(names(y ~ flag:size), c("flag_FALSE:size", "flag_TRUE:size"))
   expect_equal(numbers(y ~ flag:size), model.matrix(~ flag:size - 1, rows), ignore_attr = TRUE)
   expect_identical(names(y ~ flag * size), c("flag", "size", "flag:size"))
@@ -73,7 +73,7 @@ test_that("in an interaction FALSE has a column where model.matrix() has one", {
 test_that("later rows need the columns of a computed label, whatever this session has", {
   y <- 1:6
   columns <- narrow_columns(of(log(y) ~ sqrt(size), rows), list())
-  expect_snapshot(error = TRUE, check_frame(rows[c("size", "w")], columns, "data", NULL))
+  expect_snapshot(error = TRUE, check_frame(rows[c("size", "w")], columns, "data"))
 })
 
 test_that("a fit computes of later rows what the training has computed", {
@@ -119,8 +119,8 @@ test_that("formulas that cannot be applied are errors", {
     of(y ~ size, rows, label = y)
     of(y ~ zz + log(size), rows)
     of(y ~ log(size), rows, options = data_options(encode = "integer"))
-    check_can_prepare(of(y ~ log(size), rows)$preparation, table, "data", NULL)
-    check_can_prepare(of(y ~ log(size), rows)$preparation, "rows.parquet", "data", NULL)
+    check_can_prepare(of(y ~ log(size), rows)$preparation, table, "data")
+    check_can_prepare(of(y ~ log(size), rows)$preparation, "rows.parquet", "data")
   })
   for (formula in list(
     y ~ y,
@@ -144,7 +144,7 @@ test_that("formulas that cannot be applied are errors", {
 })
 
 test_that("a term that depends on all rows is named", {
-  prepare <- function(formula) formula_columns(formula, mtcars, NULL, NULL, NULL)$preparation
+  prepare <- function(formula) formula_columns(formula, mtcars, NULL, NULL)$preparation
   expect_snapshot(error = TRUE, {
     prepare(mpg ~ rank(hp) + wt)
     prepare(mpg ~ I(hp - mean(hp)))
@@ -156,7 +156,7 @@ test_that("a term that depends on all rows is named", {
 })
 
 test_that("a term that depends on all rows is named whatever their order", {
-  prepare <- function(formula) formula_columns(formula, sorted, NULL, NULL, NULL)$preparation
+  prepare <- function(formula) formula_columns(formula, sorted, NULL, NULL)$preparation
   sorted <- data.frame(y = 1:40, day = 1:40, kind = rep(c("x", "b", "a", "c"), 10))
   for (formula in list(
     y ~ I(day - min(day)),
@@ -172,7 +172,7 @@ test_that("a term that depends on all rows is named whatever their order", {
 test_that("a variable of the session is said not to be kept", {
   threshold <- 3
   rows <- data.frame(y = 1:4, a = 1:4)
-  prepare <- function(formula) formula_columns(formula, rows, NULL, NULL, NULL)$preparation
+  prepare <- function(formula) formula_columns(formula, rows, NULL, NULL)$preparation
   expect_message(prepare(y ~ I(a > threshold)), "`formula` uses `threshold` of this session")
   expect_no_message(prepare(y ~ I(a > pi)))
 })

@@ -1,5 +1,5 @@
 check <- function(data, label = "Species", ...) {
-  check_frame(data, columns_of(label, ...), "data", NULL)
+  check_frame(data, columns_of(label, ...), "data")
 }
 
 test_that("the features are all columns except the label, or those named", {
@@ -64,7 +64,7 @@ test_that("text labels become factors of their sorted values, or of known ones",
     factor(rows$label, levels = fruit)
   )
   trained <- c(columns_of(), list(levels = fruit))
-  expect_identical(check_frame(rows, trained, "data", NULL)$y, factor(rows$label, levels = fruit))
+  expect_identical(check_frame(rows, trained, "data")$y, factor(rows$label, levels = fruit))
   numbers <- data.frame(a = 1:2, label = c(1e5, 3))
   coded <- check(numbers, "label", categories = list(label = c(3, 1e5)))$y
   expect_identical(coded, factor(c("100000", "3"), levels = c("3", "100000")))
@@ -108,7 +108,7 @@ test_that("numbers are the levels of a training whose label was a factor of numb
   columns <- column_spec("k", NULL, NULL, NULL)
   columns$levels <- c("1", "2", "3")
   columns$finds_levels <- FALSE
-  read <- function(rows) match_levels(check_frame(rows, columns, "data", NULL), columns$levels)$y
+  read <- function(rows) match_levels(check_frame(rows, columns, "data"), columns$levels)$y
   expect_identical(as.character(read(rows)), c("2", "1", "3", "2"))
   expect_identical(levels(read(rows[1:2, ])), columns$levels)
   given <- list(y = c(2, 1))

@@ -94,6 +94,6 @@ test_full("a pipeline that is not fitted is saved without callbacks alone", {
 test_that("options with their default values are an empty dict of Python", {
   skip_if_no_pybackend()
   options <- list(epochs = 1, seed = NULL, class_weight = NULL)
-  found <- as_train_options(options, rlang::current_env())
+  found <- as_train_options(options)
   expect_s3_class(reticulate::r_to_py(found), "python.builtin.dict")
 })

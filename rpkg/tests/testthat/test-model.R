@@ -99,8 +99,8 @@ test_that("a model function takes no arguments", {
 
 test_that("a model function must return a model", {
   expect_snapshot(error = TRUE, {
-    as_python_model(function() 3, NULL)
-    as_python_model(function() NULL, NULL)
+    as_python_model(function() 3)
+    as_python_model(function() NULL)
   })
 })
 

@@ -37,12 +37,12 @@ test_that("a matrix whose columns have names is read by them", {
   expect_null(matrix_columns(cbind(x, a = 1)))
   expect_identical(matrix_columns(list(l = x, r = x))$r, c("a", "b", "c"))
   expect_null(matrix_columns(list(l = x, r = unname(x))))
-  expect_identical(order_columns(x[, 3:1], c("a", "b", "c"), "x", NULL), x)
-  expect_identical(order_columns(unname(x), c("c", "b", "a"), "x", NULL), unname(x))
+  expect_identical(order_columns(x[, 3:1], c("a", "b", "c"), "x"), x)
+  expect_identical(order_columns(unname(x), c("c", "b", "a"), "x"), unname(x))
   known <- list(l = c("a", "c"), r = "b")
-  found <- order_columns(list(l = x, r = x), known, "x", NULL)
+  found <- order_columns(list(l = x, r = x), known, "x")
   expect_identical(found, list(l = x[, c("a", "c")], r = x[, "b", drop = FALSE]))
-  expect_snapshot(error = TRUE, order_columns(x, c("a", "d"), "x", NULL))
+  expect_snapshot(error = TRUE, order_columns(x, c("a", "d"), "x"))
 })
 
 test_that("rows are taken of arrays of any shape, and missing values found in them", {

@@ -7,11 +7,11 @@ test_that("a missing pybackend is an error that names the Python and what to do"
   local_mocked_bindings(py_available = function(...) FALSE, .package = "reticulate")
   withr::local_envvar(RETICULATE_PYTHON = NA)
   expect_snapshot(error = TRUE, {
-    abort_no_pybackend(config, "It has no module pybackend.", NULL)
-    abort_no_pybackend(list(problem = "there is no such file"), NULL, NULL)
+    abort_no_pybackend(config, "It has no module pybackend.")
+    abort_no_pybackend(list(problem = "there is no such file"), NULL)
   })
   expect_error(
-    abort_no_pybackend(config, "gone", NULL),
+    abort_no_pybackend(config, "gone"),
     class = "tfdist_error_python"
   )
 })

@@ -16,8 +16,8 @@ placed <- transform(iris, place = rep(c("b", "a"), 75))
 
 test_that("a recipe is prepared by the training data and applied to later ones", {
   skip_if_no_recipes()
-  columns <- choose_columns(list(), flower_recipe(placed), NULL, placed, NULL)
-  found <- check_frame(placed, columns, "data", NULL)
+  columns <- choose_columns(list(), flower_recipe(placed), NULL, placed)
+  found <- check_frame(placed, columns, "data")
   expect_identical(columns$label, "Species")
   expect_identical(found$feature_names, c("Sepal.Length", "Petal.Width", "place_a", "place_b"))
   expect_equal(found$x[, 1], as.vector(scale(iris$Sepal.Length)))
@@ -31,8 +31,8 @@ test_that("a recipe is prepared by the training data and applied to later ones",
 
   # A recipe that is already prepared is not changed.
   prepared <- recipes::prep(flower_recipe(placed), placed[1:50, ])
-  columns <- choose_columns(list(), prepared, NULL, placed, NULL)
-  x <- check_frame(placed, columns, "data", NULL)$x
+  columns <- choose_columns(list(), prepared, NULL, placed)
+  x <- check_frame(placed, columns, "data")$x
   expect_equal(mean(x[1:50, 1]), 0)
 })
 
@@ -41,19 +41,19 @@ test_that("labels that a skipped step has changed are not compared with unchange
   rows <- transform(iris, sum = Sepal.Length + Petal.Length)
   whole <- recipes::recipe(sum ~ Sepal.Width + Petal.Width, rows)
   of <- function(recipe) {
-    columns <- choose_columns(list(), recipe, NULL, rows, NULL)
-    list(train = check_frame(rows, columns, "data", NULL), later = columns)
+    columns <- choose_columns(list(), recipe, NULL, rows)
+    list(train = check_frame(rows, columns, "data"), later = columns)
   }
   changed <- of(recipes::step_log(whole, sum, skip = TRUE))
   expect_equal(changed$train$y, log(rows$sum))
   later <- narrow_columns(changed$later, changed$train)
   expect_error(
-    check_frame(rows, later, "validation_data", NULL),
+    check_frame(rows, later, "validation_data"),
     "`step_log` of the recipe changes the label `sum` .* skipped for `validation_data`",
     class = "tfdist_error_input"
   )
   # Predictions need no labels, and steps that select rows do not change labels.
-  expect_identical(nrow(prepare_rows(later$preparation, rows[1:3, -6], "newdata", NULL)), 3L)
+  expect_identical(nrow(prepare_rows(later$preparation, rows[1:3, -6], "newdata")), 3L)
   for (recipe in list(
     recipes::step_log(whole, Sepal.Width, skip = TRUE),
     recipes::step_arrange(whole, sum, skip = TRUE),
@@ -61,7 +61,7 @@ test_that("labels that a skipped step has changed are not compared with unchange
   )) {
     found <- of(recipe)
     expect_no_error(
-      check_frame(rows, narrow_columns(found$later, found$train), "data", NULL)
+      check_frame(rows, narrow_columns(found$later, found$train), "data")
     )
   }
 })
@@ -70,7 +70,7 @@ test_that("a recipe that weighs rows does so when a fit is trained on", {
   skip_if_no_recipes()
   rows <- transform(iris, often = parsnip::importance_weights(rep(1:2, 75)))
   recipe <- recipes::recipe(Species ~ Sepal.Length + often, rows)
-  columns <- choose_columns(list(), recipe, NULL, rows, NULL)
+  columns <- choose_columns(list(), recipe, NULL, rows)
   fit <- example_fit(levels = levels(iris$Species))
   fit$label <- "Species"
   fit$preparation <- columns$preparation
@@ -103,11 +103,11 @@ test_that("weights that have their role in a recipe count later, too", {
   skip_if_no_recipes()
   weighted <- transform(placed, w = parsnip::importance_weights(seq_len(150) / 10))
   recipe <- recipes::recipe(Species ~ Petal.Width + w, weighted)
-  columns <- choose_columns(list(), recipe, NULL, weighted, NULL)
+  columns <- choose_columns(list(), recipe, NULL, weighted)
   fit <- example_fit()
   fit[c("preparation", "features")] <- list(columns$preparation, "Petal.Width")
   later <- complete_columns(columns_of("Species"), fit)
-  found <- check_frame(weighted[1:9, ], later, "data", NULL)
+  found <- check_frame(weighted[1:9, ], later, "data")
   expect_identical(found$sample_weight, 1:9 / 10)
 })
 
@@ -115,7 +115,7 @@ test_that("recipes that cannot be applied are errors", {
   skip_if_no_recipes()
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   choose <- function(recipe, data = placed, ...) {
-    choose_columns(rlang::quos(...), recipe, NULL, data, NULL)
+    choose_columns(rlang::quos(...), recipe, NULL, data)
   }
   expect_snapshot(error = TRUE, {
     choose(flower_recipe(placed), table)

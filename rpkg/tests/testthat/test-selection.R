@@ -4,7 +4,7 @@ choose <- function(data = iris, ..., label, features = NULL, weight = NULL) {
     features = rlang::enquo(features),
     weight = rlang::enquo(weight)
   )
-  choose_columns(given, NULL, NULL, data, NULL)[c("label", "features", "weight")]
+  choose_columns(given, NULL, NULL, data)[c("label", "features", "weight")]
 }
 
 test_that("columns are selected as with tidyselect", {
@@ -65,6 +65,6 @@ test_that("names of the columns of files are read when they are needed", {
   pandas <- reticulate::import("pandas", convert = FALSE)
   pandas$DataFrame(list(id = 1:3, a = c(0.5, 1, 2), b = 3:1, y = c(0L, 1L, 0L)))$to_parquet(path)
   expect_identical(choose(path, label = y, features = -id)$features, c("a", "b"))
-  of <- choose_columns(list(), y ~ . - id, NULL, path, NULL)
+  of <- choose_columns(list(), y ~ . - id, NULL, path)
   expect_identical(of$features, c("a", "b"))
 })

@@ -211,9 +211,9 @@ test_that("expressions of a formula give the columns of model.matrix()", {
   )
   cars$heavy <- cars$wt > 3
   for (formula in formulas) {
-    preparation <- formula_columns(formula, cars, NULL, NULL, NULL)$preparation
-    expected <- apply_formula(preparation, cars, "data", NULL, FALSE, keeps_missing = TRUE)
-    expressions <- formula_expressions(preparation, NULL)
+    preparation <- formula_columns(formula, cars, NULL, NULL)$preparation
+    expected <- apply_formula(preparation, cars, "data", FALSE, keeps_missing = TRUE)
+    expressions <- formula_expressions(preparation)
     found <- as.data.frame(dplyr::transmute(cars, !!!expressions), optional = TRUE)
     expect_identical(names(found), names(expected))
     expect_equal(unname(as.list(found)), unname(as.list(expected)))
@@ -223,7 +223,7 @@ test_that("expressions of a formula give the columns of model.matrix()", {
 test_that("what cannot become SQL is named", {
   skip_if_not_installed("dplyr")
   translate <- function(formula) {
-    formula_expressions(formula_columns(formula, cars, NULL, NULL, NULL)$preparation, NULL)
+    formula_expressions(formula_columns(formula, cars, NULL, NULL)$preparation)
   }
   expect_snapshot(error = TRUE, {
     translate(mpg ~ poly(disp, 2) + hp)
@@ -235,13 +235,13 @@ test_that("what cannot become SQL is named", {
 })
 
 test_that("a database that computes something else than R is noticed", {
-  preparation <- formula_columns(mpg ~ log(disp) + hp, cars, NULL, NULL, NULL)$preparation
+  preparation <- formula_columns(mpg ~ log(disp) + hp, cars, NULL, NULL)$preparation
   fit <- list(preparation = preparation, features = c("log(disp)", "hp"))
   rows <- data.frame(disp = c(1, 2), hp = 3:4, .feature_1 = log(c(1, 2)), .feature_2 = c(3, 5))
   names <- c("log(disp)" = ".feature_1", hp = ".feature_2")
-  expect_snapshot(error = TRUE, check_prepared(rows, c("disp", "hp"), names, fit, NULL))
+  expect_snapshot(error = TRUE, check_prepared(rows, c("disp", "hp"), names, fit))
   rows$.feature_2 <- c(3, 4)
-  expect_null(check_prepared(rows, c("disp", "hp"), names, fit, NULL))
+  expect_null(check_prepared(rows, c("disp", "hp"), names, fit))
 })
 
 test_that("a fit knows its features and its levels", {

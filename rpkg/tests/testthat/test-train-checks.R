@@ -1,5 +1,5 @@
 codes <- function(weights, y = 0:2, ...) {
-  class_weight_codes(weights, list(y = y, ...), NULL)
+  class_weight_codes(weights, list(y = y, ...))
 }
 
 test_that("classes become codes", {
@@ -22,7 +22,7 @@ test_that("the values in `categories` are the classes of a table", {
 
 test_that("the classes of text that Python reads stay as they are", {
   data <- list(kind = "table", levels = c("b", "a"))
-  expect_identical(class_weight_codes(c(a = 2, b = 1), data, NULL), list(a = 2, b = 1))
+  expect_identical(class_weight_codes(c(a = 2, b = 1), data), list(a = 2, b = 1))
 })
 
 test_that("weights that cannot be used are rejected by name", {
@@ -34,7 +34,7 @@ test_that("weights that cannot be used are rejected by name", {
     codes(c("2" = 1), flowers)
     codes(c("1" = 1, "01" = 1))
     codes(c("0" = 1), sample_weight = 1)
-    class_weight_codes(c("0" = 1), list(kind = "table", weight = "w"), NULL)
+    class_weight_codes(c("0" = 1), list(kind = "table", weight = "w"))
     codes(c("0" = 1), kind = "function")
   })
 })

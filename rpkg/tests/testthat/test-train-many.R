@@ -42,10 +42,10 @@ test_that("wrong arguments of a search are refused by name", {
 
 test_that("a grid is a data frame, lists of values or rows", {
   rows <- list(list(a = 1, b = "x"), list(a = 2, b = "y"))
-  expect_identical(check_grid(data.frame(a = 1:2 + 0, b = factor(c("x", "y"))), NULL), rows)
-  expect_identical(check_grid(rows, NULL), rows)
+  expect_identical(check_grid(data.frame(a = 1:2 + 0, b = factor(c("x", "y")))), rows)
+  expect_identical(check_grid(rows), rows)
   expect_identical(
-    check_grid(list(a = 1:2, b = "x"), NULL),
+    check_grid(list(a = 1:2, b = "x")),
     list(a = list(1L, 2L), b = list("x"))
   )
 })

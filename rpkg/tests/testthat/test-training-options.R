@@ -8,7 +8,7 @@ test_that("shapes and values are sent in Python's form", {
     categories = list(color = factor(c("red", "blue")), size = c(1, 5), kind = "one"),
     tfrecord_spec = c(a = "float32", words = "int64[]")
   )
-  fields <- lapply(as_python_data_options(unclass(options)), as_python_setting, call = NULL)
+  fields <- lapply(as_python_data_options(unclass(options)), as_python_setting)
   expect_identical(
     fields$tensors,
     list(
@@ -24,7 +24,7 @@ test_that("shapes and values are sent in Python's form", {
   expect_identical(fields$tfrecord_spec, list(a = "float32", words = "int64[]"))
   expect_true(fields$repartition)
   none <- as_python_data_options(unclass(data_options()))
-  expect_null(as_python_setting(none$tensors, NULL))
+  expect_null(as_python_setting(none$tensors))
 })
 
 test_that("bad data options are errors", {
@@ -87,7 +87,7 @@ test_that("a rule for the learning rate is a name, or a list of one and its sett
 test_full("the learning rate follows the workers", {
   skip_if_no_pybackend()
   scaled <- exchange(scale_lr = list("sqrt", decay = c("1" = 0.5)))
-  python <- as_python_options(scaled, NULL)$scale_lr
+  python <- as_python_options(scaled)$scale_lr
   expect_identical(python$multiple(4L, 0), 2)
   expect_identical(python$multiple(4L, 1), 1)
   fit <- barrier_train(

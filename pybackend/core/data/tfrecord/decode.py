@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pybackend.core.data.arrays import to_offsets
+from pybackend.core.data.arrow import get_bytes
 from pybackend.core.data.tfrecord import protobuf as pb
 from pybackend.core.data.tfrecord.framing import Bytes, Chunk, Flags, Index, slide_window
 from pybackend.core.errors import InputError
@@ -20,12 +21,8 @@ from pybackend.core.words import show
 # The fields of Example, Features and an entry of its map.
 _FEATURES, _ENTRY, _KEY, _VALUE = 1, 1, 1, 2
 _ITEM = 1
-# The wire types of values of a kind: of a field with several of them, and of one.
-_WIRES = {
-    pb.BYTES: (pb.LENGTH_DELIMITED, pb.LENGTH_DELIMITED),
-    pb.FLOAT: (pb.LENGTH_DELIMITED, pb.FIXED32),
-    pb.INT64: (pb.LENGTH_DELIMITED, pb.VARINT),
-}
+# The wire types of fields with one value, by kind; one with several values is length-delimited.
+_WIRES = {pb.BYTES: pb.LENGTH_DELIMITED, pb.FLOAT: pb.FIXED32, pb.INT64: pb.VARINT}
 _FLOAT_BYTES = 4
 # Numbers, how many each row of bytes has, and which rows contain an incomplete one.
 Numbers = tuple[npt.NDArray[Any], Index, Flags]
@@ -134,7 +131,7 @@ def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index
     try:
         return pb.parse_fields(np.frombuffer(chunk.content, np.uint8), starts, ends)
     except pb.Malformed as error:
-        raise malformed_error(chunk, int(records[error.owner])) from error
+        raise malformed_error(chunk, int(records[error.args[0]])) from error
 
 
 def malformed_error(chunk: Chunk, record: int) -> InputError:
@@ -152,17 +149,17 @@ def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]
     """
     items = parse_record_fields(chunk, lists.records, lists.starts, lists.ends)
     items = items.where(items.numbers == _ITEM)
-    wrong = ~np.isin(items.wires, _WIRES[kind])
+    wrong = ~np.isin(items.wires, (pb.LENGTH_DELIMITED, _WIRES[kind]))
     rows = pb.cut_bytes(np.frombuffer(chunk.content, np.uint8), items.starts, items.ends)
     if kind == pb.BYTES:
         values, sizes = rows, np.ones(len(rows), np.int64)
     else:
-        numbers, sizes, broken = _READERS[kind](*pb.get_bytes(rows))
+        read = _read_floats if kind == pb.FLOAT else _read_integers
+        numbers, sizes, broken = read(*get_bytes(rows))
         values, wrong = pa.array(numbers), wrong | broken
     if wrong.any():
         raise malformed_error(chunk, int(lists.records[items.owners[np.argmax(wrong)]]))
-    counts = np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
-    return values, counts
+    return values, np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
 
 
 def _read_floats(content: Bytes, offsets: Index) -> Numbers:
@@ -184,12 +181,6 @@ def _read_integers(content: Bytes, offsets: Index) -> Numbers:
     # A row that ends inside a number would continue in the next row.
     broken[lengths > 0] |= ~is_last[offsets[1:][lengths > 0] - 1]
     return values, np.diff(positions), broken
-
-
-_READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {
-    pb.FLOAT: _read_floats,
-    pb.INT64: _read_integers,
-}
 
 
 def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
@@ -246,7 +237,14 @@ def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
 def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
     kind = pb.choose_list(field.type)
     assert kind is not None, "schemas contain only types that records support"
-    _check_kinds(chunk, lists, field, kind)
+    other = lists.kinds != kind
+    if other.any():
+        row = int(np.argmax(other))
+        found = pb.LISTS[int(lists.kinds[row])]
+        raise InputError(
+            f"{chunk.name_record(int(lists.records[row]))} has the feature {show(field.name)} as "
+            f"{found}, but a column of {field.type} needs {pb.LISTS[kind]}"
+        )
     values, counts = read_values(chunk, lists, kind)
     is_list = pb.is_list(field.type)
     if not is_list and (counts != 1).any():
@@ -262,37 +260,20 @@ def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
     return _spread(values, lists.records, len(chunk.starts))
 
 
-def _check_kinds(chunk: Chunk, lists: Lists, field: pa.Field, kind: int) -> None:
-    other = lists.kinds != kind
-    if other.any():
-        row = int(np.argmax(other))
-        found = pb.LISTS[int(lists.kinds[row])]
-        raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} has the feature {show(field.name)} as "
-            f"{found}, but a column of {field.type} needs {pb.LISTS[kind]}"
-        )
-
-
-def _to_lists(
-    values: pa.Array, counts: Index, records: Index, rows: int, kind: pa.DataType
-) -> pa.Array:
-
-    lengths = np.zeros(rows, np.int64)
+def _to_lists(values: pa.Array, counts: Index, records: Index, rows: int, kind: Any) -> pa.Array:
+    lengths = np.full(rows, -1)
     lengths[records] = counts
-    absent = np.ones(rows, np.bool_)
-    absent[records] = False
-    offsets = pa.array(to_offsets(lengths), pa.int32())
-    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(absent))
+    offsets = pa.array(to_offsets(np.maximum(lengths, 0)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(lengths < 0))
 
 
 def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
     """Expand the values of some rows to a column for all rows; the others are null."""
     if len(values) == rows:
         return values
-    positions = np.zeros(rows, np.int64)
-    absent = np.ones(rows, np.bool_)
-    positions[records], absent[records] = np.arange(len(values)), False
-    return values.take(pa.array(positions, mask=absent))
+    positions = np.full(rows, -1)
+    positions[records] = np.arange(len(values))
+    return values.take(pa.array(positions, mask=positions < 0))
 
 
 def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa.Field) -> pa.Array:
@@ -310,7 +291,6 @@ def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa
 
 
 def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
-
     try:
         _to_type(pa.array([value]), kind)
     except pa.ArrowInvalid:
@@ -319,7 +299,6 @@ def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def _to_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-
     of = pa.types
     if of.is_date(kind):
         values = values.cast(pa.int32())

@@ -12,14 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pybackend.core.data.arrays import to_offsets
+from pybackend.core.data.arrow import get_bytes, measure_lists
 from pybackend.core.data.files import open_file
 from pybackend.core.data.tfrecord import framing
 from pybackend.core.data.tfrecord import protobuf as pb
@@ -63,34 +63,20 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
         )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
-    if not pb.is_list(values.type):
-        content, offsets = _encode_values(values, kind)
-        return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, starts = _flatten(values)
-    if values.null_count:
-        _reject_null(values, starts, given + first_row, name)
+    starts: Any = slice(None)  # of the rows' values
+    if is_list := pb.is_list(values.type):
+        values, starts = values.flatten(), to_offsets(measure_lists(values))
+        if values.null_count:
+            _reject_null(values, starts, given + first_row, name)
     content, offsets = _encode_values(values, kind)
-    if kind == pb.BYTES:
-        content, offsets = _wrap_fields(content, offsets)
-    offsets = offsets[starts]
-    whole = Payload(kind, content, offsets, np.diff(offsets), kind != pb.BYTES)
-    return _spread(whole, given, len(column))
-
-
-def _spread(given: Payload, rows: Index, count: int) -> Payload:
-    """Extend a payload, which has only the ``rows`` with a value, to ``count`` rows."""
-    if len(rows) == count:
-        return given
-    sizes = np.full(count, -1)
-    sizes[rows] = given.sizes
-    offsets = to_offsets(np.maximum(sizes, 0))
-    return Payload(given.kind, given.content, offsets, sizes, given.is_one_field)
-
-
-def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
-    """Return the elements of lists, which have no nulls, and the start of each list."""
-    lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
-    return lists.flatten(), to_offsets(lengths)
+    if is_list and kind == pb.BYTES:
+        # Each value is one field: tag, length, bytes.
+        heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
+        content, offsets = get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
+    sizes = np.full(len(column), -1)
+    sizes[given] = np.diff(offsets[starts])
+    is_one_field = not is_list or kind != pb.BYTES
+    return Payload(kind, content, to_offsets(np.maximum(sizes, 0)), sizes, is_one_field)
 
 
 def _reject_null(values: pa.Array, starts: Index, rows: Index, name: str) -> None:
@@ -109,9 +95,8 @@ def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
     if kind == pb.BYTES:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
-        return pb.get_bytes(values.cast(pa.large_binary()))
-    content = _to_floats(values).view(np.uint8)
-    return content, np.arange(len(values) + 1, dtype=np.int64) * 4
+        return get_bytes(values.cast(pa.large_binary()))
+    return _to_floats(values).view(np.uint8), np.arange(len(values) + 1, dtype=np.int64) * 4
 
 
 def _to_integers(values: pa.Array) -> Index:
@@ -124,18 +109,11 @@ def _to_integers(values: pa.Array) -> Index:
 
 
 def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
-
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
     # Numbers beyond float32 become infinite, as in protobuf.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values.to_numpy(), "<f4")
-
-
-def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
-    """Encode each value as one field: tag, length, bytes."""
-    heads = pb.build_per_size(np.diff(offsets), _build_field_heads)
-    return pb.get_bytes(pb.join_columns([heads, pb.split_bytes(content, offsets)]))
 
 
 class EncodedBatch(NamedTuple):
@@ -152,15 +130,12 @@ def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in sorted(batch.schema.names, key=_sort_key):
         payload = build_payload(batch.column(name), name, first_row)
-        heads = pb.build_per_size(
-            payload.sizes, partial(_build_entry_heads, name.encode(), payload)
-        )
-        sizes += np.maximum(payload.sizes, 0) + np.diff(pb.get_bytes(heads)[1])
+        heads = pb.build_per_size(payload.sizes, partial(_build_entries, name.encode(), payload))
+        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
         columns += [heads, pb.split_bytes(payload.content, payload.offsets)]
     foot = pa.scalar(bytes(framing.FOOT), pa.large_binary())
-    content, offsets = pb.get_bytes(
-        pb.join_columns([pb.build_per_size(sizes, _build_record_heads), *columns, foot])
-    )
+    heads = pb.build_per_size(sizes, _build_record_heads)
+    content, offsets = get_bytes(pb.join_columns([heads, *columns, foot]))
     content = np.require(content, requirements="W")
     return EncodedBatch(content, offsets, _write_checksums(content, offsets))
 
@@ -178,12 +153,11 @@ def _build_field_heads(sizes: Index) -> list[bytes]:
 def _build_record_heads(sizes: Index) -> list[bytes]:
     """Return the headers of the frame and of Example's only field, for features of these sizes."""
     fields = _build_field_heads(sizes)
-    lengths = sizes + np.array([len(field) for field in fields], np.int64)
-    frames = framing.build_heads(lengths)
+    frames = framing.build_heads(sizes + np.array([len(field) for field in fields], np.int64))
     return [frame + field for frame, field in zip(frames, fields, strict=True)]
 
 
-def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
+def _build_entries(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
     """Return the bytes that precede payloads of these sizes, from map entry to list field."""
     name = _FIRST + pb.encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
@@ -262,8 +236,7 @@ def place_marks(offsets: Index, row: int, start: int) -> list[Mark]:
     ``offsets`` are the starts of the records, relative to the offset ``start``; ``row`` is the
     number of the first.
     """
-    megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
-    chosen = np.searchsorted(offsets, megabytes)
+    chosen = np.searchsorted(offsets, np.arange(0, offsets[-1] + 1, _MARK_BYTES))
     return [(row + int(index), start + int(offsets[index])) for index in np.unique(chosen)]
 
 

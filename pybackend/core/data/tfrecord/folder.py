@@ -35,9 +35,7 @@ _DIGEST = "sha256"
 # Written before the tasks run: a task that does not see it is on a machine without this folder.
 _STARTED = "_started"
 # The files that `overwrite` may replace.
-_RECORDS = re.compile(
-    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
-)
+_OWN = re.compile(r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc")
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
             f"`path`: {show(uri)} is not empty, it contains {old[0]}: choose another folder, or "
             f"replace its content with {setting(overwrite=True)}"
         )
-    if strange := [name for name in old if not _RECORDS.fullmatch(name)]:
+    if strange := [name for name in old if not _OWN.fullmatch(name)]:
         raise InputError(
             f"`path`: {show(uri)} contains {strange[0]}, but {setting(overwrite=True)} replaces "
             "only records: choose another folder"
@@ -174,13 +172,10 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     written = RecordsManifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
-        raise InputError(
-            f"`path`: {old[0]} appeared in {show(uri)} while the records were being written"
-        )
-    suffix = SUFFIX[written.compression]
+        raise InputError(f"`path`: {old[0]} appeared in {show(uri)} while the records were written")
     # The token makes the names of new files differ from those of the files that they replace.
     names = {
-        part.name: f"part-{number:05d}-{token[:8]}.tfrecord{suffix}"
+        part.name: f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[written.compression]}"
         for number, part in enumerate(written.parts)
     }
     for part in written.parts:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.core.errors import InputError
-from pybackend.core.words import show
+from pybackend.core.job.arguments import check_choice
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
@@ -70,66 +70,56 @@ def compute_crcs_by_library(
 
 
 def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
-    blocks = -(-lengths // _BLOCK)
-    padding = blocks * _BLOCK - lengths
-    firsts = np.cumsum(blocks) - blocks
-    begun = blocks > 0
-    registers = np.zeros(int(blocks.sum()), np.uint32)
-    registers[firsts[begun]] = _build_start_registers()[padding[begun]]
-    cleared = np.zeros(len(registers), np.int64)
-    cleared[firsts[begun]] = padding[begun]
-    begins = np.repeat(starts - padding - firsts * _BLOCK, blocks)
-    begins += np.arange(len(registers)) * _BLOCK
-    _apply_blocks(data, begins, cleared, registers)
-    return _join(registers, firsts, blocks) ^ _ONES
-
-
-def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
-    """Update every register with its block, whose first ``cleared`` bytes count as zeros."""
+    """The pieces do not overlap."""
     padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
+    # A register that begins with zeros, instead of ones, needs the first 4 bytes inverted.
+    for byte in range(4):
+        padded[starts[lengths > byte] + _BLOCK + byte] ^= 0xFF
     windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
-    for first in range(0, len(registers), _TOGETHER):
+    blocks = -(-lengths // _BLOCK)
+    before = blocks * _BLOCK - lengths  # bytes of the first block that precede its piece
+    firsts = np.cumsum(blocks) - blocks
+    begins = np.repeat(starts - before + _BLOCK - firsts * _BLOCK, blocks)
+    begins += np.arange(len(begins)) * _BLOCK
+    cleared = np.zeros(len(begins), np.int64)
+    cleared[firsts[blocks > 0]] = before[blocks > 0]
+    registers = np.empty(len(begins), np.uint32)
+    for first in range(0, len(begins), _TOGETHER):
         group = slice(first, first + _TOGETHER)
-        matrix = windows[begins[group] + _BLOCK]
-        _apply_zeros(matrix, cleared[group])
-        registers[group] = _apply_table(matrix, registers[group])
+        matrix, counts = windows[begins[group]], cleared[group, None]
+        rows = np.flatnonzero(counts)
+        matrix[rows] *= np.arange(_BLOCK) >= counts[rows]
+        registers[group] = _apply_table(matrix, np.uint32(0))
+    inverted = np.uint64(_ONES) >> (8 * np.minimum(lengths, 4)).astype(np.uint64)
+    return _join(registers, firsts, blocks) ^ inverted.astype(np.uint32) ^ _ONES
 
 
 def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
     """Combine the registers of blocks into registers of pieces."""
-    register = np.full(len(blocks), _ONES)
+    register = np.zeros(len(blocks), np.uint32)
     # The longest first, so that the pieces with a block left are always at the front.
     order = np.argsort(-blocks, kind="stable")
     left = -blocks[order]
     for number in range(int(blocks.max(initial=0))):
         rows = order[: np.searchsorted(left, -number)]
-        following = of_blocks[firsts[rows] + number]
-        register[rows] = following if number == 0 else _skip_zeros(register[rows]) ^ following
+        register[rows] = _skip_zeros(register[rows]) ^ of_blocks[firsts[rows] + number]
     return register
 
 
-def _apply_zeros(matrix: Bytes, counts: Index) -> None:
-    """Set the first bytes of rows to zero: the block begins before its piece."""
-    reach = np.flatnonzero(counts)
-    part = matrix[reach]
-    part[np.arange(_BLOCK) < counts[reach, None]] = 0
-    matrix[reach] = part
-
-
-def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
+def _apply_table(matrix: Bytes, register: Any) -> Checksums:
     """Return the registers after each has processed a row of bytes, two bytes per step."""
-    _, two = _build_tables()
+    table = _build_table()
     for pair in np.ascontiguousarray(matrix.view("<u2").T):
-        register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
-    return register
+        register = table[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
+    found: Checksums = register
+    return found
 
 
 def _skip_zeros(register: Checksums) -> Checksums:
     """Return the registers after a block of zeros: the sum over the bytes of a register."""
-    table = _build_block_table()
-    found: Checksums = table[0][register & np.uint32(0xFF)]
-    for byte in range(1, 4):
-        found = found ^ table[byte][(register >> np.uint32(8 * byte)) & np.uint32(0xFF)]
+    found = np.zeros_like(register)
+    for byte, one in enumerate(_build_block_table()):
+        found ^= one[(register >> np.uint32(8 * byte)) & np.uint32(0xFF)]
     return found
 
 
@@ -138,32 +128,17 @@ def _build_block_table() -> Checksums:
     """Return how a block of zeros changes a register with one byte set, by position and byte."""
     low = np.arange(256, dtype=np.uint32)
     registers = np.concatenate([low << np.uint32(8 * byte) for byte in range(4)])
-    zeros = np.zeros((len(registers), _BLOCK), np.uint8)
-    table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
+    return _apply_table(np.zeros((len(registers), _BLOCK), np.uint8), registers).reshape(4, 256)
+
+
+@functools.cache
+def _build_table() -> Checksums:
+    """Return how two bytes change the register."""
+    one = np.uint32(1)
+    table = np.arange(1 << 16, dtype=np.uint32)
+    for _ in range(16):
+        table = np.where(table & one, (table >> one) ^ np.uint32(_POLYNOMIAL), table >> one)
     return table
-
-
-@functools.cache
-def _build_start_registers() -> Checksums:
-    """Return, for each n, the register that n zero bytes turn into the start value, all ones."""
-    one, _ = _build_tables()
-    last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
-    found = [0xFFFFFFFF]
-    for _ in range(_BLOCK):
-        low = last_byte[found[-1] >> 24]
-        found.append(((found[-1] ^ int(one[low])) << 8) | low)
-    return np.array(found, np.uint32)
-
-
-@functools.cache
-def _build_tables() -> tuple[Checksums, Checksums]:
-    """Return how one byte, and how two bytes, change the register."""
-    one = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
-    low = np.arange(1 << 16, dtype=np.uint32)
-    half = one[low & np.uint32(0xFF)] ^ (low >> np.uint32(8))
-    return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
 
 
 @functools.cache
@@ -190,7 +165,7 @@ def build_heads(lengths: Index) -> list[bytes]:
 def find_records(content: bytes) -> tuple[Index, Index, int]:
     """Return the start and length of the data in each complete record, and the last one's end.
 
-    The lengths are not verified; use `find_wrong_head`.
+    The lengths are not verified; use `Chunk.check_lengths`.
     """
     starts, lengths, at, is_streak = _hop(content, 0)
     parts = [(starts, lengths)]
@@ -209,36 +184,11 @@ def read_first_length(content: bytes) -> int | None:
     return length if is_whole else None
 
 
-def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """Return the first record whose length does not match its checksum, or None."""
-    distinct, which = np.unique(lengths, return_inverse=True)
-    expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
-    found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
-    return _find_first((found != expected[which]).any(axis=1))
-
-
-def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """Return the first record whose data does not match its checksum, or None."""
-    computed = compute_masked_crcs(np.frombuffer(content, np.uint8), starts, lengths)
-    return _find_first(read_checksums(content, starts, lengths) != computed)
-
-
-def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
-    """Return the checksums that are stored after the records' data."""
-    found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
-    stored: Checksums = found.view("<u4").reshape(-1)
-    return stored
-
-
 def slide_window(data: Bytes, width: int) -> Bytes:
     """Return a view of all windows of ``width`` bytes, indexed by their first byte."""
     if len(data) < width:
         return np.empty((0, width), np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)
-
-
-def _find_first(wrong: Flags) -> int | None:
-    return int(np.argmax(wrong)) if wrong.any() else None
 
 
 def _hop(content: bytes, at: int) -> tuple[Index, Index, int, bool]:
@@ -273,16 +223,12 @@ def _stride(content: bytes, at: int, length: int) -> tuple[Index, Index, int]:
 
 
 def check_compression(compression: Any) -> Compression:
-    if compression is None or compression in _WINDOW:
-        return compression  # type: ignore[no-any-return]
-    raise InputError(
-        f"`compression` must be {show(None)}, {show('gzip')} or {show('zlib')}, not "
-        f"{show(compression)}"
-    )
+    found: Compression = check_choice("compression", compression, choices=[*SUFFIX])
+    return found
 
 
-def recognize_compression(first_bytes: bytes) -> Compression:
-    """Raise `ValueError` if a file with these first bytes is not a TFRecord file."""
+def check_head(first_bytes: bytes, uri: str) -> Compression:
+    """Return the compression of the file at ``uri``, which begins with these bytes."""
     if not first_bytes or read_first_length(first_bytes) is not None:
         return None
     if first_bytes[:2] == b"\x1f\x8b":
@@ -290,15 +236,10 @@ def recognize_compression(first_bytes: bytes) -> Compression:
     # A zlib stream begins with its method, 8, and its first two bytes are a multiple of 31.
     if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
         return "zlib"
-    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
-
-
-def check_head(first_bytes: bytes, uri: str) -> Compression:
-    """Return the compression of the file at ``uri``, which begins with these bytes."""
-    try:
-        return recognize_compression(first_bytes)
-    except ValueError as error:
-        raise InputError(f"{uri} is not a TFRecord file: {error}") from error
+    raise InputError(
+        f"{uri} is not a TFRecord file: it begins with {first_bytes[:HEAD].hex(' ')}, which is not "
+        "a record header"
+    )
 
 
 def make_compressor(compression: Compression) -> Any:
@@ -318,17 +259,10 @@ class DecompressingReader:
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes of the content; fewer only at its end.
+        """Return up to ``size`` bytes of the content; none only at its end.
 
         Raises `ValueError` if the stream is damaged or truncated.
         """
-        parts: list[bytes] = []
-        while size > 0 and (part := self._read_some(size)):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-    def _read_some(self, size: int) -> bytes:
         while True:
             if self._stream.eof:
                 self._left = self._stream.unused_data or self._left
@@ -378,13 +312,20 @@ class Chunk:
         )
 
     def check_lengths(self) -> None:
-        row = find_wrong_head(self.content, self.starts, self.lengths)
-        if row is not None:
-            raise self.report_damage("length", row)
+        """Verify the checksums of the lengths; an `InputError` names the first mismatch."""
+        distinct, which = np.unique(self.lengths, return_inverse=True)
+        expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
+        found = slide_window(np.frombuffer(self.content, np.uint8), HEAD)[self.starts - HEAD]
+        self._reject((found != expected[which]).any(axis=1), "length")
 
     def check(self) -> Checksums:
         """Verify and return the data checksums; an `InputError` names the first mismatch."""
-        row = find_wrong_data(self.content, self.starts, self.lengths)
-        if row is not None:
-            raise self.report_damage("data", row)
-        return read_checksums(self.content, self.starts, self.lengths)
+        data = np.frombuffer(self.content, np.uint8)
+        found = slide_window(data, FOOT)[self.starts + self.lengths]
+        stored: Checksums = found.view("<u4").reshape(-1)
+        self._reject(stored != compute_masked_crcs(data, self.starts, self.lengths), "data")
+        return stored
+
+    def _reject(self, wrong: Flags, what: str) -> None:
+        if wrong.any():
+            raise self.report_damage(what, int(np.argmax(wrong)))

@@ -25,18 +25,9 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 # The numbers of the lists in the message Feature.
 BYTES, FLOAT, INT64 = 1, 2, 3
 LISTS = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
-_ARROW = {
-    "byte": "int8",
-    "short": "int16",
-    "integer": "int32",
-    "long": "int64",
-    "boolean": "bool",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date": "date32",
-}
+# Arrow's names, by Spark's; the last ones are the same.
+_ARROW = {"byte": "int8", "short": "int16", "integer": "int32", "long": "int64", "boolean": "bool"}
+_ARROW |= {"date": "date32", **{name: name for name in ("float", "double", "string", "binary")}}
 _EXPECTED = (
     "a TFRecord can store numbers, booleans, strings, binary, dates, timestamps, arrays of these "
     "and ML vectors. Drop the column, or split it into several columns"
@@ -63,29 +54,16 @@ def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
-def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
-    """Return the consecutive bytes of all rows and the start of each, without a copy."""
-    _, starts, content = rows.buffers()
-    # Arrow may leave out the buffers of a column without rows.
-    offsets = np.zeros(1, np.int64)
-    if len(rows):
-        offsets = np.frombuffer(starts, np.int64)[rows.offset : rows.offset + len(rows) + 1]
-    whole = np.frombuffer(content or b"", np.uint8)
-    return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
-
-
-def build_per_size(
-    sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]
-) -> pa.LargeBinaryArray:
+def build_per_size(sizes: Index, build: Callable[[Index], Iterable[bytes]]) -> pa.LargeBinaryArray:
     """Build rows that depend only on a size, once per distinct size.
 
     The rows of a buffer of n bytes have at most sqrt(2 n) distinct sizes.
     """
     if len(sizes) and (sizes == sizes[0]).all():
-        (only,) = bytes_for(sizes[:1])
+        (only,) = build(sizes[:1])
         return pa.repeat(pa.scalar(only, pa.large_binary()), len(sizes))
     coded = pa.array(sizes).dictionary_encode()
-    made = pa.array(list(bytes_for(coded.dictionary.to_numpy())), pa.large_binary())
+    made = pa.array(list(build(coded.dictionary.to_numpy())), pa.large_binary())
     return made.take(coded.indices)
 
 
@@ -104,8 +82,7 @@ def encode_varints(values: Index) -> tuple[Bytes, Index]:
     left = values.view(np.uint64)
     if not (left > _LOW).any():
         return values.astype(np.uint8), np.arange(len(values) + 1, dtype=np.int64)
-    sizes = _measure(left)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    offsets = np.concatenate([[0], np.cumsum(_measure(left))])
     found = np.empty(offsets[-1], np.uint8)
     at = offsets[:-1]
     while len(left):
@@ -144,11 +121,7 @@ def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
 
 
 class Malformed(Exception):
-    """Bytes that are not a message; ``owner`` is the index of the first such message."""
-
-    def __init__(self, owner: int) -> None:
-        super().__init__(owner)
-        self.owner = owner
+    """Bytes that are not a message; the argument is the index of the first such message."""
 
 
 class Fields(NamedTuple):

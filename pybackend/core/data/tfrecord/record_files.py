@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pybackend.core.data.files import (
-    Folder,
     Paths,
     find_files,
     get_size,
@@ -25,17 +24,20 @@ from pybackend.core.data.files import (
     open_file,
     open_folder,
 )
+from pybackend.core.data.sharding import Ranges
 from pybackend.core.data.tfrecord import framing
 from pybackend.core.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
-from pybackend.core.data.tfrecord.encode import Mark, Marks, place_marks, update_checksum
+from pybackend.core.data.tfrecord.encode import Mark, RecordFile, place_marks, update_checksum
 from pybackend.core.data.tfrecord.folder import NAME as MANIFEST
 from pybackend.core.data.tfrecord.folder import TEMPORARY, read_manifest
 from pybackend.core.data.tfrecord.framing import Chunk, Compression
 from pybackend.core.data.tfrecord.protobuf import to_schema, to_spark_fields
 from pybackend.core.errors import InputError
+from pybackend.core.job.codec import read_fields
 from pybackend.core.job.storage_options import check_tfrecord_spec
 from pybackend.core.words import show
 
+Spec = Mapping[str, str] | None
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_FILES = 8
@@ -50,15 +52,10 @@ _READ_BYTES = 16 << 20
 class RecordFiles:
     """TFRecord files of tf.train.Example."""
 
-    files: tuple[str, ...]  # paths or URIs
-    counts: tuple[int, ...]  # records in each file
-    sizes: tuple[int, ...]  # bytes of each file
+    parts: tuple[RecordFile, ...]  # their names are whole paths or URIs
     schema: pa.Schema  # the columns
     compressions: tuple[Compression, ...]
-    # Points from which each file can be read: record numbers with their offsets.
-    marks: tuple[Marks, ...]
-    # of each file's records, as in `RecordFile`; empty if there is no manifest
-    checksums: tuple[int, ...] = ()
+    is_listed: bool = False  # in a manifest, with the checksums of all records
     # The compressed file that was read last.
     _reader: dict[str, ForwardReader] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -70,57 +67,63 @@ class RecordFiles:
 
     @classmethod
     def at(
-        cls,
-        uri: Paths,
-        tfrecord_spec: Mapping[str, str] | None = None,
-        name: str = "data",
-        listed: Sequence[str] | None = None,
+        cls, uri: Paths, spec: Spec = None, name: str = "data", listed: Sequence[str] | None = None
     ) -> RecordFiles:
         """Open a file, the files in a folder, or the files at several paths.
 
         A folder that `write_tfrecords` wrote is described by its manifest. Other files are read
-        once to count their records, and a sample of them determines the columns. ``tfrecord_spec``
-        is that of `pybackend.read_tfrecords`; ``listed`` is what `find_files` returned for the
-        path, if it is known. An `InputError` names the file that is missing, damaged, or different
-        from its manifest.
+        once to count their records, and a sample of them determines the columns. ``spec`` is the
+        `tfrecord_spec` of `pybackend.read_tfrecords`; ``listed`` is what `find_files` returned for
+        the path, if it is known. An `InputError` names the file that is missing, damaged, or
+        different from its manifest.
         """
-        if tfrecord_spec is not None:
-            check_tfrecord_spec(tfrecord_spec)
+        if spec is not None:
+            check_tfrecord_spec(spec)
         if isinstance(uri, tuple) or is_pattern(uri):
-            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
+            return _count_files(listed or find_files(uri, name), spec, name)
         folder = open_folder(uri)
         manifest = read_manifest(folder)
         if manifest is None:
-            _reject_unfinished(uri, folder, name)
-            return _count_files(listed or find_files(uri, name), tfrecord_spec, name)
+            if rest := [one for one in folder.names() or [] if one.startswith(TEMPORARY)]:
+                raise InputError(
+                    f"`{name}`: {show(uri)} is being written, or was left behind by a process that "
+                    f"ended: it contains {rest[0]}"
+                )
+            return _count_files(listed or find_files(uri, name), spec, name)
         manifest.check(folder)
-        parts = manifest.parts
-        files = tuple(folder.path(part.name) for part in parts)
-        if parts:
-            _reject_others(listed or find_files(uri, name), {*files}, name)
-        return cls(
-            files=files,
-            counts=tuple(part.rows for part in parts),
-            sizes=tuple(part.size for part in parts),
-            schema=spec_to_schema(tfrecord_spec) if tfrecord_spec else manifest.schema,
-            compressions=(manifest.compression,) * len(parts),
-            marks=tuple(part.marks for part in parts),
-            checksums=tuple(part.checksum for part in parts),
-        )
+        parts = tuple(replace(part, name=folder.path(part.name)) for part in manifest.parts)
+        known = {part.name for part in parts}
+        found = (listed or find_files(uri, name)) if parts else ()
+        if others := [file for file in found if file not in known]:
+            raise InputError(
+                f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
+                f"remove {MANIFEST} to read all files in the folder"
+            )
+        schema = spec_to_schema(spec) if spec else manifest.schema
+        return cls(parts, schema, (manifest.compression,) * len(parts), is_listed=True)
 
     def to_json(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        return {**values, "schema": to_spark_fields(self.schema)}
+        parts = [asdict(part) for part in self.parts]
+        schema = to_spark_fields(self.schema)
+        return {**self.__getstate__(), "parts": parts, "schema": schema}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
         """Restore what `to_json` converted, even if JSON has turned tuples into lists."""
-        lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
-        marks = tuple(tuple((row, start) for row, start in pairs) for pairs in values["marks"])
-        return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})
+        parts = tuple(read_fields(RecordFile, part) for part in values["parts"])
+        schema = to_schema(values["schema"])
+        return cls(parts, schema, tuple(values["compressions"]), values["is_listed"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reader": {}}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(part.rows for part in self.parts)
 
     @property
     def rows(self) -> int:
@@ -131,17 +134,21 @@ class RecordFiles:
 
         An `InputError` names the file and the record that is damaged or does not match the schema.
         """
-        schema = self._select_schema(columns)
+        for column in columns:
+            if column not in self.schema.names:
+                raise InputError(
+                    f"the records have no feature {show(column)}: they have "
+                    f"{', '.join(self.schema.names)}"
+                )
+        schema = pa.schema([self.schema.field(column) for column in columns])
         begin = 0
-        for number, count in enumerate(self.counts):
-            own = max(first - begin, 0), min(last - begin, count)
+        for part, compression in zip(self.parts, self.compressions, strict=True):
+            own = max(first - begin, 0), min(last - begin, part.rows)
             if own[0] < own[1]:
-                yield from self._read_file(number, *own, schema)
-            begin += count
+                yield from self._read_file(part, compression, *own, schema)
+            begin += part.rows
 
-    def pieces(
-        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def pieces(self, ranges: Ranges, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches for ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
             start = first
@@ -152,30 +159,20 @@ class RecordFiles:
     def ranges(self, size: int) -> list[tuple[int, int]]:
         """Split all rows into ranges of about ``size`` bytes that can be read independently."""
         found, begin, row, byte = [], (0, 0), 0, 0
-        for count, file_size, marks in zip(self.counts, self.sizes, self.marks, strict=True):
-            edges = [(row + number, byte + start) for number, start in marks[1:]]
-            row, byte = row + count, byte + file_size
+        for part in self.parts:
+            edges = [(row + number, byte + start) for number, start in part.marks[1:]]
+            row, byte = row + part.rows, byte + part.size
             for edge in [*edges, (row, byte)]:
                 if edge[1] - begin[1] >= size:
                     found.append((begin[0], edge[0]))
                     begin = edge
         return [pair for pair in [*found, (begin[0], row)] if pair[0] < pair[1]]
 
-    def _select_schema(self, columns: Sequence[str]) -> pa.Schema:
-
-        for column in columns:
-            if column not in self.schema.names:
-                raise InputError(
-                    f"the records have no feature {show(column)}: they have "
-                    f"{', '.join(self.schema.names)}"
-                )
-        return pa.schema([self.schema.field(column) for column in columns])
-
     def _read_file(
-        self, number: int, first: int, last: int, schema: pa.Schema
+        self, part: RecordFile, compression: Compression, first: int, last: int, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        file, read, checksum = self.files[number], 0, 0
-        for chunk in self._read_file_chunks(number, first, last):
+        read, checksum = 0, 0
+        for chunk in self._read_file_chunks(part, compression, first, last):
             wanted = chunk.between(first, last)
             if len(wanted.starts):
                 checksum = update_checksum(wanted.check(), checksum)
@@ -183,17 +180,19 @@ class RecordFiles:
             read += len(wanted.starts)
             if read == last - first:
                 break
-        is_known = self.checksums and read == self.counts[number]
-        if read < last - first or (is_known and checksum != self.checksums[number]):
+        is_known = self.is_listed and read == part.rows
+        if read < last - first or (is_known and checksum != part.checksum):
             raise InputError(
-                f"{file} no longer has the {self.counts[number]} records that it had when it was "
+                f"{part.name} no longer has the {part.rows} records that it had when it was "
                 "written or counted: it was replaced. Write it again"
             )
 
-    def _read_file_chunks(self, number: int, first: int, last: int) -> Iterator[Chunk]:
+    def _read_file_chunks(
+        self, part: RecordFile, compression: Compression, first: int, last: int
+    ) -> Iterator[Chunk]:
         """Yield the chunks of a file that contain these rows, and possibly others."""
-        file, marks = self.files[number], self.marks[number] or ((0, 0),)
-        if compression := self.compressions[number]:
+        file, marks = part.name, part.marks or ((0, 0),)
+        if compression:
             # Removed while it is in use: another thread may read the same file.
             reader = self._reader.pop(file, None)
             if reader is None or not reader.has(first):
@@ -207,55 +206,30 @@ class RecordFiles:
         before = bisect_right(marks, first, key=itemgetter(0)) - 1
         after = bisect_left(marks, last, key=itemgetter(0))
         # Not beyond the mark after the range: bytes of a remote file are transferred.
-        end = marks[after][1] if after < len(marks) else self.sizes[number]
+        end = marks[after][1] if after < len(marks) else part.size
         size = min(CHUNK_BYTES, end - marks[before][1])
         yield from read_chunks(file, None, marks[before], size)
 
 
-def _reject_others(files: Sequence[str], known: Collection[str], name: str) -> None:
-    if others := [file for file in files if file not in known]:
-        raise InputError(
-            f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
-            f"remove {MANIFEST} to read all files in the folder"
-        )
-
-
-def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
-    if unfinished := [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]:
-        raise InputError(
-            f"`{name}`: {show(uri)} is being written, or was left behind by a process that ended: "
-            f"it contains {unfinished[0]}"
-        )
-
-
-def _count_files(files: Sequence[str], spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+def _count_files(files: Sequence[str], spec: Spec, name: str) -> RecordFiles:
     compressions = [detect_compression(file) for file in files]
     if spec is None:
         spec = sample_spec(files, compressions, name)
-    counted = [count_records(*pair) for pair in zip(files, compressions, strict=True)]
-    return RecordFiles(
-        files=tuple(files),
-        counts=tuple(count for count, _ in counted),
-        sizes=tuple(get_size(file) for file in files),
-        schema=spec_to_schema(spec),
-        compressions=tuple(compressions),
-        marks=tuple(marks for _, marks in counted),
-    )
+    parts = tuple(count_records(*pair) for pair in zip(files, compressions, strict=True))
+    return RecordFiles(parts, spec_to_schema(spec), tuple(compressions))
 
 
-def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
+def count_records(file: str, compression: Compression) -> RecordFile:
     """Count the records in a file, and find points from which it can be read."""
     count = 0
     marks: list[Mark] = []
     for chunk in read_chunks(file, compression):
         count += len(chunk.starts)
         marks += place_marks(chunk.starts - framing.HEAD, chunk.first, chunk.begin)
-    return count, () if compression else tuple(marks)
+    return RecordFile(file, count, get_size(file), 0, () if compression else tuple(marks))
 
 
-def sample_spec(
-    files: Sequence[str], compressions: Sequence[Compression], name: str
-) -> dict[str, str]:
+def sample_spec(files: Sequence[str], compressions: list[Compression], name: str) -> dict[str, str]:
     """Infer a `tfrecord_spec` from the first records of at most eight files."""
     pairs = list(zip(files, compressions, strict=True))
     samples = [
@@ -280,10 +254,7 @@ def detect_compression(uri: str) -> Compression:
 
 
 def read_chunks(
-    uri: str,
-    compression: Compression,
-    mark: tuple[int, int] = (0, 0),
-    size: int = CHUNK_BYTES,
+    uri: str, compression: Compression, mark: tuple[int, int] = (0, 0), size: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
     """Yield a file's records, starting at ``mark``: the number of a record and its offset.
 
@@ -346,21 +317,20 @@ def open_for_reading(uri: str) -> Iterator[Any]:
 
 def _read_rest(chunk: Chunk, stream: Any) -> bytes:
     content = chunk.content
-    if len(content) < framing.HEAD:
-        raise _truncated_error(chunk)
-    length = framing.read_first_length(content)
-    if length is None:
-        raise chunk.report_damage("length")
-    if length > _MOST_BYTES:
-        raise InputError(
-            f"{chunk.name_record()} claims to have {length:,} bytes, more than the limit of 2 GB "
-            "for a tf.train.Example: write the file again"
-        )
-    missing = framing.HEAD + length + framing.FOOT - len(content)
-    rest = _read(chunk.file, stream, missing)
-    if len(rest) < missing:
-        raise _truncated_error(chunk)
-    return rest
+    if len(content) >= framing.HEAD:
+        length = framing.read_first_length(content)
+        if length is None:
+            raise chunk.report_damage("length")
+        if length > _MOST_BYTES:
+            raise InputError(
+                f"{chunk.name_record()} claims to have {length:,} bytes, more than the limit of 2 "
+                "GB for a tf.train.Example: write the file again"
+            )
+        missing = framing.HEAD + length + framing.FOOT - len(content)
+        rest = _read(chunk.file, stream, missing)
+        if len(rest) == missing:
+            return rest
+    raise InputError(f"{chunk.name_record()} is incomplete: the file is truncated. Write it again")
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
@@ -373,9 +343,3 @@ def _read(uri: str, stream: Any, size: int) -> bytes:
     except ValueError as error:
         raise InputError(f"{uri} cannot be read: {error}") from error
     return b"".join(parts)
-
-
-def _truncated_error(chunk: Chunk) -> InputError:
-    return InputError(
-        f"{chunk.name_record()} is incomplete: the file is truncated. Write or copy it again"
-    )

@@ -28,23 +28,20 @@ class AuditPlan:
     """Steps of one epoch after another."""
 
     def __init__(self) -> None:
-        self.musts: set[int] = set()  # steps of this epoch to audit in any case
         self.spent = 0.0  # seconds of all audits
-        self.steps = 0  # number of steps of this epoch that may be audited
-        self._share = _SHARE
-        self._due: int | None = None
-        # The last audited step of the epoch, and how long the last audit took.
-        self._last: int | None = None
-        self._cost = 0.0
-        self._began = self._epoch_began = time.monotonic()
-        self._spent_before = 0.0
+        self._cost = 0.0  # seconds of the last one
+        self._began = time.monotonic()
+        self.begin_epoch(0, None)
 
     def begin_epoch(
         self, steps: int, first: int | None, musts: Iterable[int] = (), is_second: bool = False
     ) -> None:
         """Begin an epoch; ``first`` is the first step that may be audited, None if none may be."""
         self._share = _EARLY_SHARE if is_second else _SHARE
-        self.steps, self._due, self._last, self.musts = steps, first, None, set(musts)
+        self.steps = steps  # number of steps of this epoch that may be audited
+        self.musts = set(musts)  # steps of this epoch to audit in any case
+        self._due: int | None = first  # the next step to consider
+        self._last: int | None = None  # the last one that was audited
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
 
     def is_due(self, last: int) -> bool:
@@ -88,23 +85,24 @@ class AuditPlan:
 class Window:
     """Steps compared as one: those whose gradients the optimizer adds up, or a single step."""
 
-    before: Values  # the values before the first step
+    before: Values  # the values before the first step, of the variables that existed then
     memory: float  # size of the process at that time
-    known: set[int]  # variables that existed at that time
-    steps: list[int] = field(default_factory=list)
-    changed: list[Values] = field(default_factory=list)  # by callbacks, before each step
+    changed: dict[int, Values] = field(default_factory=dict)  # by callbacks, before each step
     numbers: Values = field(default_factory=dict)  # scalars after the last step
     digest: int = 0  # of the variables that callbacks must not change in between
     reason: str | None = None  # why the steps cannot be compared
     exchanged: list[Exchanged] = field(default_factory=list)  # if empty, weights are compared
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self.changed)
 
 
 def describe_error(error: Exception) -> str:
     """Return the text of an error, without the lines that TensorFlow and Keras add."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras
-        said = lines[1]
-    else:  # the traceback of a function that was traced comes first
-        said = lines[-1] if lines[0].startswith("in user code") else lines[0]
-    return f"{type(error).__name__}: {said}"
+    # Keras names a layer first; the traceback of a function that was traced comes first.
+    at = 1 if lines[0].startswith("Exception encountered") else 0
+    at = -1 if lines[0].startswith("in user code") or at >= len(lines) else at
+    return f"{type(error).__name__}: {lines[at]}"

@@ -32,19 +32,17 @@ from pybackend.core.engine.audit.audited_steps import (
     Window,
     describe_error,
 )
-from pybackend.core.engine.audit.merges import Merges
-from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState
+from pybackend.core.engine.audit.merges import EpochMerge, Merges
+from pybackend.core.engine.audit.one_process import OneProcess, OwnSettings, StepState, count_bytes
 from pybackend.core.engine.audit.stand_ins import POSITIONS, Noise, stand_in_noise
 from pybackend.core.engine.audit.traced_step import TracedStep
 from pybackend.core.engine.audit.verdict import Judge
 from pybackend.core.engine.equal_state import find_differing, find_trained, uses_gpus
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
-from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.replica import Replica, count_neighbours
 from pybackend.core.engine.row_batches import PipelineBatches
 from pybackend.core.engine.step_changes import count_accumulated_steps
 from pybackend.core.engine.step_clock import StepClock
-from pybackend.core.engine.sync import EpochSync
 from pybackend.core.errors import InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.messages import Note
@@ -92,27 +90,28 @@ class Auditor:
         self,
         replica: Replica,
         exchange: GradientExchange,
-        sync: EpochSync,
+        sync: EpochMerge,
         clock: StepClock,
         others: Sequence[Any],
         report: Audit,
         class_weight: Any,
     ) -> None:
-        view, feed, job = replica.view, replica.batches, replica.job
+        view, job = replica.view, replica.job
         self.report = report
         self.noise = Noise()  # records random draws for as long as the training lasts
-        self._model, self._collective, self._feed = view.model, replica.collective, feed
-        self._exchange, self._clock, self._emit = exchange, clock, replica.emit
+        self._collective, self._feed = own = replica.collective, replica.batches
+        self._model, self._exchange = view.model, exchange
+        self._clock, self._emit = clock, replica.emit
         self._only_warns = isinstance(job.exchange, Exchange) and job.exchange.audit == "warn"
         self._limit = job.resources.bytes
-        self._state = StepState(view, others)
-        self._process = OneProcess(self._state, class_weight)
+        self._state = state = StepState(view, others)
+        self._process = process = OneProcess(state, class_weight)
         self._is_mixed, self._is_half = view.has_mixed_layers, view.has_half_layers
         # What half precision computes is repeated in float32, which has fewer rounding errors.
         self._process.type = "float32" if self._is_mixed else None
-        self._step = TracedStep(replica, exchange, self._state, self._process, self.noise)
+        self._step = TracedStep(*own, exchange, process, self.noise)
         self._settings = OwnSettings(view)
-        self._merges = Merges(replica, exchange, self._state, sync)
+        self._merges = Merges(*own, exchange, state, sync)
         self._plan = AuditPlan()
         self._epoch = self._epochs = self._compared = self._delays = 0
         self._window: Window | None = None
@@ -133,20 +132,20 @@ class Auditor:
         self._epoch, self._window, self._taken = epoch, None, (0, 0)
         self._exchange.take_exchanges()
         is_first, is_second = self._epochs == 0, self._epochs == 1
+        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * steps)
+        musts: set[int] = set()
         if is_first:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * steps)
-        musts = {0} if is_first else set()
-        is_uneven = totals is not None and totals[-1] != totals[0]
-        if is_first and is_uneven and self._collective.world_size <= _MANY:
-            musts.add(steps - 1)  # the last step has fewer rows
+            is_uneven = totals is not None and totals[-1] != totals[0]
+            # The last step may have fewer rows.
+            musts = {0, steps - 1 if is_uneven and self._collective.world_size <= _MANY else 0}
         if isinstance(feed, PipelineBatches):  # it retains only the first batch
             steps, first = 1, 0
             if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
                 first, musts = None, set()
         together = min(self._count_together(), _MOST_STEPS)
-        copied = 2 * together * self._state.count_trained_bytes()
+        copied = 2 * together * count_bytes(self._model.trainable_variables)
         needed = self._copies * (4 * self._state.count_bytes() + copied)
         small = self._state.read_small() if self._small else {}
         has_changed = not _are_equal(self._small, small) or self._is_outdated()
@@ -162,34 +161,32 @@ class Auditor:
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._taken == (0, 0):
             self._taken = batch, batch
-        if self._window is None:
-            last = batch + self._count_together() - 1
-            if not self._plan.is_due(last) or self._count_accumulated():
-                return  # most steps
-            if not self._plan.is_must(last):
-                chosen = self._plan.choose(last) if self._collective.rank == 0 else 0
-                chosen = int(all_sum(self._collective, [chosen])[0])
-                self._plan.postpone(chosen)
-                if chosen > last:
-                    return
-            if last - batch >= _MOST_STEPS:  # their gradients would fill the memory
-                self._plan.begin_epoch(self._feed.steps, None)
-                self._skip(_ABOUT_MANY)
-                return
-            began = time.monotonic()
-            self._plan.begin(batch, last)
-            known = set(self._state.find())
-            self._window = Window(self._state.read(), measure_memory(os.getpid()), known)
-            self._window.changed.append({})
-            self._exchange.copy_exchanges()
-            self._plan.spent += time.monotonic() - began
-        else:
+        if self._window is not None:
             if self._window.digest != self._digest():
                 self._window.reason = _ABOUT_ACCUMULATED
             values, saved = self._read_numbers(), self._window.numbers
             changed = {key: value for key, value in values.items() if value != saved.get(key)}
-            self._window.changed.append(changed)
-        self._window.steps.append(batch)
+            self._window.changed[batch] = changed
+            return
+        last = batch + self._count_together() - 1
+        if not self._plan.is_due(last) or self._count_accumulated():
+            return  # most steps
+        if not self._plan.is_must(last):
+            chosen = self._plan.choose(last) if self._collective.rank == 0 else 0
+            chosen = int(all_sum(self._collective, [chosen])[0])
+            self._plan.postpone(chosen)
+            if chosen > last:
+                return
+        if last - batch >= _MOST_STEPS:  # their gradients would fill the memory
+            self._plan.begin_epoch(self._feed.steps, None)
+            self._skip(_ABOUT_MANY)
+            return
+        began = time.monotonic()
+        self._plan.begin(batch, last)
+        self._state.find()
+        self._window = Window(self._state.read(), measure_memory(os.getpid()), {batch: {}})
+        self._exchange.copy_exchanges()
+        self._plan.spent += time.monotonic() - began
 
     def _end(self, batch: int, logs: Any = None) -> None:
         if self._traced is None:
@@ -199,17 +196,14 @@ class Auditor:
         if window is None:
             return
         # Several steps per execution run without a call between them.
-        for step in range(window.steps[-1] + 1, last + 1):
-            window.steps.append(step)
-            window.changed.append({})
+        window.changed |= {step: {} for step in range(window.steps[-1] + 1, last + 1)}
         if self._count_accumulated() and last < self._feed.steps - 1:
             window.numbers, window.digest = self._read_numbers(), self._digest()
             return
         self._window, window.exchanged = None, self._exchange.take_exchanges()
         began, waited = time.monotonic(), self._collective.waited
         record = self._exchange.record
-        settling = nullcontext() if record is None else record.settling()
-        with nullcontext() if self._clock is None else self._clock.leaving_out(), settling:
+        with self._clock.leaving_out(), record.settling() if record else nullcontext():
             self._audit(window, logs)
         self._plan.end(time.monotonic() - began)
         self.waited += self._collective.waited - waited
@@ -227,10 +221,8 @@ class Auditor:
 
     def _digest(self) -> int:
         """Return a checksum of all variables except scalars; only rank 0 compares them."""
-        if self._collective.rank:
-            return 0
         digest = 0
-        for variable in self._state.variables.values():
+        for variable in () if self._collective.rank else self._state.variables.values():
             if len(variable.shape):  # callbacks may change scalars, such as the learning rate
                 digest = zlib.crc32(variable.numpy().tobytes(), digest)
         return digest
@@ -263,9 +255,10 @@ class Auditor:
             self._obey({"error": f"{error}. {OWN_FAULT}"})
 
     def _audit(self, window: Window, logs: Any) -> None:
-        self._state.find()
+        # There may be new variables, except metrics, whose old values are unknown.
+        made = self._state.find().keys() - window.before.keys()
+        has_made = bool(made - {id(v.value) for v in self._model.metrics_variables})
         is_short = self._collective.rank == 0 and self._lacks_memory(window)
-        has_made = self._has_made_variables(window)
         found = all_sum(self._collective, [self.noise.is_drawn, has_made, is_short])
         is_random, has_made, is_short = (bool(count) for count in found)
         self.noise.is_drawn = is_random
@@ -281,10 +274,9 @@ class Auditor:
             return
         after, where = self._state.read(), self._name(window)
         settings = self._settings.read()
-        positions: tuple[float, ...] = POSITIONS[:1]
-        if is_random:  # in the first comparison all of them, then each in turn
-            count = self._compared
-            positions = POSITIONS[count % len(POSITIONS) :][:1] if count else POSITIONS
+        # With random numbers, in the first comparison all of them, then each in turn.
+        turn = self._compared % len(POSITIONS) if is_random else 0
+        positions = POSITIONS if is_random and not self._compared else POSITIONS[turn : turn + 1]
         is_repeated = self._is_repeated(is_random)
         is_rough = self._is_half or self._has_gpus
         has_learned = False
@@ -321,41 +313,37 @@ class Auditor:
         """Return the error that weights differed before the step, if this explains a verdict's."""
         if "error" not in verdict:
             return verdict
-        variables = list(self._model.trainable_variables)
-        if self._exchange.shards is None:
-            variables += self._state.view.optimizer_variables
+        optimizers = self._state.view.optimizer_variables if self._exchange.shards is None else ()
+        variables = [*self._model.trainable_variables, *optimizers]
         self._state.write(window.before)
         differing = find_differing(variables, self._collective)[0]
         self._state.write(after)
-        if not differing:
-            return verdict
-        ranks, name = ", ".join(map(str, differing)), show(min(differing.values()))
-        error = (
-            f"before {self._name(window)}, the variable {name} of worker {ranks} differed from "
-            "that of worker 0: a callback, a layer or a custom train_step changed it on only one "
-            "worker"
-        )
-        return {**verdict, "error": error}
+        if differing:
+            ranks, name = ", ".join(map(str, differing)), show(min(differing.values()))
+            verdict["error"] = (
+                f"before {self._name(window)}, the variable {name} of worker {ranks} differed from "
+                "that of worker 0: a callback, a layer or a custom train_step changed it on only "
+                "one worker"
+            )
+        return verdict
 
     def _compare(
         self, window: Window, after: Values, position: float, is_repeated: bool
     ) -> dict[str, Any]:
         """Return rank 0's verdict on all ranks, with random numbers replaced by a constant."""
-        found, exchanged, reason = after, window.exchanged, window.reason
+        found, reason = after, window.reason
         self._process.position = position
         with stand_in_noise(position):
             if is_repeated:
                 found, exchanged, failed = self._step.repeat(window)
-                reason = reason or failed
+                window, reason = replace(window, exchanged=exchanged), reason or failed
                 self._state.write(after)
-            packed = self._pack(window, found, exchanged)
-            received = gather_values(self._collective, packed)
+            received = gather_values(self._collective, self._pack(window, found))
             verdict: dict[str, Any] = {"skipped": reason}
             if self._collective.rank == 0 and reason is None:
                 try:
-                    own = self._exchange, self._state, self._process
-                    judged = replace(window, exchanged=exchanged)
-                    judge = Judge(*own, judged, found, received, self._feed.is_sharded)
+                    own = self._exchange, self._process, window, found
+                    judge = Judge(*own, received, self._feed.is_sharded)
                     verdict = judge.judge(self._name(window))
                 except UnequalRows as error:
                     verdict = {"skipped": str(error)}
@@ -380,21 +368,21 @@ class Auditor:
 
     def _refuse(self, window: Window, is_random: bool) -> str | None:
         """Return why steps cannot be compared, or None; the same on all workers."""
-        if isinstance(self._feed, PipelineBatches) and window.steps != [0]:
+        steps = window.steps
+        if isinstance(self._feed, PipelineBatches) and steps != [0]:
             return "if `data` is a function, only the first batch of an epoch is stored"
-        if isinstance(self._feed, PipelineBatches) and self._feed.is_uneven:
+        if self._feed.is_uneven:
             return (
                 "arrays of a batch have different numbers of rows, and cannot be concatenated "
                 "across the workers"
             )
-        if len(window.steps) > _MOST_STEPS:
+        if len(steps) > _MOST_STEPS:
             return _ABOUT_MANY
-        if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
+        if len(steps) > 1 and self._exchange.needs_others_in_each_step:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
         if is_true_anywhere(self._collective, self._is_outdated()):
-            changed = self._settings.list_changed(self._traced[1])
-            name = self._settings.name(changed) or "which layers are trained"
+            name = self._settings.find_changed(self._traced[1]) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"
         if model.run_eagerly and self._state.view.custom_parts:
             return (
@@ -405,20 +393,11 @@ class Auditor:
         if not self._exchange.is_repeatable:
             return "the step would have to be repeated, which TensorFlow's collectives cannot do"
         # `rows_at` may communicate with the other workers.
-        if self._exchange.is_split and not all(
-            all(self._feed.rows_at(step)) for step in window.steps
-        ):
+        if self._exchange.is_split and not all(all(self._feed.rows_at(step)) for step in steps):
             return "the step would have to be repeated, but has no rows on a worker that uses XLA"
         return None
 
-    def _has_made_variables(self, window: Window) -> bool:
-        """Return whether there are new variables, except metrics; their old values are unknown."""
-        made = set(self._state.variables) - window.known
-        return bool(made - {id(v.value) for v in self._model.metrics_variables})
-
-    def _pack(
-        self, window: Window, found: Values, exchanged: Sequence[Exchanged]
-    ) -> dict[str, Any]:
+    def _pack(self, window: Window, found: Values) -> dict[str, Any]:
         """Return what rank 0 needs from this worker."""
         before, state = window.before, self._state
         metrics = state.list_metrics(self._exchange.shared_variables)
@@ -432,7 +411,7 @@ class Auditor:
             for name, keys in (("metrics", metrics), ("statistics", state.list_statistics()))
         }
         rows = [pack_rows(*self._feed.read_step(step)) for step in window.steps]
-        sharded = exchanged if self._exchange.shards is not None else []
+        sharded = window.exchanged if self._exchange.shards is not None else []
         parts = [{"needed": x.needed, "means": x.means[: len(x.needed)]} for x in sharded]
         return {"rows": rows, "parts": parts, **changes}
 
@@ -476,9 +455,8 @@ class Auditor:
         if is_new:
             report.steps += verdict["steps"]
             report.rows += verdict["rows"]
-            report.weights = max(report.weights, verdict["weights"])
-            report.metrics = max(report.metrics, verdict["metrics"])
-            report.zeros = max(report.zeros, verdict["zeros"])
+            for name in ("weights", "metrics", "zeros"):
+                setattr(report, name, max(getattr(report, name), verdict[name]))
         report.left_out = self._list_left_out()
         error = verdict.get("error")
         if error is None:

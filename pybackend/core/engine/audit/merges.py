@@ -8,28 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from pybackend.core.collective import broadcast_value, gather_values
+from pybackend.core.collective import Collective, broadcast_value, gather_values
 from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values
 from pybackend.core.engine.audit.one_process import StepState
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
-from pybackend.core.engine.replica import Replica
-from pybackend.core.engine.sync import EpochSync
+from pybackend.core.engine.row_batches import Batches
 from pybackend.core.words import show
 
 # Relative rounding errors of the sums, and the size below which a value is zero.
 _ROUNDING, _ZERO = 1e-4, 1e-6
 
 
+class EpochMerge(Protocol):
+    """Functions of `EpochSync` that merge values, and those that they merge."""
+
+    def list_merged(self) -> list[tuple[Any, Any]]: ...
+    def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]: ...
+    def agree_on_statistics(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Merges:
-    replica: Replica
+    collective: Collective
+    batches: Batches
     exchange: GradientExchange
     state: StepState
-    sync: EpochSync
+    sync: EpochMerge
 
     def compare(
         self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, where: str
@@ -39,17 +47,13 @@ class Merges:
         ``after`` has the values of the variables, which are others at the end, and ``logs`` what
         the steps logged.
         """
-        collective, logged = self.replica.collective, dict(logs or {})
+        collective, logged = self.collective, dict(logs or {})
         metrics = self.state.list_metrics(self.exchange.shared_variables)
-        results = self.replica.model.get_metrics_result()
+        results = self.state.view.model.get_metrics_result()
         own = {
-            "rows": self.replica.batches.count_rows(),
+            "rows": self.batches.count_rows(),
             # A train_step of a model's own may log other values by the name of a metric.
-            "others": [
-                name
-                for name, value in logged.items()
-                if name in results and not _is_close(value, results[name])
-            ],
+            "others": [n for n in logged if n in results and not _is_close(logged[n], results[n])],
             "metrics": [after[key] for key in metrics],
             "changes": [_change(variable, last) for variable, last in self.sync.list_merged()],
         }
@@ -58,11 +62,10 @@ class Merges:
         self.sync.agree_on_statistics()
         wrong = [] if collective.rank else self._find_wrong(ranks, metrics, merged)
         wrong = broadcast_value(collective, wrong)
-        if not wrong:
-            return {}
-        listed = ", ".join(map(show, wrong))
-        error = f"in {where}, the workers' values of {listed} were merged wrongly"
-        return {"error": f"{error}. {OWN_FAULT}"}
+        error = (
+            f"in {where}, the workers' values of {', '.join(map(show, wrong))} were merged wrongly"
+        )
+        return {"error": f"{error}. {OWN_FAULT}"} if wrong else {}
 
     def _find_wrong(
         self, ranks: Sequence[Any], metrics: Sequence[int], merged: Mapping[str, Any]
@@ -80,7 +83,7 @@ class Merges:
                 wrong.append(names.get(key, "a metric"))
         others = {name for one in ranks for name in one["others"]}
         # Results are compared with those of the merged variables: they may magnify rounding.
-        results = self.replica.model.get_metrics_result()
+        results = self.state.view.model.get_metrics_result()
         logged = set(results) & set(merged) - others
         return wrong + [n for n in results if n in logged and not _is_close(merged[n], results[n])]
 
@@ -97,11 +100,11 @@ def _is_near(found: Any, expected: Any, last: Any) -> bool:
     """Return whether numbers are equal up to rounding, in the type of ``last``."""
     if last.dtype.kind in "iub":
         return bool(np.array_equal(found, expected))
-    # Half precision has 8 bits or more.
-    rounding = _ZERO if last.dtype.itemsize >= 4 else 2.0**-6
     is_finite = np.isfinite(expected)
     if not np.array_equal(is_finite, np.isfinite(found)):
         return False
+    # Half precision has 8 bits or more.
+    rounding = _ZERO if last.dtype.itemsize >= 4 else 2.0**-6
     found, expected, last = (np.asarray(v, np.float64)[is_finite] for v in (found, expected, last))
     size = np.linalg.norm(np.nan_to_num(last)) + np.linalg.norm(expected)
     error = np.linalg.norm(found - expected)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -16,14 +16,14 @@ from pybackend.core.engine.audit.audited_rows import GlobalRows, UnequalRows
 from pybackend.core.engine.audit.audited_steps import Values
 from pybackend.core.engine.audit.stand_ins import POSITIONS, running_functions, trace_loops
 from pybackend.core.engine.equal_state import find_statistics
-from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.transports import Exchanged
 from pybackend.core.engine.statistics.metrics import find_step_means
-from pybackend.core.engine.step_changes import override_each
+from pybackend.core.engine.step_changes import configure, override, override_each
 from pybackend.core.model.compare import is_random_state
 from pybackend.core.model.view import ModelView, is_mixed
 
 Array = npt.NDArray[Any]
+Step = Callable[[Any], Any]
 # Number of elements of variables that are compared between epochs.
 _SMALL = 64
 
@@ -58,11 +58,11 @@ class StepState:
         names |= {id(v.value): f"{v.path} of the optimizer" for v in optimizers}
         return names | {id(v.value): str(v.path) for v in model.variables}
 
-    def read(self, which: Sequence[int] | None = None) -> Values:
+    def read(self, which: Iterable[int] | None = None) -> Values:
         """Return copies of the values of all variables, or of some."""
         found = self.variables
-        chosen = found if which is None else [key for key in which if key in found]
-        return {key: np.asarray(found[key].numpy()) for key in chosen}
+        chosen = found if which is None else which
+        return {key: np.asarray(found[key].numpy()) for key in chosen if key in found}
 
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
         """Return the variables of metrics, except those that are the same on all workers."""
@@ -79,19 +79,15 @@ class StepState:
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        return _count_bytes((self.variables or self.find()).values())
-
-    def count_trained_bytes(self) -> int:
-        """Return the size of the trained weights, and so of their gradients."""
-        return _count_bytes(map(as_tensorflow, self._model.trainable_variables))
+        return count_bytes((self.variables or self.find()).values())
 
     def read_small(self) -> Values:
         """Return small variables that losses and layers may use, and that no step trains."""
         model = self._model
         apart = [*model.trainable_variables, *self._others, *self.view.optimizer_variables]
         left_out = {id(as_tensorflow(v)) for v in apart} | set(self.list_metrics(()))
-        keys = [key for key, one in self.variables.items() if key not in left_out]
-        return self.read([k for k in keys if np.prod(self.variables[k].shape) <= _SMALL])
+        small = {key for key, one in self.variables.items() if np.prod(one.shape) <= _SMALL}
+        return self.read(small - left_out)
 
     def write(self, values: Mapping[int, Array]) -> None:
         for key, value in values.items():
@@ -107,35 +103,29 @@ class OneProcess:
     """
 
     def __init__(self, state: StepState, class_weight: Mapping[int, float] | None) -> None:
-        self._state = state
-        self._class_weight = class_weight
+        self.state, self._class_weight = state, class_weight
         self._traced: dict[Any, dict[Any, Any]] = {}
         self.position = POSITIONS[0]
         self.type: str | None = None
 
-    def take(self, step: Callable[[Any], Any], batch: Any) -> None:
+    def take(self, step: Step, batch: Any) -> None:
         """Take a step on a batch of arrays: a ``train_step``, unchanged or with an exchange."""
-        view = self._state.view
+        view = self.state.view
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault((self.position, self.type), {})
-        with ExitStack() as stack:
-            for context in (
-                # A graph traced before would have other rows, and random numbers.
-                running_functions(eagerly=True),
-                _multiplying_exactly(),
-                self._average_as_traced(),
-                _without_cudnn(view.layers),
-                trace_loops(view, traced),
-                nullcontext() if self.type is None else _computing_in(view.parts, self.type),
-            ):
-                stack.enter_context(context)
+        with (
+            # A graph traced before would have other rows, and random numbers.
+            running_functions(eagerly=True),
+            _multiplying_exactly(),
+            self._average_as_traced(),
+            _without_cudnn(view.layers),
+            trace_loops(view, traced),
+            _computing_in(view.parts, self.type),
+        ):
             step(data)
 
     def take_all(
-        self,
-        step: Callable[[Any], Any],
-        steps: Sequence[GlobalRows],
-        moved: Sequence[Callable[[], None]],
+        self, step: Step, steps: Sequence[GlobalRows], moved: Sequence[Callable[[], None]]
     ) -> None:
         """Take steps on all workers' rows, normalizing each worker's rows as that worker does.
 
@@ -152,7 +142,7 @@ class OneProcess:
         In a traced step, Keras does not know how many rows a batch has, and gives every step the
         weight one. In a step that is not traced, it weights the step by its rows.
         """
-        model = self._state.view.model
+        model = self.state.view.model
         means = [] if model.run_eagerly else find_step_means(model)
         return override_each(means, "update_state", _unweighted)
 
@@ -168,7 +158,7 @@ class OneProcess:
 
     def _normalize_by_parts(self, rows: GlobalRows) -> AbstractContextManager[None]:
         """Normalize each worker's rows separately, in layers that do so in training."""
-        view = self._state.view
+        view = self.state.view
         spread = {
             id(inner)
             for outer in view.layers
@@ -182,15 +172,10 @@ class OneProcess:
         return override_each(view.unsynchronized, "call", watch)
 
 
-@contextmanager
-def _multiplying_exactly() -> Iterator[None]:
+def _multiplying_exactly() -> AbstractContextManager[None]:
     settings = tf.config.experimental
-    before = settings.tensor_float_32_execution_enabled()
-    settings.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        settings.enable_tensor_float_32_execution(before)
+    is_enabled = settings.tensor_float_32_execution_enabled
+    return configure(is_enabled, settings.enable_tensor_float_32_execution, False)
 
 
 def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
@@ -200,17 +185,16 @@ def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
+def _computing_in(parts: Sequence[Any], name: str | None) -> Iterator[None]:
     """Make a model and its layers compute in a more precise type; variables stay."""
     with ExitStack() as stack:
         for part in parts:
-            if name == "float32" and not is_mixed(part):
+            if name is None or (name == "float32" and not is_mixed(part)):
                 continue
             # To assign to a layer changes the entries of its map, which cannot be restored.
             if isinstance(part.dtype_policy, keras.dtype_policies.DTypePolicyMap):
                 raise TypeError(f"{part.name} has a map of types")
-            stack.callback(setattr, part, "dtype_policy", part.dtype_policy)
-            part.dtype_policy = _Computing(name)
+            stack.enter_context(override(part, "dtype_policy", _Computing(name)))
         yield
 
 
@@ -275,26 +259,34 @@ class OwnSettings:
             if not name.startswith(("_", "stop_"))
         }
 
-    def restore(self, saved: Settings) -> str | None:
-        """Restore attributes that steps have changed; return the name of the first, or None."""
-        changed = self.list_changed(saved)
-        for number, name in changed:
+    def find_changed(self, saved: Settings, restores: bool = False) -> str | None:
+        """Return the name of the first attribute that has changed, or None; restore all."""
+        changed = [key for key, value in self.read().items() if saved.get(key, value) != value]
+        for number, name in changed if restores else ():
             setattr(self._parts[number], name, saved[number, name])
-        return self.name(changed)
-
-    def list_changed(self, saved: Settings) -> list[tuple[int, str]]:
-        return [key for key, value in self.read().items() if saved.get(key, value) != value]
-
-    def name(self, changed: Sequence[tuple[int, str]]) -> str | None:
         return next((f"{type(self._parts[n]).__name__}.{name}" for n, name in changed), None)
 
+    def restore(self, saved: Settings) -> str | None:
+        return self.find_changed(saved, restores=True)
 
-def _count_bytes(variables: Iterable[Any]) -> int:
-    return sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
+
+def count_bytes(variables: Iterable[Any]) -> int:
+    return sum(int(np.prod(v.shape)) * v.dtype.size for v in map(as_tensorflow, variables))
 
 
 def as_tensorflow(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+class ExchangedMeans(Protocol):
+    """Attributes of a `GradientExchange` that compare its gradients with those of a step."""
+
+    adds_up: bool
+
+    def place_means(
+        self, means: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any], whole: bool
+    ) -> list[Any]: ...
+    def undo_share(self, gradient: Any) -> Any: ...
 
 
 class WatchedGradients:
@@ -307,14 +299,13 @@ class WatchedGradients:
     def __init__(
         self,
         view: ModelView,
-        exchange: GradientExchange,
+        exchange: ExchangedMeans,
         exchanged: Sequence[Exchanged],
         steps: int,
         is_own: bool = False,
     ) -> None:
         self._view, self._exchange, self._is_own = view, exchange, is_own
-        self._remaining = iter(exchanged)
-        self._each = max(1, len(exchanged) // steps)
+        self._remaining, self._each = iter(exchanged), max(1, len(exchanged) // steps)
         self._count = 0
         # What was exchanged and what the steps computed, by the step, the number of the exchange in
         # the step, and the variable's path. Gradients that are exchanged as one sum are summed.
@@ -359,9 +350,7 @@ def _as_arrays(mean: Any, gradient: Any) -> tuple[Array, Array]:
         return mean.numpy(), tf.convert_to_tensor(gradient).numpy()
     pair = [(np.array(one.indices), np.array(one.values)) for one in (mean, gradient)]
     rows = np.unique(np.concatenate([indices for indices, _ in pair]))
-    arrays = []
-    for indices, values in pair:
-        summed = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+    one, other = (np.zeros((len(rows), *values.shape[1:]), values.dtype) for _, values in pair)
+    for summed, (indices, values) in zip((one, other), pair, strict=True):
         np.add.at(summed, np.searchsorted(rows, indices), values)
-        arrays.append(summed)
-    return arrays[0], arrays[1]
+    return one, other

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pybackend.core.engine.step_changes import override, override_each
+from pybackend.core.engine.step_changes import configure, override, override_each
 from pybackend.core.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]
@@ -111,12 +111,11 @@ class Noise:
                 self.has_seeds |= stand_in is None
                 is_seeded = draw.__name__.startswith("stateless")
                 self.is_stateless |= is_seeded
-                own = stand_in is None or "Generator." in draw.__qualname__
-                if own:
+                has_state = stand_in is None or "Generator." in draw.__qualname__
+                if has_state:
                     state = args[0].state
-                    known = getattr(state, "value", state) if stand_in is None else state
-                    self.states.add(id(known))
-                self.is_unseeded |= not is_seeded and not own
+                    self.states.add(id(state.value if stand_in is None else state))
+                self.is_unseeded |= not is_seeded and not has_state
                 return draw(*args, **options)
 
             return noting
@@ -182,15 +181,10 @@ def trace_loops(
     )
 
 
-@contextmanager
-def running_functions(eagerly: bool) -> Iterator[None]:
+def running_functions(eagerly: bool) -> AbstractContextManager[None]:
     """Run each ``tf.function`` as Python, or as its traced graph."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(eagerly)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
+    config = tf.config
+    return configure(config.functions_run_eagerly, config.run_functions_eagerly, eagerly)
 
 
 def _is_of_keras(layer: Any) -> bool:

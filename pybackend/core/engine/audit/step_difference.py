@@ -23,7 +23,6 @@ Values = Mapping[Key, Array]
 # Relative tolerance: float32 sums of a few hundred numbers in different orders differ by less.
 _RELATIVE = 2e-5
 # Half precision: errors of its sums are up to this many roundings.
-_HALF = 2.0**-12
 _HALVES = 8.0
 # Factor by which a difference may exceed that of one process with itself, and the bound on both:
 # beyond it, a step is ill-conditioned, and nothing can be concluded from a difference.
@@ -39,7 +38,7 @@ _EXACT_ZERO = 1e-7
 _VAST = 1e18
 # Relative rounding errors of an optimizer's update from the same gradients.
 _UPDATE = 2e-4
-_PIECE = 1 << 16
+PIECE = 1 << 16
 
 
 class Measure(NamedTuple):
@@ -79,7 +78,7 @@ Again = Callable[[Literal["same", "float64", "order"]], "Values | None"]
 
 def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
     sizes = {key: one.size for key, one in measures.items()}
-    whole = _norm_of_gradients(measures)
+    whole = float(np.sqrt(sum(one.scale**2 for one in measures.values() if one.is_gradient)))
     # "Not at most", because NaN is neither larger nor smaller.
     suspects = [key for key, size in sizes.items() if not size <= measures[key].tolerance]
     differing = [key for key in suspects if not is_number(measures[key].found)]
@@ -140,10 +139,6 @@ def _measure_turns(measures: Mapping[Key, Measure], turned: Values) -> float:
     return float(np.sqrt(sum(measure_distance(*pair) ** 2 for pair in pairs)))
 
 
-def _norm_of_gradients(measures: Mapping[Key, Measure]) -> float:
-    return float(np.sqrt(sum(one.scale**2 for one in measures.values() if one.is_gradient)))
-
-
 def measure_gradient(found: Array, expected: Array) -> Measure:
     scale = _norm(_finite(expected, expected)[0])
     return Measure(found, expected, scale, find_tolerance(expected), True)
@@ -174,14 +169,12 @@ def find_tolerance(values: Array) -> float:
 
 def _finite(one: Array, other: Array) -> tuple[Array, Array]:
     """Return two arrays with zeros wherever one of them is not finite."""
-    if np.isfinite(one).all() and np.isfinite(other).all():
-        return one, other
     keep = np.isfinite(one) & np.isfinite(other)
-    return np.where(keep, one, 0), np.where(keep, other, 0)
+    return (one, other) if keep.all() else (np.where(keep, one, 0), np.where(keep, other, 0))
 
 
 def _norm(values: Array) -> float:
-    return float(np.sqrt(sum(float(one @ one) for (one,) in _pieces(values))))
+    return float(np.sqrt(sum(float(one @ one) for (one,) in cut_pieces(values))))
 
 
 def measure_distance(one: Array, other: Array) -> float:
@@ -191,7 +184,7 @@ def measure_distance(one: Array, other: Array) -> float:
     if not is_number(one):
         return 0.0 if np.array_equal(one, other) else np.inf
     total = 0.0
-    for left, right in _pieces(one, other):
+    for left, right in cut_pieces(one, other):
         with np.errstate(invalid="ignore"):
             difference = left - right
         square = float(difference @ difference)
@@ -203,11 +196,11 @@ def measure_distance(one: Array, other: Array) -> float:
     return float(np.sqrt(total)) if np.isfinite(total) else np.inf
 
 
-def _pieces(*arrays: Array) -> Iterator[list[Array]]:
+def cut_pieces(*arrays: Array) -> Iterator[list[Array]]:
     """Yield parts of arrays as float64, which fit into the processor's cache."""
     flat = [one.reshape(-1) for one in arrays]
-    for first in range(0, len(flat[0]), _PIECE):
-        yield [one[first : first + _PIECE].astype(np.float64) for one in flat]
+    for first in range(0, len(flat[0]), PIECE):
+        yield [one[first : first + PIECE].astype(np.float64) for one in flat]
 
 
 def is_number(values: Array) -> bool:

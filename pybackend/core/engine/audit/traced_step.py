@@ -19,10 +19,15 @@ from pybackend.core.data.arrays import nest
 from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
 from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
 from pybackend.core.engine.audit.stand_ins import Noise
-from pybackend.core.engine.audit.step_difference import find_tolerance, is_another
+from pybackend.core.engine.audit.step_difference import (
+    PIECE,
+    cut_pieces,
+    find_tolerance,
+    is_another,
+)
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.exchange.transports import Exchanged
-from pybackend.core.engine.replica import Replica
+from pybackend.core.engine.row_batches import Batches
 from pybackend.core.engine.step_changes import override
 
 Array = npt.NDArray[Any]
@@ -49,11 +54,18 @@ _AGAIN, _AGAIN_IN_HALF = 1e-3, 0.05
 class TracedStep:
     """Repetition of this worker's steps, with its own rows."""
 
-    replica: Replica
+    collective: Collective
+    batches: Batches
     exchange: GradientExchange
-    state: StepState
     process: OneProcess
     noise: Noise
+
+    @property
+    def state(self) -> StepState:
+        return self.process.state
+
+    def is_anywhere(self, is_so: bool) -> bool:
+        return is_true_anywhere(self.collective, is_so)
 
     @property
     def draws_others(self) -> bool:
@@ -71,7 +83,8 @@ class TracedStep:
 
         Not if the optimizer clips by the norm of all gradients, which a rank does not have.
         """
-        return self.exchange.shards is not None and not self.replica.model.optimizer.global_clipnorm
+        optimizer = self.state.view.model.optimizer
+        return self.exchange.shards is not None and not optimizer.global_clipnorm
 
     def compare(self, window: Window, after: Values, where: str, is_rough: bool) -> dict[str, Any]:
         """Compare the step that trained with its repetition, with the same random numbers.
@@ -81,13 +94,12 @@ class TracedStep:
         """
         if not self.exchange.adds_up:
             rounding = _OF_COMPRESSED if self.exchange.is_compressed else _OF_SUMS
-            wrong = check_sums(window.exchanged, self.replica.collective, rounding)
-            if is_true_anywhere(self.replica.collective, bool(wrong)):
+            wrong = check_sums(window.exchanged, self.collective, rounding)
+            if self.is_anywhere(bool(wrong)):
                 return {"error": f"in {where}, {_ABOUT_SUM}. {OWN_FAULT}"}
-        if is_true_anywhere(self.replica.collective, self.draws_others):
+        has_rows = all(all(self.batches.rows_at(step)) for step in window.steps)
+        if self.is_anywhere(self.draws_others) or not has_rows:  # without rows, a step exchanges
             return {}
-        if not all(all(self.replica.batches.rows_at(step)) for step in window.steps):
-            return {}  # a step without rows exchanges
         failed = ""
         try:
             # In the layers' types, as the step that trained.
@@ -97,17 +109,14 @@ class TracedStep:
             found, failed = "failed", describe_error(error)
         finally:
             self.state.write(after)
-        kinds = all_sum(
-            self.replica.collective, [kind == found for kind in ("gradients", "update", "failed")]
-        )
-        if kinds[2]:
+        kinds = ("failed", "gradients", "update")
+        has_failed, is_other, is_wrong = all_sum(self.collective, [kind == found for kind in kinds])
+        if has_failed:
             return {"skipped": f"{_ABOUT_FAILED} ({failed or 'on another worker'})"}
-        if kinds[0]:
+        if is_other:
             why = _ABOUT_DRAWS * self.noise.is_drawn + _ABOUT_HALF * is_rough
             return {"skipped": _ABOUT_TRACED + why}
-        if kinds[1]:
-            return {"error": f"in {where}, {_ABOUT_UPDATE}. {OWN_FAULT}"}
-        return {}
+        return {"error": f"in {where}, {_ABOUT_UPDATE}. {OWN_FAULT}"} if is_wrong else {}
 
     def confirm(
         self, window: Window, after: Values, verdict: dict[str, Any], is_rough: bool
@@ -119,10 +128,8 @@ class TracedStep:
         _, again, failed = self.repeat(window)
         self.state.write(after)
         own, now = ([part for each in x for part in each.own] for x in (window.exchanged, again))
-        is_other = failed is None and is_another(own, now)
-        if not is_true_anywhere(self.replica.collective, is_other):
-            return verdict
-        return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
+        is_other = self.is_anywhere(failed is None and is_another(own, now))
+        return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough} if is_other else verdict
 
     def repeat(self, window: Window) -> tuple[Values, list[Exchanged], str | None]:
         """Let all workers repeat the steps, and exchange.
@@ -136,35 +143,37 @@ class TracedStep:
                 self._take(window)
         except Exception as error:  # operations that need a graph fail on all workers
             reason = _ABOUT_REPEATED.format(describe_error(error))
-        if is_true_anywhere(self.replica.collective, reason is not None):
+        if self.is_anywhere(reason is not None):
             reason = reason or "it has to be repeated, but fails on another worker"
         return self.state.read(), self.exchange.take_exchanges(), reason
 
     def _repeat_alone(self, window: Window, after: Values, tolerance: float) -> str | None:
         """Return what differs if this worker repeats the step and applies the same means."""
-        exchange, model, steps = self.exchange, self.replica.model, len(window.steps)
+        exchange, model, steps = self.exchange, self.state.view.model, len(window.steps)
         watch = WatchedGradients(self.state.view, exchange, window.exchanged, steps, is_own=True)
         with exchange.repeating(steps), exchange.paused(), watch.install():
             self._take(window)
-        pairs = list(watch.pairs.values())
-        if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
+        found, again = ([pair[n] for pair in watch.pairs.values()] for n in (0, 1))
+        if is_another(found, again, tolerance):
             return "gradients"
         now = self.state.read([id(v.value) for v in model.trainable_variables])
         left_out = {id(v.value) for v in exchange.variables_of_others}
         keys = [key for key in now if key in window.before and key not in left_out]
-        moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
-        again = [now[key].astype(np.float64) - window.before[key] for key in keys]
+        moved, again = (
+            [values[key].astype(np.float64) - window.before[key] for key in keys]
+            for values in (after, now)
+        )
         return "update" if is_another(moved, again, tolerance) else None
 
     def _take(self, window: Window) -> None:
         self.state.write(window.before)
-        for step, changed in zip(window.steps, window.changed, strict=True):
+        for step, changed in window.changed.items():
             self.state.write(changed)
-            batch = nest(self.replica.batches.read_step(step)[0])
-            self.process.take(self.replica.model.train_step, batch)
+            batch = nest(self.batches.read_step(step)[0])
+            self.process.take(self.state.view.model.train_step, batch)
 
 
-_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 16)
+_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], PIECE)
 
 
 def check_sums(
@@ -216,9 +225,8 @@ def _project_slices(slices: Sequence[Array]) -> list[tuple[float, float]]:
 
 def _project(values: Array) -> tuple[float, float]:
     """Return the sum of some numbers with random signs, and their norm."""
-    flat, total, square = values.reshape(-1), 0.0, 0.0
-    for first in range(0, len(flat), len(_SIGNS)):
-        part = flat[first : first + len(_SIGNS)].astype(np.float64)
+    total, square = 0.0, 0.0
+    for (part,) in cut_pieces(values):
         total += float(part @ _SIGNS[: len(part)])
         square += float(part @ part)
     return total, float(np.sqrt(square))

@@ -12,7 +12,7 @@ import numpy as np
 from pybackend.core.engine.audit import step_difference as difference
 from pybackend.core.engine.audit.audited_rows import GlobalRows, unpack_rows
 from pybackend.core.engine.audit.audited_steps import OWN_FAULT, Values, Window, describe_error
-from pybackend.core.engine.audit.one_process import OneProcess, StepState, WatchedGradients
+from pybackend.core.engine.audit.one_process import OneProcess, WatchedGradients
 from pybackend.core.engine.exchange.gradient_exchange import GradientExchange
 from pybackend.core.engine.step_changes import override
 from pybackend.core.model.view import has_own
@@ -40,22 +40,18 @@ class Judge:
     def __init__(
         self,
         exchange: GradientExchange,
-        state: StepState,
         process: OneProcess,
         window: Window,
         found: Values,
         everyone: Sequence[Mapping[str, Any]],
         is_sharded: bool,
     ) -> None:
-        self._view = state.view
-        self._model = state.view.model
-        self._exchange, self._state, self._process = exchange, state, process
-        self._before, self._changed = window.before, window.changed
+        self._exchange, self._state, self._process = exchange, process.state, process
+        self._view, self._model = self._state.view, self._state.view.model
+        self._before, self._changed = window.before, list(window.changed.values())
         self._found = dict(found)
-        self._steps = [
-            unpack_rows([one["rows"][n] for one in everyone], is_sharded)
-            for n in range(len(window.changed))
-        ]
+        steps = zip(*(one["rows"] for one in everyone), strict=True)
+        self._steps = [unpack_rows(step, is_sharded) for step in steps]
         self._add_up(everyone)
         self._exchanged = window.exchanged
         if exchange.shards is not None:
@@ -79,9 +75,8 @@ class Judge:
             return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))
         trained = self._find_trained() if self._exchanged else set()
-        kinds: list[dict[Any, difference.Measure]] = [{}, {}]
-        for name, pair in gradients.items():
-            kinds[0][name] = difference.measure_gradient(*pair)
+        measured = {name: difference.measure_gradient(*pair) for name, pair in gradients.items()}
+        kinds: list[dict[Any, difference.Measure]] = [measured, {}]
         for key in self._list_compared():
             values = before[key], found[key], expected[key]
             kinds[key in metrics][key] = difference.measure_variable(*values, key in trained)
@@ -140,15 +135,16 @@ class Judge:
 
     def _list_compared(self) -> list[int]:
         """Return the variables that should equal those of one process."""
-        left_out = set(self._state.list_generators())
-        left_out |= {id(v.value) for v in self._exchange.variables_of_others}
+        others = [*self._exchange.variables_of_others]
         for layer in self._view.unsynchronized:
-            left_out |= {id(v.value) for v in layer.non_trainable_variables}
+            others += layer.non_trainable_variables
         if self._exchange.mean_loss is not None:  # it replaces Keras's own mean
-            for metric in self._model.metrics:
-                if metric.name == "loss":
-                    left_out |= {id(v.value) for v in metric.variables}
+            others += self._list_losses()
+        left_out = {*self._state.list_generators(), *(id(v.value) for v in others)}
         return [key for key in self._found if key in self._before and key not in left_out]
+
+    def _list_losses(self) -> list[Any]:
+        return [v for one in self._model.metrics if one.name == "loss" for v in one.variables]
 
     def _compute(self, steps: Sequence[GlobalRows]) -> tuple[Values, dict[Any, tuple[Any, Any]]]:
         """Take steps in one process, which applies the workers' gradients.
@@ -175,16 +171,15 @@ class Judge:
         optimizer = self._model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             return False
-        numbers = [id(v.value) for v in optimizer.variables if v.name == "dynamic_scale"]
-        known = [key for key in numbers if key in self._before]
+        keys = {id(v.value) for v in optimizer.variables if v.name == "dynamic_scale"}
+        known = keys & self._before.keys()
         return any(not np.array_equal(self._found[key], expected[key]) for key in known)
 
     def _describe(self, results: Sequence[difference.Comparison], where: str, rows: int) -> str:
-        differing = [one for result in results for one in result.differing]
         advice = OWN_FAULT if self._is_own_fault() else self._advise(results)
         return (
             f"{where} was repeated in one process on the same {rows} rows, and the result differs: "
-            f"{self._list(differing)}. {advice}"
+            f"{self._list([one for result in results for one in result.differing])}. {advice}"
         )
 
     def _list(self, sizes: Sequence[tuple[Any, float]]) -> str:
@@ -226,9 +221,8 @@ class Judge:
                 "other than a mean over the rows, e.g. by their sum or maximum: update it with a "
                 "mean, or from values that are the same on all workers, such as weights"
             )
-        losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
         others = {key for key, _ in results[1].differing}
-        if not differing and not others & {id(v.value) for v in losses}:
+        if not differing and not others & {id(v.value) for v in self._list_losses()}:
             return (
                 "The weights are equal, but a metric is neither a sum nor a mean over rows: "
                 f"write it as a `{term('keras.metrics.Metric')}` whose variables are sums"

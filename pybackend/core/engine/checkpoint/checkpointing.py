@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -19,7 +19,6 @@ from pybackend.core.engine.checkpoint.training_state import TrainingStart, Train
 from pybackend.core.engine.exchange.synchronizer import Preemption
 from pybackend.core.engine.step_changes import EpochSteps
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.job import TrainingJob
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.notice import PreemptedError
 from pybackend.core.job.report import Audit
@@ -37,17 +36,16 @@ class CheckpointWriter:
     """
 
     def __init__(self, store: CheckpointStore, keep: int, emit: Emit) -> None:
-        self._store = store
-        self._keep = keep
-        self._emit = emit
+        self.store = store
+        self.newest: str | None = None
+        """Epoch and step of the newest written checkpoint."""
+        self._keep, self._emit = keep, emit
         self._waiting: tuple[Manifest, bytes] | None = None
-        self._is_busy = False
         self._changed = threading.Condition()
         self._failures: deque[str] = deque()
         self._failed_in_a_row = 0
-        self._last: str | None = None
         self._refusal: InputError | None = None
-        self._can_prune = True
+        self._is_busy, self._can_prune = False, True
         # A daemon: a file system that hangs must not keep this process alive.
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -68,7 +66,7 @@ class CheckpointWriter:
         if self._failed_in_a_row >= max(2, self._keep):
             raise ClusterError(
                 f"{self._failed_in_a_row} checkpoints in a row could not be written to "
-                f"{show(self._store.uri)}; {self._describe_last()}. Check that disk, then resume "
+                f"{show(self.store.uri)}; {self._describe_newest()}. Check that disk, then resume "
                 f"with {call_of('Recovery', ..., resume=True)}"
             )
 
@@ -76,15 +74,10 @@ class CheckpointWriter:
         """Wait until everything is written, up to a time limit, and report failures."""
         if not self._wait(seconds):
             self._failures.append(
-                f"the last checkpoint was not written to {show(self._store.uri)} within "
-                f"{seconds:g} s; no longer waiting for it; {self._describe_last()}"
+                f"the last checkpoint was not written to {show(self.store.uri)} within "
+                f"{seconds:g} s; no longer waiting for it; {self._describe_newest()}"
             )
         self._report()  # without an error: the trained model is about to be returned
-
-    @property
-    def newest(self) -> str | None:
-        """Epoch and step of the newest written checkpoint."""
-        return self._last
 
     def clear(self, seconds: float) -> None:
         """Stop writing, and remove all checkpoints; if that fails, show a note."""
@@ -93,10 +86,10 @@ class CheckpointWriter:
         try:
             if not self._wait(seconds):
                 raise TimeoutError(f"the last one is still being written after {seconds:g} s")
-            self._store.clear()
+            self.store.clear()
         except Exception as error:  # each file system has its own errors
             self._failures.append(
-                f"the checkpoints at {show(self._store.uri)} could not all be removed "
+                f"the checkpoints at {show(self.store.uri)} could not all be removed "
                 f"({type(error).__name__}: {error}): remove them yourself"
             )
         self._report()
@@ -104,53 +97,52 @@ class CheckpointWriter:
     def _wait(self, seconds: float) -> bool:
         """Wait until nothing is left to write; return False if the time limit passed."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._is_busy and self._waiting is None, seconds
-            )
+            return self._changed.wait_for(lambda: not (self._is_busy or self._waiting), seconds)
 
     def _report(self) -> None:
         while self._failures:  # from this thread alone: events share a pipe
             self._emit(Note(self._failures.popleft()))
 
-    def _describe_last(self) -> str:
-        return f"the newest one is from {self._last}" if self._last else "none has been written yet"
+    def _describe_newest(self) -> str:
+        return (
+            f"the newest one is from {self.newest}" if self.newest else "none has been written yet"
+        )
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._waiting is None:
+                while (waiting := self._waiting) is None:
                     self._changed.wait()
-                manifest, state = self._waiting
                 self._waiting, self._is_busy = None, True
-            self._write(manifest, state)
+            self._write(*waiting)
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()
 
     def _write(self, manifest: Manifest, state: bytes) -> None:
         try:
-            self._store.commit(manifest, state)
+            self.store.commit(manifest, state)
         except Exception as error:  # each file system has its own errors
             self._refusal = error if isinstance(error, InputError) else None
             self._failed_in_a_row += 1
             self._failures.append(
                 f"the checkpoint of {manifest.point} could not be written to "
-                f"{show(self._store.uri)} ({type(error).__name__}: {error}); "
-                f"{self._describe_last()}"
+                f"{show(self.store.uri)} ({type(error).__name__}: {error}); "
+                f"{self._describe_newest()}"
             )
         else:
-            self._failed_in_a_row, self._last = 0, manifest.point
+            self._failed_in_a_row, self.newest = 0, manifest.point
             self._prune()
 
     def _prune(self) -> None:
         could, self._can_prune = self._can_prune, True
         try:
-            self._store.prune(self._keep)
+            self.store.prune(self._keep)
         except Exception as error:  # each file system has its own errors
             self._can_prune = False
             if could:
                 self._failures.append(
-                    f"older checkpoints at {show(self._store.uri)} could not be removed "
+                    f"older checkpoints at {show(self.store.uri)} could not be removed "
                     f"({type(error).__name__}: {error}); retrying after each new one"
                 )
 
@@ -165,7 +157,6 @@ class Checkpoints:
 
     options: Checkpoint
     start: TrainingStart
-    store: CheckpointStore | None = None
     writer: CheckpointWriter | None = None
     manifest: Manifest | None = None
 
@@ -178,80 +169,45 @@ class Checkpoints:
             self.writer.clear(seconds)
 
 
-class Trainee(Protocol):
-    """Attributes of this worker's `Replica` that checkpoints need."""
-
-    @property
-    def job(self) -> TrainingJob: ...
-    @property
-    def collective(self) -> Collective: ...
-    @property
-    def emit(self) -> Emit: ...
-    @property
-    def batches(self) -> EpochSteps: ...
-
-
 class Saver:
     """Saves the state of training, at the same steps on all ranks.
 
-    ``step`` steps of the epoch were done before; audits are added to ``audit``.
+    Training ends after ``epochs``. Audits are added to ``audit``.
     """
 
     def __init__(
         self,
-        replica: Trainee,
+        epochs: int,
+        collective: Collective,
+        emit: Emit,
         checkpoints: Checkpoints,
         state: TrainingState,
-        step: int,
         audit: Audit,
     ) -> None:
-        self._audit = audit
-        self._epochs = replica.job.epochs
-        self._emit = replica.emit
+        self.epochs, self.collective, self._emit = epochs, collective, emit
+        self.checkpoints, self.state, self._audit = checkpoints, state, audit
         self._reported: set[str] = set()
-        self._collective = replica.collective
-        self._checkpoints = checkpoints
-        self._state = state
-        self._schedule = Schedule(checkpoints.options, replica.collective)
-        self._seen = step
+        self.schedule = Schedule(checkpoints.options, collective, checkpoints.start.step)
         self._final: tuple[Manifest, bytes] | None = None
-
-    def begin_epoch(self) -> None:
-        self._seen = 0
-
-    def count(self, done: int) -> bool:
-        """Count the steps of the epoch so far; return whether a checkpoint is due."""
-        is_due = self._schedule.advance(done - self._seen)
-        self._seen = done
-        return is_due
-
-    @property
-    def is_each_epoch(self) -> bool:
-        """True if checkpoints are due at the end of each epoch only."""
-        return self._schedule.is_each_epoch
-
-    def is_due_at_end(self) -> bool:
-        return self.is_each_epoch or self._schedule.advance(0)
 
     def save(self, epoch: int, step: int, is_stopped: bool) -> None:
         """Save the state after some epochs, and steps of the next; all ranks call this together."""
-        writer, manifest = self._checkpoints.writer, self._checkpoints.manifest
+        writer, manifest = self.checkpoints.writer, self.checkpoints.manifest
         if writer is not None:
             writer.check()
         self.report_lost()
-        state = self._state.gather(self._collective, is_within_epoch=step > 0)
+        state = self.state.gather(self.collective, is_within_epoch=step > 0)
         if writer is not None and manifest is not None:
             audit = deepcopy(self._audit)  # the writer encodes it while training adds to it
             manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped, audit=audit)
             writer.submit(manifest, state)
-            is_over = not step and (is_stopped or epoch == self._epochs)
+            is_over = not step and (is_stopped or epoch == self.epochs)
             self._final = (manifest, state) if is_over else None
-        self._schedule.restart()
+        self.schedule.restart()
 
     def report_lost(self) -> None:
         """Report attributes that are not saved, once each; hooks may have created them."""
-        lost = [name for name in self._state.find_lost() if name not in self._reported]
-        if lost:
+        if lost := [name for name in self.state.find_lost() if name not in self._reported]:
             text = (
                 "checkpoints do not store these attributes of callbacks, which are not plain "
                 f"data: {', '.join(lost)}"
@@ -261,56 +217,45 @@ class Saver:
 
     def finish(self) -> None:
         """Store the final weights if the last callbacks changed them."""
-        if self._final is None or self._checkpoints.writer is None:
+        if self._final is None or self.checkpoints.writer is None:
             return
         manifest, encoded = self._final
-        state, weights = decode_state(encoded), self._state.read_weights()
-        stored = state["variables"][: len(weights)]
-        if not all(map(_is_same, stored, weights)):
+        state, weights = decode_state(encoded), self.state.read_weights()
+        if not all(map(_is_same, state["variables"], weights)):
             encoded = encode_state({**state, "final": weights})
-            self._checkpoints.writer.submit(manifest, encoded)
+            self.checkpoints.writer.submit(manifest, encoded)
 
 
 class Checkpointing(keras.callbacks.Callback):
     """Callback that saves the state of training when due, at the same step on all ranks."""
 
     def __init__(
-        self,
-        replica: Trainee,
-        checkpoints: Checkpoints,
-        state: TrainingState,
-        preemption: Preemption,
-        saver: Saver,
+        self, saver: Saver, preemption: Preemption, batches: EpochSteps, timeout: float
     ) -> None:
         super().__init__()
-        self._job = replica.job
-        self._preemption = preemption
-        self._collective = replica.collective
-        self._checkpoints = checkpoints
-        self._state = state
-        self._steps = replica.batches.steps
-        self._epoch = checkpoints.start.epoch
-        self._to_restore = checkpoints.start.state
-        self._saver = saver
+        self._saver, self._preemption, self._batches = saver, preemption, batches
+        self._timeout, self._start = timeout, saver.checkpoints.start
+        self._epoch = self._start.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         # This overwrites what other callbacks set in their `on_train_begin`.
-        if not self._checkpoints.start.is_within_epoch:
+        if not self._start.is_within_epoch:
             self._restore()
         self._saver.report_lost()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
-        if self._to_restore is None:
-            self._saver.begin_epoch()
+        if not self._start.state:
+            self._saver.schedule.begin_epoch()
         self._restore()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
-        done = min(batch + 1, self._steps)
-        is_due = self._saver.count(done)
+        steps = self._batches.steps
+        done = min(batch + 1, steps)
+        is_due = self._saver.schedule.count(done)
         # A checkpoint at the end of the epoch replaces this one.
-        if done == self._steps or self.model.stop_training:
+        if done == steps or self.model.stop_training:
             return
         preempted = self._preemption.find_preempted(is_epoch_end=False)
         if is_due or preempted:
@@ -319,8 +264,8 @@ class Checkpointing(keras.callbacks.Callback):
             self._leave(preempted, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
-        is_due = self._saver.is_due_at_end()
+        is_over = bool(self.model.stop_training) or epoch + 1 == self._saver.epochs
+        is_due = self._saver.schedule.is_due_at_end()
         preempted = () if is_over else self._preemption.find_preempted(is_epoch_end=True)
         if is_due or is_over or preempted:
             self._saver.save(epoch + 1, 0, bool(self.model.stop_training))
@@ -328,21 +273,19 @@ class Checkpointing(keras.callbacks.Callback):
             self._leave(preempted, epoch + 1, 0)
 
     def _restore(self) -> None:
-        if self._to_restore is not None:
-            self._state.restore(
-                self._to_restore, self._collective.rank, self._collective.world_size
-            )
-            self._to_restore.clear()  # it may be large, and others refer to it
-            self._to_restore = None
+        collective, state = self._saver.collective, self._start.state
+        if state:
+            self._saver.state.restore(state, collective.rank, collective.world_size)
+            state.clear()  # it may be large, and others refer to it
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
         """End this training run on all ranks together, once the last checkpoint is written."""
         place, is_kept = describe_point(epoch, step), np.zeros(1, np.int64)
-        if self._checkpoints.writer is not None:
-            self._checkpoints.writer.finish(self._job.timeout)
-            is_kept[0] = self._checkpoints.writer.newest == place
+        if (writer := self._saver.checkpoints.writer) is not None:
+            writer.finish(self._timeout)
+            is_kept[0] = writer.newest == place
         # No worker exits earlier: when the first one exits, the launcher ends the others.
-        self._collective.broadcast(is_kept)
+        self._saver.collective.broadcast(is_kept)
         raise PreemptedError(preempted, place, bool(is_kept[0]))
 
 
@@ -353,25 +296,34 @@ def _is_same(one: Any, other: Any) -> bool:
 class Schedule:
     """Steps or seconds until a checkpoint is due, at the same step on all workers.
 
-    Seconds are measured by rank 0's clock. All workers check it together, at steps as far apart as
-    the remaining time allows, because agreeing at every step would cost a message each time.
+    ``step`` steps of the epoch were done before. Seconds are measured by rank 0's clock. All
+    workers check it together, at steps as far apart as the remaining time allows, because agreeing
+    at every step would cost a message each time.
     """
 
-    def __init__(self, checkpoint: Checkpoint, collective: Collective) -> None:
-        self._every_epoch = checkpoint.every == "epoch"
-        self._steps = checkpoint.steps
-        self._seconds = checkpoint.seconds
-        self._collective = collective
+    def __init__(self, checkpoint: Checkpoint, collective: Collective, step: int) -> None:
+        self.is_each_epoch = checkpoint.every == "epoch"
+        """True if each epoch ends with a checkpoint, and there are no others."""
+        self._steps, self._seconds = checkpoint.steps, checkpoint.seconds
+        self._collective, self._seen = collective, step
         self.restart()
 
     def restart(self) -> None:
-        self._done = 0
-        self._next_look = 1
-        self._began = time.monotonic()
+        self._done, self._next_look, self._began = 0, 1, time.monotonic()
 
-    def advance(self, steps: int) -> bool:
-        """Count steps; return whether a checkpoint is due. All ranks must call this together."""
-        self._done += steps
+    def begin_epoch(self) -> None:
+        self._seen = 0
+
+    def is_due_at_end(self) -> bool:
+        return self.is_each_epoch or self.count(self._seen)
+
+    def count(self, done: int) -> bool:
+        """Count the epoch's steps so far; return whether a checkpoint is due, on all ranks.
+
+        All ranks must call this together.
+        """
+        self._done += done - self._seen
+        self._seen = done
         if self._steps is not None:
             return self._done >= self._steps
         if self._seconds is None or self._done < self._next_look:
@@ -384,8 +336,3 @@ class Schedule:
             # The first steps are slow: never more steps than were done already.
             self._next_look = self._done + max(1, min(int(left / pace), self._done))
         return left <= 0
-
-    @property
-    def is_each_epoch(self) -> bool:
-        """True if each epoch ends with a checkpoint."""
-        return self._every_epoch

@@ -115,17 +115,13 @@ def _read(callback: Any) -> dict[str, dict[str, Any]]:
     Keras's monitoring callbacks choose an operation (``keras.ops.less``) once, and adjust their
     ``min_delta`` to it, so both must be restored together.
     """
-    values, operations = {}, {}
     # Keras reads from the file whether it has a header.
     is_log = isinstance(callback, keras.callbacks.CSVLogger)
     not_kept = {*_NOT_KEPT, "append_header"} if is_log else _NOT_KEPT
-    for name, value in vars(callback).items():
-        if name in not_kept:
-            continue
-        if name_of_operation := _find_operation(value):
-            operations[name] = name_of_operation
-        elif _is_plain(value):
-            values[name] = value
+    kept = {name: value for name, value in vars(callback).items() if name not in not_kept}
+    found = {name: _find_operation(value) for name, value in kept.items()}
+    operations = {name: one for name, one in found.items() if one}
+    values = {n: v for n, v in kept.items() if n not in operations and _is_plain(v)}
     return {"values": values, "operations": operations}
 
 
@@ -260,19 +256,15 @@ class TrainingState:
         first: dict[int, dict[str, str]] | None = None,
         is_elastic: bool = False,
     ) -> None:
-        self._model = model
-        self._sync = sync
-        self._synchronizer = synchronizer
-        self._shards = synchronizer.shards
-        self._is_elastic = is_elastic
+        self._model, self._sync, self._synchronizer = model, sync, synchronizer
+        self._shards, self._is_elastic = synchronizer.shards, is_elastic
         self._indices = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
         self._first = {} if first is None else first
         # Those of rank 0 that do not run on this one.
         self._others: dict[int, Any] = {}
-        for number, one in self._callbacks.items():
-            if number not in self._first:
-                self._first[number] = describe_callback(one)
+        for number in self._callbacks.keys() - self._first.keys():
+            self._first[number] = describe_callback(self._callbacks[number])
 
     def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
         """Return, on rank 0, everything that `restore` needs on every rank; elsewhere, nothing.
@@ -311,23 +303,21 @@ class TrainingState:
         callbacks = self._read_callbacks()
         is_lacking = np.array([n not in callbacks for n in self._indices], np.int64)
         is_shared = np.any(collective.all_gather(is_lacking), axis=0)
-        shared = [n for n, is_it in zip(self._indices, is_shared, strict=True) if is_it]
-        self._others = {}
-        if shared:
-            own = {n: callbacks[n] for n in shared if n in callbacks}
-            self._others = broadcast_value(collective, own)
+        own = {
+            n: callbacks[n]
+            for n, is_it in zip(self._indices, is_shared, strict=True)
+            if is_it and n in callbacks
+        }
+        self._others = broadcast_value(collective, own) if np.any(is_shared) else {}
         return encode_state(self.read_alone())
 
     def read_alone(self) -> dict[str, Any]:
         """Return the same as `read`, with what rank 0 sent when it was last called."""
-        own_state = {
-            "differing": {},
-            "callbacks": {**self._others, **self._read_callbacks()},
-            "within_epoch": False,
-            **self._read_own(),
-        }
+        callbacks = {**self._others, **self._read_callbacks()}
+        own_state = {"differing": {}, "callbacks": callbacks, "within_epoch": False}
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
-        return {"variables": arrays, "ranks": [own_state], "is_stopped": self.is_stopped}
+        ranks = [own_state | self._read_own()]
+        return {"variables": arrays, "ranks": ranks, "is_stopped": self.is_stopped}
 
     @property
     def is_stopped(self) -> bool:
@@ -400,10 +390,9 @@ class TrainingState:
     def _read_variables(self, is_within_epoch: bool) -> list[Any]:
         """Return the values of `_variables`; empty for the state that a single rank has."""
         variables = self._variables(is_within_epoch)
-        apart: set[int] = set()
-        if self._shards is not None:
-            first, count = self._count_before_optimizers(), len(self._shards.slots)
-            apart = {first + n for n in range(count) if not self._shards.is_common(n)}
+        slots = self._shards.slots if self._shards else ()
+        held = enumerate(slots, self._count_before_optimizers())
+        apart = {number for number, one in held if one.holder is not None}
         return [
             np.empty(0) if number in apart else np.array(variable.numpy())
             for number, variable in enumerate(variables)
@@ -422,7 +411,8 @@ class TrainingState:
         """
         model, view = self._model, ModelView(self._model)
         found = [*model.weights, *list_other_variables(model)]
-        found += view.optimizer_variables if self._shards is None else self._shards.slots
+        slots = [one.variable for one in self._shards.slots] if self._shards else None
+        found += view.optimizer_variables if slots is None else slots
         metrics = list(model.metrics_variables)
         listed = {id(v.value) for v in [*found, *metrics] if v is not None}
         found += metrics if is_within_epoch or not has_own(model, "train_step") else []

@@ -124,13 +124,9 @@ class ElasticLifecycle(Lifecycle):
 
     def __init__(self, job: TrainingJob, memory: Memory, order: Order) -> None:
         super().__init__(job)
-        self.memory = memory
-        self._order = order
-        self._epoch = order.epoch
-        self.groups = order.groups
-        self.is_after_loss = False
+        self.memory, self.audit = memory, memory.audit
+        self._order, self.groups = order, order.groups
         self._keeper: EpochKeeper | None = None
-        self.audit = memory.audit
 
     def seed(self, rank: int) -> None:
         """Seed random numbers once in this process, by the unique number of the worker."""
@@ -159,7 +155,7 @@ class ElasticLifecycle(Lifecycle):
         if not self.memory.is_seeded:
             offset_seeds(replica.model, self.memory.member)
             self.memory.is_seeded = True
-        if replica.collective.world_size > 1 and self._epoch is None:
+        if replica.collective.world_size > 1 and self._order.epoch is None:
             share_first_weights(replica)
 
     def make_callbacks(
@@ -175,10 +171,11 @@ class ElasticLifecycle(Lifecycle):
             replica.model, sync, synchronizer, stateful, memory.first, is_elastic=True
         )
         if self._checkpoints is not None:
-            step = self.start.step
-            self._saver = Saver(replica, self._checkpoints, state, step, self.audit)
-        self.is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
-        self._keeper = EpochKeeper(self, replica, state, synchronizer.record, sync, self._saver)
+            whole = self.job.epochs, replica.collective, replica.emit
+            self._saver = Saver(*whole, self._checkpoints, state, self.audit)
+        is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
+        record = synchronizer.record
+        self._keeper = EpochKeeper(self, replica, state, record, sync, self._saver, is_after_loss)
         return [stateful[training_state.HISTORY], self._keeper]
 
     def keep_last_step(self) -> None:
@@ -197,17 +194,12 @@ class ElasticLifecycle(Lifecycle):
         memory, order = self.memory, self._order
         manifest, write = describe_replica(replica)
         memory.rate = memory.rate or describe_rate(replica.model)  # callbacks may change it
-        memory.run = self._share_run(replica.collective)
+        # Rank 0's, which a late writer has, too.
+        own_run = (memory.run or new_run()).encode()
+        memory.run = broadcast_bytes(replica.collective, own_run).decode()
         if order.epoch is None:
-            self._checkpoints = open_checkpoints(
-                self.job,
-                replica.collective,
-                manifest,
-                write,
-                replica.emit,
-                order.generations,
-                memory.run,
-            )
+            own = self.job, replica.collective, manifest, write, replica.emit
+            self._checkpoints = open_checkpoints(*own, order.generations, memory.run)
             self.start = start = self._checkpoints.start
             self.groups = find_groups_before(start.generations, start.epoch, start.step)
             memory.is_own = False
@@ -222,14 +214,9 @@ class ElasticLifecycle(Lifecycle):
             )
         memory.checkpoints = self._checkpoints if replica.rank == 0 else None
 
-    def _share_run(self, collective: Collective) -> str:
-        """Return rank 0's identifier of the training run, which a late writer has, too."""
-        own = self.memory.run or new_run()
-        return broadcast_bytes(collective, own.encode()).decode()
-
     def _go_back(self, collective: Collective) -> training_state.TrainingStart:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
-        memory, epoch, groups = self.memory, self._epoch, self.groups
+        memory, epoch, groups = self.memory, self._order.epoch, self.groups
         if epoch is None:
             memory.kept = memory.next = None
             return self.start
@@ -239,21 +226,17 @@ class ElasticLifecycle(Lifecycle):
             received = broadcast_bytes(collective, saved.state if saved else b"")
             saved = saved or EpochState(epoch, received, groups, is_own=False)
         assert saved is not None
-        memory.is_own = saved.is_own
-        memory.kept, memory.next = saved, None
+        memory.kept, memory.next, memory.is_own = saved, None, saved.is_own
         state = decode_state(saved.state)
         step = sum(steps for _, steps in groups)
-        return training_state.TrainingStart(
-            epoch, step, is_stopped=state["is_stopped"], state=state
-        )
+        return training_state.TrainingStart(epoch, step, state["is_stopped"], state)
 
 
 def _report_files(replica: Replica) -> None:
     """Report callbacks of rank 0 alone that count steps."""
     others = select_callbacks(1, replica.callbacks)
-    own = [one for one in replica.callbacks if one not in others]
-    names = [type(one).__name__ for one in own if counts_steps(one)]
-    if names:
+    own = (one for one in replica.callbacks if one not in others)
+    if names := [type(one).__name__ for one in own if counts_steps(one)]:
         replica.emit(Note(_ABOUT_FILES.format(", ".join(names))))
 
 
@@ -275,26 +258,20 @@ class EpochKeeper(keras.callbacks.Callback):
         record: StepRecord | None,
         sync: training_state.StatefulSync,
         saver: Saver | None,
+        is_after_loss: bool,
     ) -> None:
         super().__init__()
-        self._saver = saver
+        self._replica, self._collective = replica, replica.collective
+        self._job, self._batches = replica.job, replica.batches
         self._preemption = lifecycle.preemption
         self._preempted: tuple[int, ...] = ()
-        self._is_after_loss = lifecycle.is_after_loss
+        self._memory, self._start = lifecycle.memory, lifecycle.start
+        self._epoch, self._groups = lifecycle.start.epoch, lifecycle.groups
+        self._state, self._record, self._sync, self._saver = state, record, sync, saver
         # An interval that began again with each loss might never end.
-        self._is_due = self._is_after_loss and saver is not None and not saver.is_each_epoch
-        self._job = replica.job
-        self._collective = replica.collective
-        self._batches = replica.batches
-        self._memory = lifecycle.memory
-        self._start = lifecycle.start
-        self._state = state
-        self._record = record
-        self._sync = sync
-        self._groups = lifecycle.groups
-        self._epoch = lifecycle.start.epoch
+        is_timed = saver is not None and not saver.schedule.is_each_epoch
+        self._is_after_loss, self._is_due = is_after_loss, is_after_loss and is_timed
         self._before_last: tuple[StepValues, dict[str, Any]] | None = None
-        self._emit = replica.emit
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._start.state is None:
@@ -310,7 +287,7 @@ class EpochKeeper(keras.callbacks.Callback):
                 "continuing after a loss does not restore these attributes of callbacks, which are "
                 f"not plain data: {', '.join(lost)}. They keep their values from the interruption"
             )
-            self._emit(Note(text))
+            self._replica.emit(Note(text))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._start.is_within_epoch and epoch == self._start.epoch:
@@ -322,7 +299,7 @@ class EpochKeeper(keras.callbacks.Callback):
         elif epoch != self._epoch:
             self._groups = ()
             if self._saver is not None:
-                self._saver.begin_epoch()
+                self._saver.schedule.begin_epoch()
         self._epoch, self._before_last = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -334,7 +311,7 @@ class EpochKeeper(keras.callbacks.Callback):
         if self._saver is None:
             return
         done, record = min(batch + 1, self._batches.steps), self._record
-        self._is_due |= self._saver.count(done) | self._is_newly_preempted()
+        self._is_due |= self._saver.schedule.count(done) | self._is_newly_preempted()
         # A checkpoint at the end of the epoch replaces this one.
         if not self._is_due or done == self._batches.steps or self.model.stop_training:
             return
@@ -353,16 +330,15 @@ class EpochKeeper(keras.callbacks.Callback):
         is_left = is_change and not is_over
         # All may be preempted at the same time.
         if self._saver is not None and (
-            self._saver.is_due_at_end() or self._is_due or is_over or is_left
+            self._saver.schedule.is_due_at_end() or self._is_due or is_over or is_left
         ):
             self._save(epoch + 1, 0, is_stopped)
-        if not is_left:
-            return
-        if is_preempted:
+        if is_left and is_preempted:
             if self._memory.checkpoints is not None:
                 self._memory.checkpoints.wait(self._job.timeout)
             raise LeftError(epoch + 1)
-        raise GroupChangesError
+        if is_left:
+            raise GroupChangesError
 
     def _is_newly_preempted(self) -> bool:
         """Return whether another worker was preempted; the same on all ranks."""
@@ -396,18 +372,13 @@ class EpochKeeper(keras.callbacks.Callback):
 
     def _restore(self) -> None:
         state = self._start.state
-        own = (0, 1) if self._memory.is_own else self._rank_and_size
-        self._state.restore(state, *own)
+        group = self._collective.rank, self._collective.world_size
+        self._state.restore(state, *((0, 1) if self._memory.is_own else group))
         state.clear()  # it may be large, and others refer to it
         if not self._memory.is_own:
             # From here on, this worker may return to the state with its own random numbers.
-            own_state = {**self._state.read_alone(), "is_stopped": self._start.is_stopped}
-            kept = EpochState(self._start.epoch, encode_state(own_state), self._groups)
-            self._memory.kept = kept
-
-    @property
-    def _rank_and_size(self) -> tuple[int, int]:
-        return self._collective.rank, self._collective.world_size
+            own = encode_state({**self._state.read_alone(), "is_stopped": self._start.is_stopped})
+            self._memory.kept = EpochState(self._start.epoch, own, self._groups)
 
     def _keep(self, epoch: int) -> tuple[bool, bool]:
         """Return whether this worker was preempted, and whether any was or a new one is joining."""

@@ -57,8 +57,7 @@ class StepRecord:
     ) -> None:
         self._view = view
         self._model = model = view.model
-        self._share_until = share_until
-        self._give_up = give_up
+        self._share_until, self._give_up = share_until, give_up
         self.last: StepValues | None = None
         """Values after the last exchanged step of this epoch; None: these workers have not
         exchanged a step of this epoch yet."""
@@ -124,13 +123,13 @@ class StepRecord:
 
     def weigh(self, step: int, values: Sequence[Array]) -> Array:
         """Return this worker's terms of the sums after a step, numbered from 0."""
-        terms = [value.reshape(-1) for value in values[: len(self._metrics)]]
+        count, share = len(self._metrics), 0.0
         if self._statistics:
             assert self._share_until is not None
             share = self._share_until(step + 1)
-            means = values[len(self._metrics) :][: len(self._statistics)]
-            for mean, old in zip(means, self._before, strict=True):
-                terms.append((mean - old.astype(float)).reshape(-1) * share)
+        means = zip(values[count : len(self._summed)], self._before, strict=True)
+        changes = [(mean - old.astype(float)) * share for mean, old in means]
+        terms = [value.reshape(-1) for value in [*values[:count], *changes]]
         return np.concatenate([np.empty(0), *terms])
 
     def keep(self, step: int, values: Sequence[Array], sums: Array) -> None:
@@ -188,19 +187,17 @@ class StepRecord:
         """Return why training cannot continue after any step of this model; None if it can."""
         model, at_once = self._model, int(self._model.steps_per_execution)
         trained = sum(map(_count_elements, model.trainable_weights))
+        is_large = self.count > max(_FEW, _SHARE * trained)
+        adds_up = count_accumulated_steps(model.optimizer) > 1
         found = {
             "`data` is a function": self._share_until is None,
             "the model has its own train_step": has_own(model, "train_step"),
             "the model has its own compute_metrics": has_own(model, "compute_metrics"),
-            "the optimizer accumulates gradients over several steps": (
-                count_accumulated_steps(model.optimizer) > 1
-            ),
+            "the optimizer accumulates gradients over several steps": adds_up,
             f"several steps run at once ({setting(steps_per_execution=at_once)})": at_once > 1,
             "masks reach the loss": self._view.has_masked_loss,
             f"the model runs eagerly ({setting(run_eagerly=True)})": model.run_eagerly,
-            "its metrics have too many numbers to be exchanged in each step": (
-                self.count > max(_FEW, _SHARE * trained)
-            ),
+            "its metrics have too many numbers to be exchanged in each step": is_large,
         }
         return next((reason for reason, is_so in found.items() if is_so), None)
 

@@ -94,15 +94,9 @@ class BufferLayout:
                 spans[number] = slice(end, end + sizes[number])
                 end += padded[number]
         stops = [*starts[1:], end + added + TAIL]
-        return cls(
-            tuple(tuple(shape) for shape in shapes),
-            tuple(spans[number] for number in range(len(shapes))),
-            tuple(tuple(bucket) for bucket in buckets),
-            tuple(slice(a, b) for a, b in zip(starts, stops, strict=True)),
-            tuple(owners),
-            tuple(ends),
-            added,
-        )
+        places = tuple(spans[number] for number in range(len(shapes)))
+        groups, ranges = tuple(map(tuple, buckets)), tuple(map(slice, starts, stops))
+        return cls(tuple(shapes), places, groups, ranges, tuple(owners), tuple(ends), added)
 
     def list_needed(self, rank: int) -> list[int]:
         """Return the indices of the gradients whose means a rank needs."""
@@ -120,8 +114,7 @@ class Buffers:
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
-        self._size = size
-        self._dtype = dtype
+        self._size, self._dtype = size, dtype
         self._spare = ALIGNMENT // dtype.itemsize
         self._made: list[Array] = []
         self._unused = 0
@@ -148,8 +141,7 @@ class BucketSender:
     """Thread that sends the buckets of a step in order, each as soon as it is ready."""
 
     def __init__(self, buckets: int, send: Callable[[Array, int], None]) -> None:
-        self._buckets = buckets
-        self._send = send
+        self._buckets, self._send = buckets, send
         self._lock = threading.Lock()
         self._flat: Array | None = None
         self._ready: queue.Queue[int | None] = queue.Queue()
@@ -172,8 +164,7 @@ class BucketSender:
 
         Raises the error with which sending failed in the thread.
         """
-        error = self._done.get()
-        if error is not None:
+        if (error := self._done.get()) is not None:
             raise error
         flat, self._flat = self._flat, None
         assert flat is not None
@@ -240,11 +231,8 @@ class FlatExchange:
         compression: Literal["fp16", "bf16"] | None = None,
         buffers: Buffers | None = None,
     ) -> None:
-        self.layout = layout
-        self._collective = collective
-        self._dtype = np.dtype(dtype)
-        self._agreement = agreement
-        self._nominal = nominal
+        self.layout, self._collective, self._dtype = layout, collective, np.dtype(dtype)
+        self._agreement, self._nominal = agreement, nominal
         self._codecs = [Compression(compression) if compression else None for _ in layout.buckets]
         # Created here, not when first used: TensorFlow may pass two buckets at once.
         has_several = len(layout.buckets) > 1
@@ -296,12 +284,11 @@ class FlatExchange:
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         """Hand over one bucket, which is sent while the next one is computed."""
-        sender = self._sender
-        assert sender is not None
-        flat = sender.buffer(self._take)
+        assert self._sender is not None
+        flat = self._sender.buffer(self._take)
         self._fill(flat, bucket, weight / self._nominal(), arrays)
         if bucket < len(self.layout.buckets) - 1:
-            sender.mark_ready(bucket)
+            self._sender.mark_ready(bucket)
 
     def collect(self, weight: Any, loss: Any, added: Any = ()) -> Means:
         """Return the result of `exchange` once all buckets have been posted."""
@@ -315,11 +302,9 @@ class FlatExchange:
 
     def read_state(self) -> dict[str, Any]:
         """Return what has not been sent yet: accumulated gradients and rounding errors."""
-        pending = None
-        if (
-            self._pending is not None
-        ):  # in the order of the gradients, as buckets depend on the owners
-            pending = [np.array(self._pending[span]) for span in self.layout.spans]
+        # Accumulated gradients in their order, as buckets depend on the owners.
+        parts, whole = self.layout.spans, self._pending
+        pending = None if whole is None else [np.array(whole[span]) for span in parts]
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -362,10 +347,8 @@ class FlatExchange:
             flat[-TAIL - self.layout.added : -TAIL] = added
 
     def _fill_tail(self, flat: Array, weight: Any, loss: Any) -> None:
-        flat[-TAIL:] = (weight, self._wants_end(), weight * loss)
-
-    def _wants_end(self) -> bool:
-        return self._agreement.is_requested or self._agreement.is_preempted
+        wants_end = self._agreement.is_requested or self._agreement.is_preempted
+        flat[-TAIL:] = (weight, wants_end, weight * loss)
 
     def _sum(self, flat: Array, bucket: int) -> None:
         part = self.layout.ranges[bucket]

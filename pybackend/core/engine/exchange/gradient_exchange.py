@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
-from functools import partial
 from typing import Any
 
 import keras
@@ -24,16 +23,25 @@ from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange import transports
 from pybackend.core.engine.exchange.flat_buffer import TransferSettings
 from pybackend.core.engine.exchange.shards import ShardedUpdate, Shards
+from pybackend.core.engine.exchange.synchronizer import Synchronizer
 from pybackend.core.engine.statistics import global_batch
 from pybackend.core.engine.statistics.metrics import StepMeans, ValidStepCounter
 from pybackend.core.engine.statistics.normalization import GlobalStatistics
-from pybackend.core.engine.step_changes import Kinds, count_accumulated_steps
+from pybackend.core.engine.step_changes import (
+    Kinds,
+    count_accumulated_steps,
+    count_rows,
+    override,
+    override_each,
+)
 from pybackend.core.engine.step_clock import Arrivals, StepClock
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import ModelView, has_own
 
+Tensors = Sequence[Any]
 
-class GradientExchange:
+
+class GradientExchange(Synchronizer):
     """Gradient exchange of one compiled model for the duration of a ``fit``.
 
     The new ``apply`` is set on each optimizer *instance*, not on its class, so saved models do not
@@ -45,8 +53,6 @@ class GradientExchange:
     the values that are computed from the rows of the global batch. ``record`` is for Keras's own
     train_step only.
     """
-
-    is_exact = True
 
     def __init__(
         self,
@@ -62,24 +68,23 @@ class GradientExchange:
         shards: Shards | None = None,
         record: StepRecord | None = None,
     ) -> None:
-        self._view = view
-        self._model = model = view.model
-        self.over, self.shards, self.record = over, shards, record
+        super().__init__(record, shards)
+        self._view, self._model, self.over = view, view.model, over
+        model, batches = view.model, position.batches
         clock = clock or StepClock(Arrivals())
         self._collective = watched = clock.watch(collective)
-        self._may_be_empty = may_be_empty
+        self._may_be_empty, self._graph = may_be_empty, graph
         self._tracing = tracing = step_changes.WhileTracing()
         self._statistics = GlobalStatistics(
             view.synchronized, watched, tracing, lambda: self.weigh_step(tracing.rows)[0]
         )
-        self._gathered = global_batch.GatheredRows(watched, tracing, position.find_order)
+        self._gathered = global_batch.GatheredRows(watched, tracing, batches.find_order)
         self._global_batch = global_batch.GlobalBatch(model, self._gathered, tracing, over)
-        # step_changes.Position of the steps that have begun; a step may exchange several times.
+        # Position of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
         """The model's own ``train_step``, while the exchange is installed."""
-        self._errors = step_changes.RemembersErrors()
         trains_as_keras = not has_own(model, "train_step")
         self._valid = ValidStepCounter(model) if view.has_masked_loss and not over.loss else None
         # In half precision a worker's gradients must be as large as those of one process, so that
@@ -87,65 +92,53 @@ class GradientExchange:
         is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         self._shares_loss = is_scaled and trains_as_keras and self._valid is None
         self._half = view.half_variables if self._shares_loss else set()
-        self._means = self._make_means(position.is_uneven and trains_as_keras)
+        self._means = StepMeans(model, tracing, self._count_rows, self._sum)
+        self._means.is_always_asked = self._shares_loss
+        self._means.is_uneven = batches.is_uneven and trains_as_keras
         # If there are masks, they determine the weights.
-        knows_totals = self._valid is None and position.total_rows is not None
+        knows_totals = self._valid is None and batches.total_rows is not None
         # A custom train_step may call apply any number of times.
         accumulates = knows_totals and graph is None and trains_as_keras
-        self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
-        self._graph = graph
+        micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
+        self.adds_up = micro_steps > 1  # exchanges the gradients of several steps as one sum
+        self.weighs_rows = self._valid is None and not self.adds_up  # so weights are rows
+        self.is_repeatable = graph is None  # workers can repeat steps outside the traced function
+        self.is_compressed = settings.compression is not None  # except in a repeated step
+        # XLA compiles the parts before and after the exchange, but not the exchange.
         self.is_split = bool(model.jit_compile)
-        """True if XLA compiles the parts before and after the exchange, but not the exchange."""
-        self.is_compressed = settings.compression is not None
-        """True if exchanged values are rounded, except in a repeated step."""
         parts = shards.parts if shards else None
         self._host = transports.HostExchange(
-            collective, position, settings, self._micro_steps, knows_totals, clock, parts, record
+            collective, position, settings, micro_steps, knows_totals, clock, parts, record
         )
-        self._sharded: ShardedUpdate | None = None
-        if shards is not None:
-            rest = self._host, tracing, self._sum, self._micro_steps
-            self._sharded = ShardedUpdate(model, shards, *rest)
-        self.agreement: Any = graph.agreement if graph else self._host.agreement
-
-    def _make_means(self, is_uneven: bool) -> StepMeans:
-        means = StepMeans(self._model, self._tracing, self._count_rows, self._sum)
-        means.is_always_asked, means.is_uneven = self._shares_loss, is_uneven
-        return means
+        self.agreement = graph.agreement if graph else self._host.agreement
+        rest = self._host, tracing, self._sum, micro_steps
+        self._sharded = ShardedUpdate(model, shards, *rest) if shards else None
 
     @contextmanager
     def install(self) -> Iterator[None]:
         """Exchange gradients while the context is active; afterwards the model is restored."""
-        model, optimizer = self._model, self._model.optimizer
+        model = self._model
+        scaling = [model.optimizer] if self._shares_loss else []
         self.plain_step = model.train_step
         with ExitStack() as stack:
             # The traced function exchanges; the model may be trained without it afterwards, also
             # if a worker was lost.
             stack.callback(model.make_train_function, force=True)
-            stack.enter_context(self._global_batch.install())
-            stack.enter_context(self._means.install())
-            stack.enter_context(self._statistics.install())
-            if self._sharded is not None:
-                stack.enter_context(self._sharded.install())
-            if self._shares_loss:
-                scaled = partial(self._scale_loss, optimizer.scale_loss)
-                stack.enter_context(step_changes.override(optimizer, "scale_loss", scaled))
-            if self._valid is not None:
-                watched = self._valid.watch(model.compute_loss)
-                stack.enter_context(step_changes.override(model, "compute_loss", watched))
-            if self.is_split:
-                stack.enter_context(step_changes.disable_jit(model))
-                step = step_changes.SplitStep(model, model.train_step, optimizer.apply, self)
-                stack.enter_context(step_changes.override(model, "train_step", step))
-            else:
-                stack.enter_context(self._exchanging())
+            for context in (
+                self._global_batch.install(),
+                self._means.install(),
+                self._statistics.install(),
+                self._sharded.install() if self._sharded else nullcontext(),
+                override_each(scaling, "scale_loss", self._scale_loss),
+                self._valid.install() if self._valid else nullcontext(),
+                self._exchanging_between() if self.is_split else self._exchanging(),
+            ):
+                stack.enter_context(context)
             # Once all is replaced: a model that was fitted before has a function that was traced
             # without the exchange.
             model.make_train_function(force=True)
-            try:
-                yield
-            finally:
-                self._host.close()
+            stack.callback(self._host.close)
+            yield
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
@@ -153,36 +146,37 @@ class GradientExchange:
         model = self._model
         step = self._wrap_step(self.plain_step, model.optimizer.apply)
         with (
-            step_changes.override_each(self._view.optimizers, "apply", self._wrap_apply),
-            step_changes.override(model, "train_step", step),
+            override_each(self._view.optimizers, "apply", self._wrap_apply),
+            override(model, "train_step", step),
         ):
+            yield
+
+    @contextmanager
+    def _exchanging_between(self) -> Iterator[None]:
+        """Make gradients be exchanged between two compiled parts of the step in this context."""
+        model = self._model
+        split = step_changes.SplitStep(model, self)
+        with override(model, "jit_compile", False), override(model, "train_step", split.step):
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take steps as one process, without an exchange, within this context."""
-        self._is_paused = True
-        try:
-            with step_changes.override(self, "_half", set()):
-                yield
-        finally:
-            self._is_paused = False
+        with override(self, "_is_paused", True), override(self, "_half", set()):
+            yield
 
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
         """Let all workers repeat the last steps within this context, outside a graph."""
-        begun, gathered, kinds = self._begun.step, self._gathered.step, self._tracing.kinds
-        self._begun.step -= steps
-        self._gathered.step -= steps
-        try:
-            with (
-                self._host.repeating(steps),
-                step_changes.override(self, "_half", set()),  # an audit computes in float32
-                self._exchanging() if self.is_split else nullcontext(),
-            ):
-                yield
-        finally:
-            self._begun.step, self._gathered.step, self._tracing.kinds = begun, gathered, kinds
+        with (
+            override(self._begun, "step", self._begun.step - steps),
+            override(self._gathered, "step", self._gathered.step - steps),
+            override(self._tracing, "kinds", self._tracing.kinds),
+            self._host.repeating(steps),
+            override(self, "_half", set()),  # an audit computes in float32
+            self._exchanging() if self.is_split else nullcontext(),
+        ):
+            yield
 
     def copy_exchanges(self) -> None:
         """Copy the gradients of all exchanges from now on, until `take_exchanges`."""
@@ -193,21 +187,6 @@ class GradientExchange:
         copied, self._host.exchanged = self._host.exchanged or [], None
         return copied
 
-    @property
-    def is_repeatable(self) -> bool:
-        """True if the workers can repeat a step outside the traced function, without a graph."""
-        return self._graph is None
-
-    @property
-    def weighs_rows(self) -> bool:
-        """True if each worker's gradients are weighted by its number of rows."""
-        return self._valid is None and self._micro_steps == 1
-
-    @property
-    def adds_up(self) -> bool:
-        """True if the gradients of several steps are exchanged as one sum."""
-        return self._micro_steps > 1
-
     def count_calls(self) -> int:
         """Return the optimizer's calls: with accumulation, ``iterations`` only counts updates."""
         variables = self._model.optimizer.variables
@@ -215,13 +194,10 @@ class GradientExchange:
 
     @property
     def error(self) -> BaseException | None:
-        """Original exception of a failed exchange, or None; TensorFlow passes on only its text."""
-        holders = self._errors, self._host, self._gathered, self._statistics
-        return next((one.error for one in holders if one.error is not None), None)
+        return self._tracing.error or self._host.error
 
     @property
     def shared_variables(self) -> Sequence[Any]:
-        """Variables of metrics that are the same on all workers."""
         return self._global_batch.variables
 
     @property
@@ -245,9 +221,6 @@ class GradientExchange:
             self.record.begin_epoch()
         self._host.begin_epoch()
 
-    def end_epoch(self) -> None:
-        """Do nothing: every step has exchanged its gradients."""
-
     def read_state(self) -> dict[str, Any]:
         """Return the position in the epoch and the state of the exchange, for a checkpoint."""
         return {
@@ -266,7 +239,6 @@ class GradientExchange:
 
     @property
     def mean_loss(self) -> float | None:
-        """Loss of the epoch, if a row-weighted mean of Keras's local means would be incorrect."""
         return None if self._valid is None else self._host.mean_loss
 
     def begin_step(self, rows: Any) -> Any:
@@ -313,14 +285,13 @@ class GradientExchange:
         """
         tracing = self._tracing
         tracing.kinds = [self._classify(gradient) for gradient in gradients]
-        dense, sparse = (_find(tracing.kinds, kind) for kind in ("dense", "sparse"))
+        dense, sparse = _find_kinds(tracing.kinds)
         if not dense and not sparse:
             return gradients
         variables = self._list(variables or None)
         # TensorFlow does not know the shape of every gradient, e.g. of a Dense on sequences.
-        tensors = [
-            tf.ensure_shape(tf.convert_to_tensor(gradients[n]), variables[n].shape) for n in dense
-        ]
+        found = {n: tf.convert_to_tensor(gradients[n]) for n in dense}
+        tensors = [tf.ensure_shape(one, variables[n].shape) for n, one in found.items()]
         # The same type on all workers, even without rows.
         slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
         with tracing.next():  # a step that applies twice exchanges twice
@@ -345,19 +316,14 @@ class GradientExchange:
         return self.place_means(means, gradients, variables)
 
     def place_means(
-        self,
-        means: Sequence[Any],
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        is_whole: bool = False,
+        self, means: Tensors, gradients: Tensors, variables: Tensors, whole: bool = False
     ) -> list[Any]:
         """Return the means of an exchange in the order, types and forms of the gradients.
 
-        With ``is_whole``, there are means of all variables, not only of those that this rank needs.
+        With ``whole``, there are means of all variables, not only of those that this rank needs.
         """
-        kinds = [self._classify(gradient) for gradient in gradients]
-        dense, sparse = (_find(kinds, kind) for kind in ("dense", "sparse"))
-        if self.shards is not None and not is_whole:
+        dense, sparse = _find_kinds([self._classify(gradient) for gradient in gradients])
+        if self.shards is not None and not whole:
             dense = [n for n in dense if self.shards.owns(variables[n])]
         result: list[Any] = [None] * len(gradients)
         for n, mean in zip(dense, map(tf.convert_to_tensor, means), strict=False):
@@ -382,25 +348,27 @@ class GradientExchange:
         return float(self._sum([rows])[0]) if total is None else total
 
     def _sum(self, values: list[float]) -> Any:
-        with self._errors.remembering():
-            return all_sum(self._collective, values)
+        return all_sum(self._collective, values)
 
-    def _scale_loss(self, scale_loss: Callable[[Any], Any], loss: Any) -> Any:
-        share = self._means.share
-        return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
+    def _scale_loss(self, optimizer: Any, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def scaled(loss: Any) -> Any:
+            share = self._means.share
+            return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
+
+        return scaled
 
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:
             return None
         # Gradients that are accumulated, or summed by TensorFlow, are dense.
-        adds_up = self._micro_steps > 1 or self._graph is not None
-        return "sparse" if isinstance(gradient, tf.IndexedSlices) and not adds_up else "dense"
+        may_be_sparse = self.is_repeatable and not self.adds_up
+        return "sparse" if may_be_sparse and isinstance(gradient, tf.IndexedSlices) else "dense"
 
     def _wrap_step(
         self, train_step: Callable[[Any], Any], apply: Callable[..., Any]
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
-            share = self.begin_step(step_changes.count_rows(data))
+            share = self.begin_step(count_rows(data))
             with self._global_batch.active(), self.weigh_means(share), self._statistics.active():
                 self._tracing.postponed = []
                 logs = train_step(data)
@@ -457,7 +425,7 @@ class GradientExchange:
     def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
         """Apply zero gradients to the variables of a step with rows, on a worker without rows."""
         zeros = self.make_zeros(kinds, variables)
-        with step_changes.override(self._tracing, "share", None):  # 0 of no rows: nothing to undo
+        with override(self._tracing, "share", None):  # 0 of no rows: nothing to undo
             means = self.average(zeros, 0.0, 0.0, variables)
             self._apply_means(apply, means, variables)
 
@@ -476,8 +444,10 @@ class GradientExchange:
         return list(self._model.trainable_variables if variables is None else variables)
 
 
-def _find(kinds: Kinds, kind: str) -> list[int]:
-    return [n for n, one in enumerate(kinds) if one == kind]
+def _find_kinds(kinds: Kinds) -> Iterator[list[int]]:
+    """Yield the positions of the dense gradients, and those of the sparse ones."""
+    for kind in ("dense", "sparse"):
+        yield [n for n, one in enumerate(kinds) if one == kind]
 
 
 def _make_slices(indices: Any, values: Any, shape: Any) -> Any:

@@ -50,13 +50,12 @@ def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Slot:
-    """A variable of the whole state of an optimizer.
+    """A variable of the whole state of an optimizer; None if it is only on another rank.
 
-    ``index`` is its position in the optimizer of this rank, None if it is only on another rank;
     ``holder`` is the rank that has it, None if all ranks have it.
     """
 
-    index: int | None
+    variable: Any
     holder: int | None
     dtype: str
     shape: tuple[int, ...]
@@ -81,8 +80,7 @@ class Shards:
         stored: Path | None = None,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model = model
-        self._collective = collective
+        self._model, self._collective = model, collective
         self._custom_objects = dict(custom_objects or {})
         # Callbacks may freeze layers later.
         self._variables = variables = list(model.trainable_variables)
@@ -100,13 +98,9 @@ class Shards:
                 "workers as a Keras file: compile the model again, or omit `shard_optimizer`"
             )
         model.optimizer.build(self.own)
-        self._slots = self._agree()
         # A callback that sets a schedule removes the learning rate from the optimizer's variables.
-        held = list(model.optimizer.variables)
-        self.slots: list[Any] = [
-            None if one.index is None else held[one.index] for one in self._slots
-        ]
-        """The state for all variables, in Keras's order; None for what only another rank has."""
+        self.slots = self._agree()
+        """The state for all variables, in Keras's order."""
         if stored is not None:
             self._restore(stored)
 
@@ -116,28 +110,22 @@ class Shards:
     @property
     def common(self) -> list[Any]:
         """State that all ranks have, such as a step count and the learning rate."""
-        pairs = zip(self.slots, self._slots, strict=True)
-        return [variable for variable, one in pairs if one.holder is None]
-
-    def is_common(self, number: int) -> bool:
-        """Return whether all ranks have the state of this number, such as a step count."""
-        return self._slots[number].holder is None
+        return [one.variable for one in self.slots if one.holder is None]
 
     def describe(self) -> str:
         """Return a sentence about the size of the parts."""
         sizes = [0] * self._collective.world_size
-        for one in self._slots:
+        for one in self.slots:
             for rank in range(len(sizes)) if one.holder is None else [one.holder]:
                 sizes[rank] += one.nbytes
-        whole = sum(one.nbytes for one in self._slots)
         return (
             f"shard_optimizer: the optimizer's state takes at most {show_bytes(max(sizes))} on a "
-            f"worker, instead of {show_bytes(whole)}"
+            f"worker, instead of {show_bytes(self.count_bytes())}"
         )
 
     def count_bytes(self) -> int:
         """Return the size of the whole state."""
-        return sum(one.nbytes for one in self._slots)
+        return sum(one.nbytes for one in self.slots)
 
     def gather(self) -> Iterator[Any]:
         """Yield the values of `slots` one by one: on rank 0, those of all ranks; elsewhere, None.
@@ -145,18 +133,15 @@ class Shards:
         All ranks must iterate to the end together.
         """
         rank = self._collective.rank
-        for variable, one in zip(self.slots, self._slots, strict=True):
+        for one in self.slots:
             if not one.holder:
-                yield np.array(variable.numpy()) if rank == 0 else None
+                yield np.array(one.variable.numpy()) if rank == 0 else None
                 continue
             own = np.empty(0, np.uint8)
             if rank == one.holder:
-                own = np.array(variable.numpy(), order="C").reshape(-1).view(np.uint8)
-            received = self._collective.gather(own)
-            if rank == 0:
-                yield received[one.holder].view(np.dtype(one.dtype)).reshape(one.shape)
-            else:
-                yield None
+                own = np.array(one.variable.numpy(), order="C").reshape(-1).view(np.uint8)
+            parts = self._collective.gather(own)
+            yield None if rank else parts[one.holder].view(np.dtype(one.dtype)).reshape(one.shape)
 
     def restore_whole(self) -> None:
         """Give rank 0's model an optimizer with the whole state; all ranks call it together."""
@@ -181,10 +166,8 @@ class Shards:
         common = {one.name for one in self.common}
         shared = {one.name: one for one in variables if one.name in common}
         rest = (one for one in variables if one.name not in common)
-        return [
-            shared.get(variable.name) if one.holder is None else next(rest)
-            for variable, one in zip(self.slots, self._slots, strict=True)
-        ]
+        own = self.slots
+        return [shared.get(x.variable.name) if x.holder is None else next(rest) for x in own]
 
     def _copy(self, optimizer: Any) -> Any:
         try:
@@ -200,13 +183,13 @@ class Shards:
     def _restore(self, path: Path) -> None:
         """Read this rank's part of the state; a new optimizer's file has none."""
         with open_optimizer_state(path) as datasets:
-            if len(datasets) != len(self._slots):
+            if len(datasets) != len(self.slots):
                 return
-            for variable, dataset in zip(self.slots, datasets, strict=True):
-                if variable is not None:
+            for one, dataset in zip(self.slots, datasets, strict=True):
+                if one.variable is not None:
                     value = dataset[()]
                     is_raw = value.dtype.kind == "V"  # HDF5 has no bfloat16
-                    variable.assign(value.view(variable.dtype) if is_raw else value)
+                    one.variable.assign(value.view(one.variable.dtype) if is_raw else value)
 
     def _agree(self) -> list[Slot]:
         """Return the whole state in Keras's order; raise `InputError` if parts have another."""
@@ -229,7 +212,8 @@ class Shards:
             holder = None if variable is None else self.parts.owners[variable]
             is_same = is_same and found == (list(range(ranks)) if holder is None else [holder])
             dtype, shape = everyone[found[0]][1][number] if found else ("float32", [0])
-            slots.append(Slot(indices.get((variable, k)), holder, dtype, tuple(shape)))
+            held = optimizer.variables[indices[variable, k]] if (variable, k) in indices else None
+            slots.append(Slot(held, holder, dtype, tuple(shape)))
         if not (is_same and all(same for same, _ in everyone)):
             raise InputError(
                 f"`shard_optimizer` does not support the optimizer {type(optimizer).__name__} for "
@@ -283,6 +267,9 @@ class WeightGather(Protocol):
     def gather_weights(self, dtype: Any) -> Callable[..., list[Any]]: ...
 
 
+Tensors = Sequence[Any]
+
+
 class ShardedUpdate:
     """Update of a model in a step: of this rank's weights, which the other ranks then get.
 
@@ -299,11 +286,8 @@ class ShardedUpdate:
         add_up: Callable[[Any], Any],
         micro_steps: int,
     ) -> None:
-        self.shards = shards
-        self._model = model
-        self._host = host
-        self._calls = calls
-        self._add_up = add_up
+        self.shards, self._model = shards, model
+        self._host, self._calls, self._add_up = host, calls, add_up
         # Keras also applies constraints and averages where it only accumulates gradients.
         optimizer = model.optimizer
         overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
@@ -331,20 +315,15 @@ class ShardedUpdate:
             yield
 
     def apply(
-        self,
-        apply: Callable[..., Any],
-        means: Sequence[Any],
-        present: Sequence[bool],
-        variables: Sequence[Any],
+        self, apply: Callable[..., Any], means: Tensors, present: Sequence[bool], variables: Tensors
     ) -> None:
         """Update the weights of all ranks with the optimizer's own method ``apply``.
 
         ``means`` are the mean gradients of this rank's weights; any for the others. ``present``
         says whether each variable has a gradient.
         """
-        own = [
-            mean if self.shards.owns(v) else None for mean, v in zip(means, variables, strict=True)
-        ]
+        pairs = zip(means, variables, strict=True)
+        own = [mean if self.shards.owns(v) else None for mean, v in pairs]
         types = {v.dtype for v, is_present in zip(variables, present, strict=True) if is_present}
         self._apply(apply, own, variables, lambda: self._sum_squares(own, present, types))
         self._send_weights()
@@ -355,12 +334,9 @@ class ShardedUpdate:
         self._apply(apply, gradients, variables, lambda: keras.ops.stack([*map(_square, found)]))
 
     def _apply(
-        self,
-        apply: Callable[..., Any],
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        square: Callable[[], Any],
+        self, apply: Callable[..., Any], gradients: Tensors, variables: Tensors, square: Any
     ) -> None:
+        """Update this rank's weights; ``square`` returns the squares of all gradients."""
         optimizer = self._model.optimizer
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if self.shards.owns(v)]
         own = [gradient for gradient, _ in pairs]
@@ -386,16 +362,13 @@ class ShardedUpdate:
             for gradient, is_present in zip(gradients, present, strict=True)
             if is_present
         ]
-        with self._calls.next():
-            # Each rank has zeros for the others, so no sum is rounded.
-            total = tf.numpy_function(
-                lambda values: self._add_up(values).astype(values.dtype),
-                [tf.stack(squares)],
-                wide,
-            )
-        self._calls.end([total])
-        own = next(iter(types)) if len(types) == 1 else wide
-        return tf.cast(tf.ensure_shape(total, [len(squares)]), own)
+        # Each rank has zeros for the others, so no sum is rounded.
+        (total,) = self._calls.call(
+            lambda values: self._add_up(values).astype(values.dtype),
+            [tf.stack(squares)],
+            [tf.TensorSpec([len(squares)], wide)],
+        )
+        return tf.cast(total, next(iter(types)) if len(types) == 1 else wide)
 
     def _send_weights(self, is_always: bool = False) -> None:
         own, others = self.shards.own, self.shards.others

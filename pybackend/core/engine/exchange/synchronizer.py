@@ -5,54 +5,60 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine import step_changes
 from pybackend.core.engine.elastic.step_record import StepRecord
 from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange, StopAgreement
 from pybackend.core.engine.exchange.shards import Shards
+from pybackend.core.engine.step_changes import (
+    RemembersErrors,
+    StepOrSkip,
+    count_rows,
+    normalize_spectra,
+    override,
+)
 from pybackend.core.job.notice import Notice
 from pybackend.core.job.worker_options import LocalSteps
 
 
-class Synchronizer(Protocol):
-    """Synchronization of the replicas of all workers during a ``fit``."""
+class Synchronizer:
+    """Synchronization of the replicas of all workers during a ``fit``; here, of a single worker.
 
-    @property
-    def agreement(self) -> Any:
+    ``record`` has the last exchanged step, from which training can continue after a loss.
+    ``shards`` are parts of the optimizer's state, if this worker does not have the whole state.
+    """
+
+    is_exact = True
+    """True if a step has the same result as in one process."""
+
+    def __init__(self, record: StepRecord | None = None, shards: Shards | None = None) -> None:
+        self.record, self.shards = record, shards
+        self.agreement: Any = StopAgreement()
         """Agreement to stop: a `StopAgreement`, or an object with the same attributes."""
-
-    @property
-    def is_exact(self) -> bool:
-        """True if a step has the same result as in one process."""
 
     @property
     def error(self) -> BaseException | None:
         """Error in a step, or None: TensorFlow passes on only the text."""
+        return None
 
     @property
     def mean_loss(self) -> float | None:
         """The epoch's loss, if a row-weighted mean of the workers' losses would be incorrect."""
+        return None
 
     @property
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
-
-    @property
-    def record(self) -> StepRecord | None:
-        """Record of the last exchanged step, from which training can continue after a loss."""
-
-    @property
-    def shards(self) -> Shards | None:
-        """Parts of the optimizer's state, if this worker does not have the whole state."""
+        return ()
 
     def install(self) -> AbstractContextManager[None]:
         """Synchronize the model's steps while the context is active."""
+        return nullcontext()
 
     def begin_training(self) -> None:
         """Begin training, once all callbacks have begun and all weights are equal."""
@@ -65,6 +71,7 @@ class Synchronizer(Protocol):
 
     def read_state(self) -> dict[str, Any]:
         """Return this worker's state between steps, as plain data and arrays."""
+        return {}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `read_state` returned, after `begin_training`."""
@@ -92,10 +99,9 @@ class Preemption:
 
         A stop takes precedence over a preemption: training then ends normally.
         """
-        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
-        is_stop = any(stop for stop, _ in everyone)
-        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
-        self._preempted = () if is_stop else tuple(preempted)
+        everyone = np.stack(self._collective.all_gather(np.array([stops, is_preempted], np.int64)))
+        is_stop = bool(everyone[:, 0].any())
+        self._preempted = () if is_stop else tuple(np.flatnonzero(everyone[:, 1]).tolist())
         return is_stop
 
     def agree_at_end(self, stops: bool) -> bool:
@@ -111,134 +117,49 @@ class Preemption:
         return self._preempted
 
 
-class NoExchange:
-    """Synchronizer of a single worker, which does nothing."""
-
-    is_exact = True
-    mean_loss = None
-    error = None
-    shared_variables = ()
-    shards = None
-
-    def __init__(self, record: StepRecord | None) -> None:
-        self.agreement = StopAgreement()
-        self.record = record
-
-    def install(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def begin_training(self) -> None:
-        """Do nothing."""
-
-    def begin_epoch(self) -> None:
-        """Do nothing."""
-
-    def end_epoch(self) -> None:
-        """Do nothing."""
-
-    def read_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is no state."""
-
-
 Array = npt.NDArray[Any]
 
 
-class OuterOptimizer:
-    """Optimizer for flat weights that are averaged over the workers.
+class WeightAveraging(RemembersErrors, Synchronizer):
+    """Averaging of one model's weights over the workers, for the duration of a ``fit``.
+
+    Replaces a `GradientExchange`. With ``skips``, some steps of a worker may have no rows;
+    ``nominal`` is the number of rows of a step of all workers. Each worker has its own optimizer
+    state, and its own losses, which are averaged by rows. Weights are averaged after every H steps,
+    `LocalSteps.steps`, and at the end of each epoch.
 
     With v = momentum v + d for the mean change d of the weights since the last average, the weights
     become w - learning_rate (d + momentum v): Nesterov momentum. Learning rate 1 and momentum 0
-    give the plain average.
-
-    It stores two buffers, each as large as the weights: the last averaged weights, and v.
+    give the plain average. This takes two buffers, each as large as the weights: the last averaged
+    weights, and v.
     """
 
-    def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
-        self._exchange = exchange
-        self._learning_rate = learning_rate
-        self._momentum = momentum
-        self._last: list[Array] = []
-        self._velocity: list[Array] = []
-
-    def begin(self, weights: list[Array]) -> None:
-        self._last = [np.array(weight) for weight in weights]
-        self._velocity = [np.zeros_like(weight) for weight in weights]
-
-    def read_state(self) -> dict[str, Any]:
-        """Return a copy of the two buffers, and of anything that the exchange has not sent yet."""
-        buffers = {"last": self._last, "velocity": self._velocity}
-        copies = {name: [np.array(part) for part in parts] for name, parts in buffers.items()}
-        return {**copies, "exchange": self._exchange.read_state()}
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        self._last, self._velocity = state["last"], state["velocity"]
-        self._exchange.restore_state(state["exchange"])
-
-    def step(self, rows: float, weights: list[Array]) -> list[Array]:
-        """Return new weights, the same on all workers.
-
-        ``rows`` is the number of rows on which this worker has trained since the last average: the
-        weight of this worker in the new one (McMahan et al., "Communication-efficient learning of
-        deep networks from decentralized data", 2017).
-        """
-        change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
-        means, _ = self._exchange.exchange(rows, 0.0, change)
-        for number, mean in enumerate(means):
-            move = mean
-            if self._momentum:
-                self._velocity[number] = self._momentum * self._velocity[number] + mean
-                move = mean + self._momentum * self._velocity[number]
-            rate = mean.dtype.type(self._learning_rate)
-            self._last[number] = (self._last[number] - rate * move).astype(mean.dtype, copy=False)
-        # Copies, because TensorFlow retains the arrays.
-        return [np.array(weight) for weight in self._last]
-
-
-class WeightAveraging(step_changes.RemembersErrors):
-    """Averaging of one model's weights over the workers, for the duration of a ``fit``.
-
-    Replaces a `GradientExchange`. Each worker has its own optimizer state. Weights are averaged
-    after every H steps, `LocalSteps.steps`, and at the end of each epoch.
-    """
+    is_exact = False
 
     def __init__(
-        self,
-        model: Any,
-        collective: Collective,
-        options: LocalSteps,
-        may_be_empty: bool,
-        nominal_rows: int,
+        self, model: Any, collective: Collective, options: LocalSteps, skips: bool, nominal: int
     ) -> None:
-        self._model = model
+        super().__init__()
+        self._model, self._options, self._skips = model, options, skips
         self._every = options.steps
-        self._may_be_empty = may_be_empty
-        self.agreement = StopAgreement()
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
         wide = np.float64 if tf.float64 in self._types else np.float32
         shapes = [tuple(v.shape) for v in variables]
         layout = BufferLayout.of(shapes, np.dtype(wide).itemsize, float("inf"))
-        exchange = FlatExchange(
+        self._exchange = FlatExchange(
             collective,
             layout,
             wide,
             self.agreement,
-            nominal=lambda: float(nominal_rows * options.steps),
+            nominal=lambda: float(nominal * options.steps),
             compression=options.compression,
         )
-        self._outer = OuterOptimizer(exchange, options.learning_rate, options.momentum)
+        self._last: list[Array] = []
+        self._velocity: list[Array] = []
         self._wide = tf.as_dtype(wide)
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    is_exact = False
-    shared_variables = ()
-    shards = None
-    record = None
-    mean_loss = None  # each worker has its own losses, which are averaged by rows
 
     @contextmanager
     def install(self) -> Iterator[None]:
@@ -247,19 +168,15 @@ class WeightAveraging(step_changes.RemembersErrors):
         if model.jit_compile:
             # XLA does not compile the average.
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
-        with (
-            step_changes.disable_jit(model),
-            step_changes.override(model, "train_step", self._wrap_step(train_step)),
-        ):
+        step = self._wrap_step(train_step)
+        with override(model, "jit_compile", False), override(model, "train_step", step):
             model.make_train_function(force=True)
             yield
         model.make_train_function(force=True)
 
     def begin_training(self) -> None:
-        self._outer.begin([v.numpy() for v in self._read_wide()])
-
-    def begin_epoch(self) -> None:
-        """Do nothing: steps are counted over the whole training."""
+        self._last = [np.array(v.numpy()) for v in self._read_wide()]
+        self._velocity = [np.zeros_like(weight) for weight in self._last]
 
     def end_epoch(self) -> None:
         """Average weights after any further steps, so that callbacks see the same model."""
@@ -268,34 +185,31 @@ class WeightAveraging(step_changes.RemembersErrors):
             self._steps.assign(0)
 
     def read_state(self) -> dict[str, Any]:
+        last, velocity = ([np.array(one) for one in own] for own in (self._last, self._velocity))
+        outer = {"last": last, "velocity": velocity, "exchange": self._exchange.read_state()}
         counters = [int(self._steps), int(self._rows)]
-        requested = self.agreement.is_requested
-        return {"counters": counters, "requested": requested, "outer": self._outer.read_state()}
+        return {"counters": counters, "requested": self.agreement.is_requested, "outer": outer}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         for counter, value in zip([self._steps, self._rows], state["counters"], strict=True):
             counter.assign(value)
         self.agreement.is_requested = state["requested"]
-        self._outer.restore_state(state["outer"])
+        outer = state["outer"]
+        self._last, self._velocity = outer["last"], outer["velocity"]
+        self._exchange.restore_state(outer["exchange"])
 
     def _wrap_step(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._rows.assign_add(tf.cast(step_changes.count_rows(data), tf.int64))
+            self._rows.assign_add(tf.cast(count_rows(data), tf.int64))
             return train_step(data)
 
-        step_or_skip: Callable[[Any], Any] = step
-        if self._may_be_empty:
-            skip = partial(step_changes.normalize_spectra, self._model)
-            step_or_skip = step_changes.StepOrSkip(self._model, step, skip)
+        skip = partial(normalize_spectra, self._model)
+        own = StepOrSkip(self._model, step, skip) if self._skips else step
 
         def local_step(data: Any) -> Any:
-            logs = step_or_skip(data)
+            logs = own(data)
             done = self._steps.assign_add(1)
-            if tf.executing_eagerly():
-                if int(done) % self._every == 0:
-                    self._average()
-            else:
-                tf.cond(done % self._every == 0, self._average, lambda: None)
+            tf.cond(done % self._every == 0, self._average, lambda: None)
             return logs
 
         return local_step
@@ -315,5 +229,22 @@ class WeightAveraging(step_changes.RemembersErrors):
         self._rows.assign(0)
 
     def _outer_step(self, rows: Any, *weights: Array) -> list[Array]:
+        """Return new weights, the same on all workers.
+
+        ``rows`` is the number of rows on which this worker has trained since the last average: the
+        weight of this worker in the new one (McMahan et al., "Communication-efficient learning of
+        deep networks from decentralized data", 2017).
+        """
+        momentum = self._options.momentum
         with self.remembering():
-            return self._outer.step(float(rows), list(weights))
+            change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
+            means, _ = self._exchange.exchange(float(rows), 0.0, change)
+        for number, move in enumerate(means):
+            kind = move.dtype
+            if momentum:
+                self._velocity[number] = momentum * self._velocity[number] + move
+                move = move + momentum * self._velocity[number]
+            new = self._last[number] - kind.type(self._options.learning_rate) * move
+            self._last[number] = new.astype(kind, copy=False)
+        # Copies, because TensorFlow retains the arrays.
+        return [np.array(weight) for weight in self._last]

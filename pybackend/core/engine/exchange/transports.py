@@ -15,8 +15,8 @@ import tensorflow as tf
 from pybackend.core.collective import Collective
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine.exchange import flat_buffer
-from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange, Means
-from pybackend.core.engine.step_changes import Position, RemembersErrors, call_host
+from pybackend.core.engine.exchange.flat_buffer import BufferLayout, FlatExchange
+from pybackend.core.engine.step_changes import Position, RemembersErrors, call_host, override
 from pybackend.core.engine.step_clock import StepClock
 
 Array = npt.NDArray[Any]
@@ -110,22 +110,15 @@ class HostExchange(RemembersErrors):
         parts: flat_buffer.Parts | None = None,
         record: SumRecord | None = None,
     ) -> None:
-        self._record = record
-        self._collective = collective
-        self._position = position
-        self._settings = settings
-        self._micro_steps = micro_steps
-        self._knows_totals = knows_totals
-        self._clock = clock
+        self._collective, self._position, self._settings = collective, position, settings
+        self._micro_steps, self._knows_totals = micro_steps, knows_totals
+        self._clock, self._parts, self._record = clock, parts, record
         self._flats: dict[Any, FlatExchange] = {}
-        self._calls = 0
-        self._loss_sum = 0.0
-        self._rows_sum = 0
+        self._buffers: dict[Any, flat_buffer.Buffers] = {}
         # State of buffers that a step will create when it is traced.
         self._restored: dict[str, Any] = {}
+        self._calls, self._loss_sum, self._rows_sum = 0, 0.0, 0
         self._is_repeating = False
-        self._parts = parts
-        self._buffers: dict[Any, flat_buffer.Buffers] = {}
         self.is_due = True
         """True if the last exchange was not only added to the accumulated gradients."""
         self.agreement = flat_buffer.StopAgreement()
@@ -173,11 +166,10 @@ class HostExchange(RemembersErrors):
         state = self.read_state()
         self._position.step -= steps
         self._calls -= steps
-        self._is_repeating = True
         try:
-            yield
+            with override(self, "_is_repeating", True):
+                yield
         finally:
-            self._is_repeating = False
             self.restore_state(state)
 
     def close(self) -> None:
@@ -193,29 +185,25 @@ class HostExchange(RemembersErrors):
         ``number`` counts the exchanges within a step, each of which has its own buffers and
         residuals. ``recorded`` has the values of the record's variables.
         """
-        dense, weight, shared = gradients.dense, gradients.weight, gradients.shared
         flat = self._flat_for(gradients, number)
-        needed = [dense[n] for n in flat.layout.list_needed(self._collective.rank)]
+        weight, given = gradients.weight, gradients.dense
+        needed = [given[n] for n in flat.layout.list_needed(self._collective.rank)]
         types = [tensor.dtype for tensor in [*needed, *gradients.slices]]
-        ends = [*gradients.slices, *recorded]
         buckets = flat.layout.buckets
-        if len(buckets) == 1 or tf.executing_eagerly():
-            step = partial(self._step, flat, len(dense), shared)
-            return call_host(step, [weight, gradients.loss, *dense, *ends], types)
-        # Tokens connect the buckets to the end of the step. They wait for the gradients and,
-        # through a weight that is updated, for the end of the previous step, because a gradient
-        # may depend only on the data.
-        begun = tf.reshape(tf.convert_to_tensor(gradients.anchor), [-1])[:1]
-        tokens = [
-            tf.numpy_function(
-                partial(self._post, flat, bucket),
-                [begun, weight, *(dense[n] for n in numbers)],
-                tf.int32,
-            )
-            for bucket, numbers in enumerate(buckets)
-        ]
-        collect = partial(self._collect, flat, len(tokens), shared)
-        return call_host(collect, [weight, gradients.loss, *tokens, *ends], types)
+        is_posted = len(buckets) > 1 and not tf.executing_eagerly()
+        if is_posted:
+            # Tokens connect the buckets to the end of the step. They wait for the gradients and,
+            # through a weight that is updated, for the end of the previous step, because a
+            # gradient may depend only on the data.
+            begun = tf.reshape(tf.convert_to_tensor(gradients.anchor), [-1])[:1]
+            ready = [[begun, weight, *(given[n] for n in numbers)] for numbers in buckets]
+            given = [
+                tf.numpy_function(partial(self._post, flat, bucket), tensors, tf.int32)
+                for bucket, tensors in enumerate(ready)
+            ]
+        finish = partial(self._finish, flat, is_posted, len(given), gradients.shared)
+        ends = [*gradients.slices, *recorded]
+        return call_host(finish, [weight, gradients.loss, *given, *ends], types)
 
     def gather_weights(self, dtype: Any) -> Callable[..., list[Array]]:
         """Return a function from this rank's weights, in one type, to those of the other ranks."""
@@ -277,27 +265,6 @@ class HostExchange(RemembersErrors):
         total = self._position.total_rows if self._knows_totals else None
         return float(self._settings.nominal_rows if total is None else total)
 
-    def _step(
-        self,
-        flat: FlatExchange,
-        count: int,
-        shared: Sequence[bool],
-        weight: Any,
-        loss: Any,
-        *arrays: Any,
-    ) -> list[Array]:
-        dense = arrays[:count]
-
-        def exchange(added: Any) -> Means:
-            if self._micro_steps == 1:
-                return flat.exchange(weight, loss, dense, added)
-            # Pending gradients are sent at the end of an epoch, so that all workers have the same
-            # state.
-            self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
-            return flat.accumulate(weight / self._nominal_weight(), loss, dense, self.is_due)
-
-        return self._complete(flat, exchange, shared, weight, arrays[count:], lambda: dense)
-
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self.remembering():
             flat.post(bucket, weight, arrays)
@@ -306,54 +273,46 @@ class HostExchange(RemembersErrors):
                 self._posted.update(zip(numbers, map(np.array, arrays), strict=True))
             return np.int32(bucket)
 
-    def _collect(
-        self,
-        flat: FlatExchange,
-        tokens: int,
-        shared: Sequence[bool],
-        weight: Any,
-        loss: Any,
-        *rest: Any,
-    ) -> list[Array]:
-        def take_posted() -> list[Array]:
-            posted, self._posted = self._posted, {}
-            return [posted[n] for n in sorted(posted)]
-
-        exchange = partial(flat.collect, weight, loss)
-        return self._complete(flat, exchange, shared, weight, rest[tokens:], take_posted)
-
-    def _complete(
-        self,
-        flat: FlatExchange,
-        exchange: Callable[[Any], Means],
-        shared: Sequence[bool],
-        weight: Any,
-        ends: Sequence[Any],
-        list_dense: Callable[[], Sequence[Array]],
+    def _finish(
+        self, flat: FlatExchange, is_posted: bool, count: int, shared: Sequence[bool], *given: Any
     ) -> list[Array]:
         """Return all results of an exchange; sparse gradients are sent after the buckets.
 
-        ``ends`` has the sparse gradients and the recorded values.
+        ``given`` has the weight and the loss; ``count`` dense gradients, or tokens of buckets if
+        these were posted; the sparse gradients; and the recorded values.
         """
+        weight, loss, *arrays = given
+        dense, ends = arrays[:count], arrays[count:]
+        slices, recorded = ends[: 2 * len(shared)], ends[2 * len(shared) :]
+        record, position = self._record, self._position
         with self.remembering(), self._clock.held():
-            slices, recorded = ends[: 2 * len(shared)], ends[2 * len(shared) :]
-            record = self._record
-            means, total = exchange(record.weigh(self._position.step, recorded) if record else ())
+            added = record.weigh(position.step, recorded) if record else ()
+            if is_posted:
+                means, total = flat.collect(weight, loss, added)
+                dense, self._posted = [self._posted[n] for n in sorted(self._posted)], {}
+            elif self._micro_steps == 1:
+                means, total = flat.exchange(weight, loss, dense, added)
+            else:
+                # Pending gradients are sent at the end of an epoch, so that all workers have the
+                # same state.
+                is_last = position.step == position.batches.steps - 1
+                self.is_due = is_last or (self._calls + 1) % self._micro_steps == 0
+                share = weight / self._nominal_weight()
+                means, total = flat.accumulate(share, loss, dense, self.is_due)
             factor = weight / total if total else 0.0
             for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
                 scaled = (values * factor).astype(values.dtype)
                 means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
             # The mean loss is that of a whole step: weighted by its rows, like Keras's own.
-            rows = self._position.total_rows or 0
+            rows = position.total_rows or 0
             self._loss_sum += flat.mean_loss * rows
             self._rows_sum += rows
-            self._position.advance()
+            position.advance()
             self._calls += 1
             if record is not None and not self._is_repeating:
-                record.keep(self._position.step, recorded, flat.added)
-            own = [*list_dense(), *slices]
+                record.keep(position.step, recorded, flat.added)
             if self.exchanged is not None:  # TensorFlow and the next exchange reuse the memory
-                own, copies = [np.array(one) for one in own], [np.array(one) for one in means]
+                own, copies = ([np.array(x) for x in part] for part in ([*dense, *slices], means))
                 needed = flat.layout.list_needed(self._collective.rank)
                 self.exchanged.append(Exchanged(float(weight), total, own, copies, needed))
             return means
@@ -408,15 +367,13 @@ class GraphExchange:
     """Average of gradients like `FlatExchange`, without leaving the graph."""
 
     def __init__(self, reduce: GraphReduce, bucket_bytes: float) -> None:
-        self._reduce = reduce
-        self._bucket_bytes = bucket_bytes
+        self._reduce, self._bucket_bytes = reduce, bucket_bytes
         self.agreement = GraphAgreement()
 
     def average(self, tensors: list[Any], weight: Any) -> list[Any]:
         """Return the mean of each tensor over the total weight of all workers."""
-        layout = BufferLayout.of(
-            [tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes
-        )
+        shapes = [tuple(t.shape) for t in tensors]
+        layout = BufferLayout.of(shapes, weight.dtype.size, self._bucket_bytes)
         wants_end = tf.logical_or(self.agreement.requested, self.agreement.preempted)
         tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
@@ -425,9 +382,7 @@ class GraphExchange:
         total = tf.where(total > 0, total, tf.ones_like(total))
         self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
         means = list(tensors)
-        for numbers in layout.buckets:
-            if not numbers:
-                continue
+        for numbers in filter(None, layout.buckets):
             flat = tf.concat([tf.reshape(tensors[n], [-1]) for n in numbers], 0)
             summed = self._reduce.all_reduce(flat * weight) / total
             sizes = [int(tensors[n].shape.num_elements()) for n in numbers]

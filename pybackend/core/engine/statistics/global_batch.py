@@ -11,8 +11,9 @@ not change it.
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, call_host, override
+from pybackend.core.engine.step_changes import StepCalls, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.model.view import has_own
 from pybackend.core.words import setting, show
@@ -57,7 +58,7 @@ def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
 
 
 @dataclass(eq=False)
-class GatheredRows(RemembersErrors):
+class GatheredRows:
     """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
     ``find_order`` returns, for a step, the order of the batch among the rows listed by rank; None
@@ -80,17 +81,12 @@ class GatheredRows(RemembersErrors):
         for tensor in own:
             _check_has_rows(tensor)
         count = len(own)
-        types = [tensor.dtype for tensor in own]
-        orders = 0 if self.find_order is None else count
-        with self.calls.next():
-            rows = tf.convert_to_tensor(self.calls.rows)
-            kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
-            found = call_host(partial(self._fetch, is_first), [rows, *own], kinds)
-        self.calls.end(found[-1:])
-        for number, tensor in enumerate(found[: 2 * count]):
-            tensor.set_shape([None, *own[number % count].shape[1:]])
-        ordered = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
-        return found[:count], found[count : 2 * count], found[-1], ordered or None
+        rows = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in own]
+        orders = [tf.TensorSpec([None], tf.int64)] * (0 if self.find_order is None else count)
+        results = [*rows, *rows, *orders, tf.TensorSpec([], tf.float64)]
+        fetch = partial(self._fetch, is_first)
+        found = self.calls.call(fetch, [tf.convert_to_tensor(self.calls.rows), *own], results)
+        return found[:count], found[count : 2 * count], found[-1], found[2 * count : -1] or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
         """Return the rows of all workers in order, in a step without rows on this worker."""
@@ -104,34 +100,27 @@ class GatheredRows(RemembersErrors):
             orders = parts[2 * count :] or [slice(None)] * count
             return [rows[order] for rows, order in zip(whole, orders, strict=True)]
 
-        with self.calls.next():
-            whole = call_host(fetch, [], [spec.dtype for spec in specs])
-        self.calls.end(whole)
-        for tensor, spec in zip(whole, specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return whole
+        return self.calls.call(fetch, [], specs)
 
     def _fetch(self, is_first: bool, rows: Any, *own: Array) -> list[Any]:
         self.step += is_first
-        with self.remembering():
-            packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
-            received = self.collective.all_gather(packed)
-            types = [array.dtype for array in own]
-            everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
-            _check_shapes([arrays for _, arrays in everyone.values()], list(everyone))
-            rank = self.collective.rank
-            before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
-            after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
-            if not everyone:
-                raise InputError(
-                    "no worker has rows for a step: a pipeline must return the same rows in every "
-                    "epoch"
-                )
-            total = sum(count for count, _ in everyone.values())
-            like = next(iter(everyone.values()))[1]
-            factor = np.float64(total / rows if rows else 0.0)
-            lengths = np.sum([[len(a) for a in part] for _, part in everyone.values()], axis=0)
-            return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
+        packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
+        received = self.collective.all_gather(packed)
+        types = [array.dtype for array in own]
+        everyone = {rank: _unpack(x, types) for rank, x in enumerate(received) if len(x)}
+        if not everyone:
+            raise InputError(
+                "no worker has rows for a step: a pipeline must return the same rows in every epoch"
+            )
+        arrays = {rank: part for rank, (_, part) in everyone.items()}
+        _check_shapes(arrays)
+        before = [part for rank, part in arrays.items() if rank < self.collective.rank]
+        after = [part for rank, part in arrays.items() if rank > self.collective.rank]
+        like = next(iter(arrays.values()))
+        total = sum(count for count, _ in everyone.values())
+        factor = np.float64(total / rows if rows else 0.0)
+        lengths = np.sum([[len(a) for a in part] for part in arrays.values()], axis=0)
+        return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
         """Return the order of the batch for arrays of these lengths, if they have all its rows."""
@@ -167,16 +156,15 @@ class GlobalBatch:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._over.loss:
-                compute_loss = self._model.compute_loss
-                first = 0 if has_own(self._model, "compute_loss") else 1  # Keras's ignores `x`
-                watched = self._watch(compute_loss, slice(first, 4), None)
-                stack.enter_context(override(self._model, "compute_loss", watched))
-            for metric in self._metrics:
-                update = metric.update_state
-                watched = self._watch(update, slice(None), update)
-                stack.enter_context(override(metric, "update_state", watched))
+        models = [self._model] if self._over.loss else []
+        # Keras's ignores `x`.
+        rows = slice(0 if has_own(self._model, "compute_loss") else 1, 4)
+        with (
+            override_each(models, "compute_loss", lambda _, one: self._watch(one, rows, False)),
+            override_each(
+                self._metrics, "update_state", lambda _, one: self._watch(one, slice(None), True)
+            ),
+        ):
             yield
 
     @contextmanager
@@ -189,11 +177,12 @@ class GlobalBatch:
             self._is_active = False
             self._own, self._whole = [], []
 
-    def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
+    def _watch(
+        self, function: Callable[..., Any], which: slice, is_update: bool
+    ) -> Callable[..., Any]:
         """Wrap a function of tensors, so that it gets the tensors of the global batch.
 
-        ``which`` are the arguments that have rows. ``update`` is a function that a worker without
-        rows must also call, or None.
+        ``which`` are the arguments that have rows. A worker without rows must also call an update.
         """
         own = signature = inspect.signature(function)
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
@@ -207,8 +196,8 @@ class GlobalBatch:
             given = {n: bound.arguments[n] for n in names if bound.arguments.get(n) is not None}
             indices = self._fetch(given)
             bound.arguments.update(_fill(indices, self._whole))
-            if update is not None:
-                self._calls.record(lambda: update(**_fill(indices, self._whole)))
+            if is_update:
+                self._calls.record(lambda: function(**_fill(indices, self._whole)))
             return function(*bound.args, **bound.kwargs)
 
         # Keras checks whether there is a parameter `training`.
@@ -223,12 +212,11 @@ class GlobalBatch:
         new: list[Any] = []
 
         def number_of(tensor: Any) -> int:
-            known = [*self._own, *new]
-            for number, other in enumerate(known):
-                if other is tensor:  # `==` of tensors compares their elements
-                    return number
-            new.append(tensor)
-            return len(known)
+            # By identity: `==` of tensors compares their elements.
+            known = [id(one) for one in (*self._own, *new)]
+            if id(tensor) not in known:
+                new.append(tensor)
+            return [*known, id(tensor)].index(id(tensor))
 
         def index(leaf: Any) -> Any:
             if leaf is None:
@@ -269,35 +257,24 @@ class _Indices:
 
 def _fill(indices: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
     def find(one: Any) -> Any:
-        if one is None or one.mask is None:
-            return None if one is None else whole[one.tensor]
-        return _Masked(whole[one.mask])(whole[one.tensor])
+        if one is None:
+            return None
+        tensor = whole[one.tensor]
+        return tensor if one.mask is None else _Mask(whole[one.mask])(tensor)
 
     return {name: keras.tree.map_structure(find, value) for name, value in indices.items()}
 
 
-class _ReadsMask(keras.layers.Layer):
-    """Layer that stores the mask of its input."""
+class _Mask(keras.layers.Layer):
+    """Layer that notes the mask of its input, and gives another one to its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Any = None) -> None:
         super().__init__(autocast=False, name="mask")
         self.supports_masking = True
-        self.found: Any = None
+        self.found, self._given = None, given
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
         self.found = mask
-        return inputs
-
-
-class _Masked(keras.layers.Layer):
-    """Layer that adds a mask to its output."""
-
-    def __init__(self, mask: Any) -> None:
-        super().__init__(autocast=False, name="mask")
-        self.supports_masking = True
-        self._given = mask
-
-    def call(self, inputs: Any) -> Any:
         return tf.identity(inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
@@ -305,7 +282,7 @@ class _Masked(keras.layers.Layer):
 
 
 def _read_mask(leaf: Any) -> Any:
-    reader = _ReadsMask()
+    reader = _Mask()
     reader(leaf)
     return reader.found
 
@@ -339,34 +316,30 @@ def _pack(rows: int, arrays: Sequence[Array]) -> Array:
     Not as in `job.values`, because this is done in every step: all workers know the types of the
     arrays, and JSON would take longer than everything else here.
     """
-    head = [rows]
-    for array in arrays:
-        head += [array.ndim, *array.shape]
-    parts = [np.array(head, np.int64), *arrays]
-    return np.concatenate([np.frombuffer(np.ascontiguousarray(p), np.uint8) for p in parts])
+    shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
+    parts = [np.array([rows, *shapes], np.int64), *arrays]
+    return np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8).copy()
 
 
 def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
-    rows = int(packed[:8].view(np.int64)[0])
-    at, shapes = 8, []
-    for _ in types:
-        ndim = int(packed[at : at + 8].view(np.int64)[0])
-        shapes.append(packed[at + 8 : at + 8 + 8 * ndim].view(np.int64))
-        at += 8 + 8 * ndim
-    arrays = []
-    for shape, dtype in zip(shapes, types, strict=True):
-        size = int(np.prod(shape)) * dtype.itemsize
-        arrays.append(np.frombuffer(packed[at : at + size].tobytes(), dtype).reshape(shape))
-        at += size
-    return rows, arrays
+    content = io.BytesIO(packed.tobytes())
+
+    def read(dtype: Any, shape: Any) -> Array:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer(content.read(size), dtype).reshape(shape)
+
+    rows = int(read(np.int64, ()))
+    shapes = [read(np.int64, int(read(np.int64, ()))) for _ in types]
+    return rows, [read(dtype, shape) for shape, dtype in zip(shapes, types, strict=True)]
 
 
-def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> None:
-    for rank, arrays in zip(ranks, everyone, strict=True):
-        for one, other in zip(everyone[0], arrays, strict=True):
+def _check_shapes(everyone: Mapping[int, Sequence[Array]]) -> None:
+    first = next(iter(everyone))
+    for rank, arrays in everyone.items():
+        for one, other in zip(everyone[first], arrays, strict=True):
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
-                    f"rows of workers {ranks[0]} and {rank} have the shapes "
+                    f"rows of workers {first} and {rank} have the shapes "
                     f"{show(one.shape[1:])} and {show(other.shape[1:])}: a loss or metric over "
                     "the global batch needs the same shape on all workers, so pad rows to the same "
                     "length"

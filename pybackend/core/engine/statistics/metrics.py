@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,7 @@ from pybackend.core.model.view import ModelView, find_ignored_class, has_own
 
 
 def combine_logs(
-    model: Any,
-    logs: Mapping[str, Any],
-    collective: Collective,
-    rows: Any,
-    shared: Sequence[Any] = (),
+    model: Any, logs: Mapping[str, Any], collective: Collective, rows: Any, shared: Any = ()
 ) -> dict[str, Any]:
     """Combine the logs of all ranks: metrics from their summed states, all other values averaged.
 
@@ -46,9 +42,8 @@ def combine_logs(
     names = _find_metrics(logs, local, collective, rows)
     own = [name for name, metric in names.items() if metric is None]
     share = rows[collective.rank] / rows.sum()
-    values = [
-        np.mean(to_plain(logs[name])) * share if name in logs and share else 0.0 for name in own
-    ]
+    known = logs if share else {}
+    values = [np.mean(to_plain(known[name])) * share if name in known else 0.0 for name in own]
     averaged = dict(zip(own, all_sum(collective, values), strict=True)) if own else {}
     summed = _sum_metrics(model, collective, shared)
     found = {n: float(averaged[n]) if m is None else summed[m] for n, m in names.items()}
@@ -62,17 +57,12 @@ def _find_metrics(
     # A rank with rows knows what is logged.
     root = int(np.argmax(rows))
     names = broadcast_value(collective, list(logs) or list(local), root)
-    has_rows = rows[collective.rank] > 0
-    is_other = [
-        [
-            has_rows and not _is_same(to_plain(logs.get(name, local.get(name))), value)
-            for value in local.values()
-        ]
-        for name in names
-    ]
-    others = all_sum(collective, np.array(is_other, float).reshape(len(names), len(local)))
+    is_other = np.zeros((len(names), len(local)))
+    for n, name in enumerate(names if rows[collective.rank] else ()):
+        own = to_plain(logs.get(name, local.get(name)))
+        is_other[n] = [not np.array_equal(own, one, equal_nan=True) for one in local.values()]
     found: dict[str, str | None] = {}
-    for name, counts in zip(names, others, strict=True):
+    for name, counts in zip(names, all_sum(collective, is_other), strict=True):
         same = [metric for metric, count in zip(local, counts, strict=True) if not count]
         found[name] = name if name in same else next(iter(same), None)
     return found
@@ -97,19 +87,14 @@ def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
 
     ``are_compiled_tried`` is true if the metrics passed to ``compile`` were checked.
     """
-    compiled = find_compiled_metrics(model)
-    known = compiled if are_compiled_tried else []
+    known = {id(each) for each in find_compiled_metrics(model) if are_compiled_tried}
     return [
         metric.name
         for container in model.metrics
-        if not any(container is each for each in known)
+        if id(container) not in known
         for metric in getattr(container, "metrics", [container])
         if has_own(metric, "update_state")
     ]
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=True))
 
 
 def to_plain(value: Any) -> Any:
@@ -144,11 +129,14 @@ class ValidStepCounter:
     """
 
     def __init__(self, model: Any) -> None:
-        self._count = _UnmaskedCount(find_ignored_class(model))
+        self._model, self._count = model, _UnmaskedCount(find_ignored_class(model))
         self._valid: Any = None
         self.loss: Any = 0.0
 
-    def watch(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    def install(self) -> AbstractContextManager[None]:
+        return override_each([self._model], "compute_loss", self.watch)
+
+    def watch(self, model: Any, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_loss`` of a model, so that the valid steps of a call are counted."""
         signature = inspect.signature(compute_loss)
 
@@ -219,12 +207,11 @@ class StepMeans:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            means = find_step_means(self.model)
-            stack.enter_context(override_each(means, "update_state", self._watch))
-            if self.is_uneven:
-                total = [mean for mean in self.model.metrics if mean.name == "loss"]
-                stack.enter_context(override_each(total, "update_state", self._count))
+        totals = [one for one in self.model.metrics if self.is_uneven and one.name == "loss"]
+        with (
+            override_each(find_step_means(self.model), "update_state", self._watch),
+            override_each(totals, "update_state", self._count),
+        ):
             yield
 
     def weigh(self, share: Any) -> AbstractContextManager[None]:
@@ -268,9 +255,6 @@ class StepMeans:
     def _call(
         self, compute: Callable[..., Any], given: Sequence[Any], replacement: Callable[[], object]
     ) -> Any:
-        with self.calls.next():
-            found = tf.numpy_function(compute, given, tf.float32)
-        found.set_shape([])
-        self.calls.end([found])
+        (found,) = self.calls.call(compute, given, [tf.TensorSpec([], tf.float32)])
         self.calls.record(replacement)
         return found

@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras import ops
 
 from pybackend.core.collective import Collective
-from pybackend.core.engine.step_changes import RemembersErrors, StepCalls, override, override_each
+from pybackend.core.engine.step_changes import StepCalls, override, override_each
 from pybackend.core.errors import InputError
 from pybackend.core.words import setting
 
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
-class GlobalStatistics(RemembersErrors):
+class GlobalStatistics:
     """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
     This applies only to steps traced while `active` is in effect. ``weigh`` returns a scalar, the
@@ -80,15 +80,14 @@ class GlobalStatistics(RemembersErrors):
         channels = int(values.shape[axis])
         shape = [channels if number == axis else 1 for number in range(rank)]
         if mask is None:
-            counted = values
+            counted, tiny = values, 0.0
             ones = ops.ones([channels], values.dtype)
-            count, tiny = ops.cast(tf.size(values) / channels, values.dtype) * ones, 0.0
+            count = ops.cast(tf.size(values) / channels, values.dtype) * ones
         else:
             is_counted = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(values))
             is_counted = ops.cast(is_counted, values.dtype)
-            counted = values * is_counted
+            counted, tiny = values * is_counted, keras.config.epsilon()  # as in Keras
             count = ops.sum(is_counted, others)
-            tiny = keras.config.epsilon()  # as in Keras
         self.calls.record(lambda: self._join(layer, channels, values.dtype, tiny))
         count = ops.cast(count, values.dtype)
         sums = self._sum(ops.concatenate([ops.sum(counted, others), ops.stop_gradient(count)]))
@@ -120,16 +119,11 @@ class GlobalStatistics(RemembersErrors):
 
     def _add_up(self, values: Any) -> Any:
         def reduce(own: Array) -> Array:
-            with self.remembering():
-                total = np.array(own)
-                self.collective.all_reduce(total)
-                return total
+            total = np.array(own)
+            self.collective.all_reduce(total)
+            return total
 
-        with self.calls.next():
-            total = tf.numpy_function(reduce, [values], values.dtype)
-        self.calls.end([total])
-        total.set_shape(values.shape)
-        return total
+        return self.calls.call(reduce, [values], [tf.TensorSpec(values.shape, values.dtype)])[0]
 
 
 def _refuse_second(upstream: Any) -> Any:

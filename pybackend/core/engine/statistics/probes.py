@@ -8,7 +8,7 @@ activity regularizer or a custom `compute_loss`. The loss used in training is ch
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -37,9 +37,9 @@ _ACCURACIES = (
 )
 # Tolerance for rounding of a prediction, in full and half precision, relative to the largest.
 _MIXED = (1e-3, 0.05)
-# Positions at which the rows are cut into parts, as shares of them. The deviation of a ratio of
-# sums grows with the number of parts.
-_PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
+# Positions at which the rows are cut into parts, as shares of them: for metrics, and for losses and
+# predictions. The deviation of a ratio of sums grows with the number of parts.
+_SHARES, _PARTS = (0.1, 0.35), (0.03, 0.06, 0.12, 0.25, 0.5)
 _ABOUT_TEST_STEP = (
     "the model has its own test_step: its results are averaged over the workers, weighted by "
     "rows, which is correct only for means over rows"
@@ -57,9 +57,6 @@ _LARGE_MODEL = 10_000_000
 # Result of the check whether the state of the metrics of `compile` may be summed over workers.
 MetricsKind = Literal["sums", "not sums", "unknown"]
 
-# Positions at which the rows are cut into parts, as shares of them.
-_SHARES = (0.1, 0.35)
-
 
 def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
     """Return some finite rows, at most about one step's worth; None if there are none."""
@@ -68,23 +65,18 @@ def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
         return None
     parameters = sum(int(np.prod(weight.shape)) for weight in model.weights)
     is_small = rows.row_bytes < _LARGE_ROW_BYTES and parameters < _LARGE_MODEL
-    least = _LEAST_TRIED if is_small else 2
-    most = max(least, min(job.batch_size, _MOST_TRIED))
+    most = max(_LEAST_TRIED if is_small else 2, min(job.batch_size, _MOST_TRIED))
     generator = np.random.default_rng(job.seed)
     chosen = np.sort(generator.choice(count, min(count, most), replace=False))
-    found = rows.take(chosen)
-    finite = np.flatnonzero(_are_finite(found))  # only the training uses the others
-    if not len(finite):
+    found, is_finite = rows.take(chosen), np.ones(len(chosen), bool)
+    for column in found.values():
+        if column.dtype.kind == "f":  # only the training uses other numbers
+            is_finite &= np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+    if not is_finite.any():
         return None
     # A single row is repeated, to have two parts.
-    finite = np.resize(finite, max(2, len(finite)))
+    finite = np.resize(np.flatnonzero(is_finite), max(2, is_finite.sum()))
     return nest({key: column[finite] for key, column in found.items()})
-
-
-def _are_finite(columns: Mapping[str, Any]) -> Any:
-    floats = [column for column in columns.values() if column.dtype.kind == "f"]
-    parts = [np.isfinite(column.reshape(len(column), -1)).all(axis=1) for column in floats]
-    return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])
 
 
 def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
@@ -175,36 +167,25 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def find_over(
-    view: ModelView,
-    rows: Any,
-    metrics: MetricsKind,
-    job: ModelJob,
-    collective: Collective,
-    emit: Emit,
+    view: ModelView, rows: Any, kind: MetricsKind, job: ModelJob, collective: Collective, emit: Emit
 ) -> OverBatch:
     """Return which values an evaluation must compute from all workers' rows, instead of as sums."""
     if job.workers == 1:
         return OverBatch()
     if has_own(view.model, "test_step"):
         emit(Note(_ABOUT_TEST_STEP))
+    needs = True
     if view.has_masked_loss:
-        needs = not _is_weighted_by_masks(view)
+        with suppress(InputError):  # else it can be averaged, weighted by unmasked steps
+            check_masks(view)
+            needs = False
     else:
         needs = rows is not None and not is_mean_in_evaluation(view, rows)
     mixes = rows is not None and mixes_rows(view, rows)
     needs, mixes = (bool(count) for count in all_sum(collective, [needs, mixes]))
     if mixes:
         emit(Note(_ABOUT_MIXING))
-    return OverBatch(loss=needs, metrics=metrics == "not sums")
-
-
-def _is_weighted_by_masks(view: ModelView) -> bool:
-    """Return whether the loss can be averaged, weighted by each worker's unmasked steps."""
-    try:
-        check_masks(view)
-    except InputError:
-        return False
-    return True
+    return OverBatch(loss=needs, metrics=kind == "not sums")
 
 
 def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
@@ -217,10 +198,9 @@ def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
     model = view.model
     with keep_state(model), trace_loops(view), stand_in_noise():
         loss = _LossOfParts(model, rows)
+        cut = cut_rows(loss.count, _PARTS)
         try:
-            whole = _compute_total(loss)
-            cut = cut_rows(loss.count, _PARTS)
-            values = [loss(part) for part in cut]
+            whole, values = _compute_total(loss), [loss(part) for part in cut]
         except Exception:  # such as a model without a loss outside of training
             return True
     if not np.isfinite(whole):
@@ -243,13 +223,17 @@ def mixes_rows(view: ModelView, rows: Any) -> bool:
         except Exception:  # the evaluation will report it
             return False
     bound = _MIXED[view.has_half_layers]
-    for leaf, *pieces in zip(whole, *parts, strict=True):
-        if leaf.ndim and len(leaf) == count and leaf.dtype.kind == "f":
-            size = float(np.abs(leaf[np.isfinite(leaf)]).max(initial=1e-3))
-            distance = np.abs(np.concatenate(pieces) - leaf)
-            if float(distance[np.isfinite(distance)].max(initial=0)) > bound * size:
-                return True
-    return False
+    return any(
+        leaf.ndim
+        and len(leaf) == count
+        and leaf.dtype.kind == "f"
+        and _find_largest(np.concatenate(pieces) - leaf) > bound * max(1e-3, _find_largest(leaf))
+        for leaf, *pieces in zip(whole, *parts, strict=True)
+    )
+
+
+def _find_largest(values: Any) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0))
 
 
 def _predict(model: Any, x: Any) -> list[Any]:
@@ -303,22 +287,18 @@ def choose_move(
     if not shape or shape[0] != count or not keras.backend.is_float_dtype(type_name):
         return lambda leaf, part: leaf
     values = keras.ops.convert_to_numpy(predictions).astype("float32")
-    is_share = bool(values.min() >= 0 and values.max() <= 1)
-    has_classes = is_share and len(shape) > 1 and shape[-1] > 1
-    is_distribution = has_classes and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
     noise: Any
-    if is_distribution:
-        noise = generator.dirichlet(np.ones(shape[-1]), shape[:-1])
-    elif is_share:
-        noise = generator.uniform(0.01, 0.99, shape)
-    elif values.min() >= 0:
-        noise = np.exp(generator.normal(size=shape))
-    else:
-        noise = generator.standard_normal(shape, "float32") * max(1.0, float(values.std()))
-    if is_share:
+    if values.min() >= 0 and values.max() <= 1:
+        has_classes = len(shape) > 1 and shape[-1] > 1
+        if has_classes and np.allclose(values.sum(axis=-1), 1, atol=1e-2):
+            noise = generator.dirichlet(np.ones(shape[-1]), shape[:-1])
+        else:
+            noise = generator.uniform(0.01, 0.99, shape)
         return lambda leaf, part: 0.5 * leaf + (0.5 * noise[part]).astype(type_name)
     if values.min() >= 0:
+        noise = np.exp(generator.normal(size=shape))
         return lambda leaf, part: (leaf + 0.1) * noise[part].astype(type_name)
+    noise = generator.standard_normal(shape, "float32") * max(1.0, float(values.std()))
     return lambda leaf, part: leaf + noise[part].astype(type_name)
 
 

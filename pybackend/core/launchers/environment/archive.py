@@ -109,20 +109,14 @@ class PackedEnvironment:
 
     def summary(self) -> str:
         """Return a text with the size, the versions and the number of packages."""
-        found = self.manifest
         lines = [f"{self.path}: {show_bytes(self.size)}, packed in {self.seconds:.1f} s"]
-        if found is not None:
-            versions = [
-                f"{name} {version}"
-                for name, version in found.packages.items()
-                if re.fullmatch(r"tensorflow([-_]\w+)?|keras|numpy|pyarrow", name.lower())
-            ]
+        if found := self.manifest:
+            shown = re.compile(r"tensorflow([-_]\w+)?|keras|numpy|pyarrow", re.IGNORECASE)
+            versions = [f"{n} {v}" for n, v in found.packages.items() if shown.fullmatch(n)]
+            python = f"Python {found.python} and {counted(len(found.packages), 'package')}"
+            lines.append(": ".join(filter(None, (python, ", ".join(versions)))))
             needs = f"glibc {found.glibc} or later" if found.glibc else found.libc
-            lines += [
-                f"Python {found.python} and {counted(len(found.packages), 'package')}"
-                + (f": {', '.join(versions)}" if versions else ""),
-                f"runs on Linux {found.machine} with {needs}",
-            ]
+            lines.append(f"runs on Linux {found.machine} with {needs}")
             if found.editable:
                 lines.append(f"not in it (editable installations): {', '.join(found.editable)}")
         return "\n".join([*lines, f"digest {self.digest}"])
@@ -148,13 +142,10 @@ def pack_entries(
     # (test_a_process_that_is_killed_as_it_packs_leaves_nothing).
     janitor = sweep(str(partial))
     try:
-        with (
-            naming_full_disk(path.parent, "packed environment"),
-            partial.open("wb") as file,
-            _ParallelGzip(file) as compressed,
-        ):
+        with naming_full_disk(path.parent, "packed environment"), partial.open("wb") as file:
             first = Entry(MANIFEST, content=encode(manifest).encode())
-            _write_tar(compressed, [first, *entries])
+            with _ParallelGzip(file) as compressed:
+                _write_tar(compressed, [first, *entries])
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -174,38 +165,30 @@ def read_packed(path: str) -> PackedEnvironment:
                 manifest = decode(file.read(), Manifest)
                 return PackedEnvironment(path, manifest.digest, size, manifest)
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
+        ours = either("`tfdist pack`", "pack_environment()")
         raise InputError(
             f"`environment` is {show(path)}, which is not a .tar.gz of an environment ({error}): "
-            f"write one with {either('`tfdist pack`', 'pack_environment()')}, venv-pack or "
-            "conda-pack"
+            f"write one with {ours}, venv-pack or conda-pack"
         ) from error
-    digest = hashlib.sha256()
     with open(path, "rb") as content:
-        while block := content.read(_BLOCK):
-            digest.update(block)
+        digest = hashlib.file_digest(content, "sha256")
     return PackedEnvironment(path, digest.hexdigest(), size, None)
 
 
 def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
     """Read all files, and return their digest, and what the environment contains and needs."""
-    counted = [
-        e for e in entries if not e.is_code and os.path.basename(e.name) not in contents.OF_ORIGIN
-    ]
+    stable = [e for e in entries if not (e.is_code or Path(e.name).name in contents.OF_ORIGIN)]
     digest, newest = hashlib.sha256(f"{facts.version} {facts.machine}\n".encode()), 0
     with ThreadPoolExecutor(count_cores()) as threads:
-        for entry, (content, release) in zip(counted, threads.map(_read, counted), strict=True):
+        for entry, (content, release) in zip(stable, threads.map(_read, stable), strict=True):
             kind = "link" if entry.link else "program" if entry.is_executable else "file"
             digest.update(f"{kind} {content} {entry.name}\n".encode(errors="surrogateescape"))
             newest = max(newest, release)
-    return Manifest(
-        digest=digest.hexdigest(),
-        python=facts.version,
-        machine=facts.machine,
-        libc=facts.libc,
-        glibc=f"2.{newest}" if newest and facts.libc.startswith("glibc") else None,
-        packages=dict(sorted(facts.packages.items(), key=lambda item: item[0].lower())),
-        editable=tuple(name for name in facts.editable if name != "tfdist"),
-    )
+    glibc = f"2.{newest}" if newest and facts.libc.startswith("glibc") else None
+    packages = dict(sorted(facts.packages.items(), key=lambda item: item[0].lower()))
+    editable = tuple(name for name in facts.editable if name != "tfdist")
+    needs = facts.version, facts.machine, facts.libc, glibc
+    return Manifest(digest.hexdigest(), *needs, packages, editable)
 
 
 def _read(entry: Entry) -> tuple[str, int]:
@@ -279,15 +262,18 @@ class _ParallelGzip(io.RawIOBase):
         try:
             if self._block:
                 self._compress(bytes(self._block))
-            while self._pending:
-                self._file.write(self._pending.popleft().result())
+            self._write(0)
         finally:
             self._threads.shutdown(cancel_futures=True)
             super().close()
 
     def _compress(self, block: bytes) -> None:
         self._pending.append(self._threads.submit(_compress, block))
-        if len(self._pending) > self._most:
+        self._write(self._most)
+
+    def _write(self, most: int) -> None:
+        """Write compressed blocks, until only ``most`` are pending."""
+        while len(self._pending) > most:
             self._file.write(self._pending.popleft().result())
 
 
@@ -306,7 +292,6 @@ class _Session:
         self._lock = threading.Lock()
         self._known: dict[str, PackedEnvironment] = {}
         self._folder: Path | None = None
-        self._end = ExitStack()
 
     def read(self, path: str) -> PackedEnvironment:
         """Return what is known about a packed file, which is read again if it has changed."""
@@ -333,8 +318,9 @@ class _Session:
 
     def _make_folder(self) -> Path:
         if self._folder is None:
-            self._folder = self._end.enter_context(swept_folder())
-            atexit.register(self._end.close)
+            end = ExitStack()
+            self._folder = end.enter_context(swept_folder())
+            atexit.register(end.close)
         return self._folder
 
 
@@ -378,16 +364,15 @@ def _check(job: Job, version: str, packages: Mapping[str, str]) -> None:
     named = f"`environment`, {show(job.resources.environment)},"
     own = ".".join(map(str, sys.version_info[:2]))
     if version.split(".")[:2] != own.split("."):
+        advice = f"pass an environment with Python {own}, or {setting(environment=THIS)}"
         raise InputError(
             f"{named} has Python {version}, but this is Python {own}, and functions cannot be sent "
-            f"between releases: pass an environment with Python {own}, or "
-            f"{setting(environment=THIS)}"
+            f"between releases: {advice}"
         )
     installed = {name.lower().replace("_", "-") for name in packages}
     wanted = {"numpy": ("numpy",), "cloudpickle": ("cloudpickle",)}
     for package, names in (wanted if job.kind == "run" else {**BUILDS, **wanted}).items():
         if not installed & set(names):
-            raise InputError(
-                f"{named} has no {TITLES.get(package, package)}: install it there with "
-                f"`pip install {package}`, and pack it again if it is a file"
-            )
+            title, how = TITLES.get(package, package), f"`pip install {package}`"
+            advice = f"install it there with {how}, and pack it again if it is a file"
+            raise InputError(f"{named} has no {title}: {advice}")

@@ -10,11 +10,14 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import InputError
 from pybackend.core.words import show
@@ -65,7 +68,7 @@ _OF_SYSTEM = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|util|pthread|resolv
 _OF_DISPLAYS = ("_tkinter", "_curses", "readline")
 # Files that say where an environment was, or how it was installed.
 OF_ORIGIN = ("RECORD", "direct_url.json", "INSTALLER", "REQUESTED")
-_EDITABLE = re.compile(r"(__editable__|_editable_impl_).*|.*\.egg-link")
+_LEFT_OUT = re.compile(r"(__editable__|_editable_impl_).*|.*\.(egg-link|pyc|a)|EXTERNALLY-MANAGED")
 
 
 @dataclass(frozen=True)
@@ -121,29 +124,20 @@ def describe_environment(python: str) -> EnvironmentFacts:
     if found.system != "linux":
         raise InputError(f"{python} is not on Linux, and only Linux environments can be packed")
     if Path(found.prefix, "conda-meta").is_dir():
-        raise InputError(
-            f"{found.prefix} is a conda environment: pack it with `conda-pack -o env.tar.gz`, and "
-            "pass that file as `environment`"
-        )
+        advice = "pack it with `conda-pack -o env.tar.gz`, and pass that file as `environment`"
+        raise InputError(f"{found.prefix} is a conda environment: {advice}")
     return found
 
 
 def _run(python: str, program: str) -> str:
+    how: Any = {"timeout": _SECONDS, "cwd": "/", "capture_output": True, "text": True}
     try:
-        ran = subprocess.run(
-            [python, "-I", "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=True,
-            cwd="/",
-        )
+        ran = subprocess.run([python, "-I", "-c", program], check=True, **how)
     except (OSError, subprocess.SubprocessError) as error:
         printed = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        raise InputError(
-            f"`environment`: its Python, {python}, does not run: {printed[-1]}"
-        ) from error
-    return ran.stdout
+        reason = f"its Python, {python}, does not run: {printed[-1]}"
+        raise InputError(f"`environment`: {reason}") from error
+    return str(ran.stdout)
 
 
 def list_entries(facts: EnvironmentFacts) -> list[Entry]:
@@ -173,13 +167,9 @@ def _list_interpreter(facts: EnvironmentFacts) -> Iterator[Entry]:
     yield Entry(f"bin/{name}", facts.executable, is_executable=True)
     for link in ("python", "python3"):
         yield Entry(f"bin/{link}", link=name)
-    extensions = [
-        str(path)
-        for folder in facts.extensions
-        for path in Path(folder).glob("*.so")
-        if not path.name.startswith(_OF_DISPLAYS)
-    ]
-    for library, path in sorted(_find_libraries([facts.executable, *extensions]).items()):
+    modules = [path for folder in facts.extensions for path in Path(folder).glob("*.so")]
+    used = [str(path) for path in modules if not path.name.startswith(_OF_DISPLAYS)]
+    for library, path in sorted(_find_libraries([facts.executable, *used]).items()):
         yield Entry(f"{LIBRARIES}/{library}", path, is_executable=True)
 
 
@@ -200,9 +190,9 @@ def _list_scripts(facts: EnvironmentFacts) -> Iterator[Entry]:
         if not path.is_file() or path.is_symlink():
             continue
         with path.open("rb") as file:
-            first, rest = file.readline(1024), b""
-            if first.startswith(b"#!") and b"python" in first:
-                rest = file.read()
+            first = file.readline(1024)
+            is_ours = first.startswith(b"#!") and b"python" in first
+            rest = file.read() if is_ours else b""
         if rest:
             start = b"""#!/bin/sh\n'''exec' "$(dirname -- "$0")/python" "$0" "$@"\n' '''\n"""
             yield Entry(f"bin/{path.name}", content=start + rest, is_executable=True)
@@ -220,9 +210,11 @@ def _walk(root: str, name: str, tag: str, unused: tuple[str, ...]) -> Iterator[E
             if entry.is_symlink() and (link := _find_link(root, path)):
                 yield Entry(f"{name}/{path}", link=link)
             elif entry.is_dir() and not _is_above(entry):
-                if entry.name != "__pycache__" and path not in unused and not _is_static(path):
+                # The folder config-...: libraries to link programs with.
+                is_used = path not in unused and not path.startswith("config-")
+                if is_used and entry.name != "__pycache__":
                     pending.append(path)
-            elif entry.is_file() and not _is_left_out(entry.name):
+            elif entry.is_file() and not _LEFT_OUT.fullmatch(entry.name):
                 yield from _list_file(entry, f"{name}/{path}", tag)
 
 
@@ -230,9 +222,7 @@ def _find_link(root: str, path: str) -> str | None:
     """Return the target of a link that stays below a folder; None: its content is packed."""
     target = os.readlink(os.path.join(root, path))
     reached = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    if os.path.isabs(target) or reached.startswith(".."):
-        return None
-    return target
+    return None if os.path.isabs(target) or reached.startswith("..") else target
 
 
 def _is_above(entry: os.DirEntry[str]) -> bool:
@@ -241,18 +231,6 @@ def _is_above(entry: os.DirEntry[str]) -> bool:
     # (test_links_to_folders_above_are_left_out_and_unreadable_files_are_named).
     own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
     return entry.is_symlink() and Path(os.path.realpath(entry.path)) in own.parents
-
-
-def _is_static(path: str) -> bool:
-    return path.startswith("config-")  # libraries to link programs with
-
-
-def _is_left_out(name: str) -> bool:
-    return (
-        name.endswith((".pyc", ".a"))
-        or name == "EXTERNALLY-MANAGED"
-        or bool(_EDITABLE.fullmatch(name))
-    )
 
 
 def _list_file(entry: os.DirEntry[str], name: str, tag: str) -> Iterator[Entry]:
@@ -268,13 +246,10 @@ def _list_file(entry: os.DirEntry[str], name: str, tag: str) -> Iterator[Entry]:
 
 def _is_current(code: str, source: os.stat_result) -> bool:
     """True if compiled code belongs to a source file, as Python decides it."""
-    try:
-        with open(code, "rb") as file:
-            header = file.read(16)
-    except OSError:
-        return False
-    words = [int.from_bytes(header[start : start + 4], "little") for start in (4, 8, 12)]
-    return words == [0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF]
+    wanted = struct.pack("<III", 0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
+    with suppress(OSError), open(code, "rb") as file:
+        return file.read(16)[4:] == wanted
+    return False
 
 
 def read_code(path: str) -> bytes:
@@ -291,8 +266,6 @@ def find_python(environment: str) -> str:
     if environment == "this":
         return sys.executable
     python = Path(environment, "bin", "python")
-    if not os.access(python, os.X_OK):
-        raise InputError(
-            f"`environment` is the folder {show(environment)}, which has no bin/python"
-        )
-    return os.path.abspath(python)  # it is started in another folder
+    if os.access(python, os.X_OK):
+        return os.path.abspath(python)  # it is started in another folder
+    raise InputError(f"`environment` is the folder {show(environment)}, which has no bin/python")

@@ -13,20 +13,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.environment.contents import LIBRARIES
 from pybackend.core.launchers.remote.bootstrap import MARK
+from pybackend.core.launchers.remote.bundle import find_greeting, read_blocks
 from pybackend.core.net.authentication import RejectedError, new_token
 from pybackend.core.net.rendezvous import Acceptor, address_of, connect, listen
 from pybackend.core.net.stream import Stream
 from pybackend.core.words import either
 
-_BLOCK = 1 << 20
 # tar prints these after the lines with the reasons. A full disk was reported as "Exiting with
 # failure status due to previous errors" (test_a_full_disk_of_a_host_is_named).
 _AFTER_REASONS = ("Exiting with failure", "Error is not recoverable", "Child returned status")
@@ -122,22 +123,15 @@ def install_command(name: str, root: str = "-") -> list[str]:
     return ["/bin/sh", "-c", INSTALL, root, name, minor]
 
 
-def read_blocks(archive: str) -> Iterator[bytes]:
-    with open(archive, "rb") as content:
-        while block := content.read(_BLOCK):
-            yield block
-
-
 def read_answer(lines: Iterable[bytes]) -> Answer | None:
     """Return the answer among the lines that a host prints; None if there is none."""
-    line = next((line for line in lines if line.startswith(MARK)), None)
-    if line is None:
+    if (line := find_greeting(lines)) is None:
         return None
     state, machine, libc, folder = line[len(MARK) :].decode(errors="replace").strip().split("|", 3)
     return Answer(state == "have", machine, libc, folder)
 
 
-class Installation:
+class Installation(AbstractContextManager["Installation"]):
     """A shell on this machine or on a host that unpacks an environment, if it is not there.
 
     Use it as a context manager: on exit, the shell ends, and removes an incomplete environment.
@@ -152,24 +146,14 @@ class Installation:
         host: str,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.host = host
-        self._packed = packed
+        self.host, self._packed = host, packed
         self._answer: Answer | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed on exit)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=variables,
-            start_new_session=True,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = subprocess.Popen(command, **pipes, env=variables, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-
-    def __enter__(self) -> Installation:
-        return self
 
     def __exit__(self, *_: object) -> None:
         # In this order: a thread may be writing to a process that does not read, and `close` would
@@ -217,10 +201,8 @@ def explain_unpacking(
 ) -> ClusterError:
     printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
     reason = printed[-1].strip() if printed else f"status {status}"
-    where = f", in {folder}" if folder else ""
-    return ClusterError(
-        f"the environment in `environment` cannot be unpacked on {host}{where}: {reason}"
-    )
+    where = f"{host}, in {folder}" if folder else host
+    return ClusterError(f"the environment in `environment` cannot be unpacked on {where}: {reason}")
 
 
 def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str) -> Interpreter:
@@ -243,16 +225,15 @@ def check_host(packed: PackedEnvironment, machine: str, libc: str, host: str) ->
     manifest = packed.manifest
     if manifest is None:  # its Python is started there before the workers are
         return
-    problem = None
-    if machine != manifest.machine:
-        problem = f"for {manifest.machine}, but {host} is {machine}"
-    elif manifest.glibc is not None and not _is_at_least(libc, manifest.glibc):
+    problem = f"for {manifest.machine}, but {host} is {machine}"
+    if machine == manifest.machine:
+        if manifest.glibc is None or _is_at_least(libc, manifest.glibc):
+            return
         problem = f"for glibc {manifest.glibc} or later, but {host} has {libc}"
-    if problem is not None:
-        raise ClusterError(
-            f"the environment in `environment` is {problem}: pack one on a machine like the hosts "
-            f"({either('`tfdist pack`', 'pack_environment()')}), and pass the file"
-        )
+    raise ClusterError(
+        f"the environment in `environment` is {problem}: pack one on a machine like the hosts "
+        f"({either('`tfdist pack`', 'pack_environment()')}), and pass the file"
+    )
 
 
 def _is_at_least(libc: str, release: str) -> bool:
@@ -280,12 +261,8 @@ class Interpreter:
         if libraries.is_dir():
             listed = [str(libraries), given.get("LD_LIBRARY_PATH", "")]
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, listed))
-        return {
-            **variables,
-            "PYTHONPATH": os.pathsep.join(self.paths),
-            "PYTHONNOUSERSITE": "1",
-            "RETICULATE_PYTHON": self.python,
-        }
+        variables |= {"PYTHONPATH": os.pathsep.join(self.paths), "PYTHONNOUSERSITE": "1"}
+        return {**variables, "RETICULATE_PYTHON": self.python}
 
     def start(self) -> list[str]:
         """Return the words that precede this Python on a command line."""
@@ -318,9 +295,10 @@ class ServedArchive:
                 rest -= len(block)
                 yield block
         except OSError as error:
+            lost = f"{os.uname().nodename} lost the driver at {self.address}"
             raise ClusterError(
-                f"{os.uname().nodename} lost the driver at {self.address}, which was sending the "
-                f"Python environment: {error}. If the driver is still running, start again"
+                f"{lost}, which was sending the Python environment: {error}. If the driver is "
+                "still running, start again"
             ) from error
         finally:
             stream.close()
@@ -336,14 +314,12 @@ class ServedArchive:
                 is_closed = isinstance(error, ConnectionError)
                 is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
                 if not is_closed or is_answer or time.monotonic() > deadline:
-                    raise UnreachedError(
-                        f"{os.uname().nodename} cannot connect to the driver at {self.address}: "
-                        f"{error}"
-                    ) from error
+                    named = f"{os.uname().nodename} cannot connect to the driver at {self.address}"
+                    raise UnreachedError(f"{named}: {error}") from error
             time.sleep(_PAUSE_SECONDS)
 
 
-class ArchiveServer:
+class ArchiveServer(AbstractContextManager["ArchiveServer"]):
     """Server of a packed environment, for those who know its token; a context manager.
 
     ``host`` and ``announced`` are as in `MeetingServer`. Hosts receive ``archive``. Raises
@@ -358,9 +334,6 @@ class ArchiveServer:
         self._streams: set[Stream] = set()
         self._is_closed = False
         self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
-
-    def __enter__(self) -> ArchiveServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._acceptor.close()

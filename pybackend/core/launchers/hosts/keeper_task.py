@@ -19,7 +19,7 @@ from typing import IO
 
 from pybackend.core.job.codec import decode, encode_line
 from pybackend.core.job.job import LOGGER
-from pybackend.core.launchers.fork_server import keeping_fork_server
+from pybackend.core.launchers.fork_server import forking_workers
 from pybackend.core.launchers.forking import IDLE_SECONDS
 from pybackend.core.launchers.hosts.ssh import KEEPER
 from pybackend.core.launchers.remote.bundle import LIBRARY
@@ -87,7 +87,7 @@ def using_keeper(folder: Path) -> Iterator[None]:
                 # In place of the call's own files, which are equal: all workers of a server must
                 # have the same path.
                 sys.path[0] = str(Path(keeper.folder, LIBRARY))
-                stack.enter_context(keeping_fork_server(owner=keeper.owner))
+                stack.enter_context(forking_workers(owner=keeper.owner))
         except OSError as error:
             LOGGER.debug("the workers are not forked: %s", error)
         yield

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.core.errors import ClusterError, Failure, InputError
-from pybackend.core.job.arguments import counted, is_variable_name, name_arguments
+from pybackend.core.job.arguments import counted, is_variable_name, name_arguments, wrong
 from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.worker_options import Resources
@@ -38,7 +38,7 @@ from pybackend.core.launchers.hosts.ssh import (
 from pybackend.core.launchers.hosts.ssh_host import SshHost, find_keepers, reached
 from pybackend.core.launchers.hosts.ssh_task import RANKS
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle
+from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle, read_blocks
 from pybackend.core.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.core.launchers.remote.task import RemoteTask, files_of_ranks, pack_task
 from pybackend.core.launchers.shares import Machine, find_shortage
@@ -47,12 +47,12 @@ from pybackend.core.net.authentication import new_token
 from pybackend.core.words import call_of, show, show_bytes
 
 
-def _choose_python() -> str:
-    return f"specify a Python that has it on every host: {_option()}"
-
-
 def _option() -> str:
     return call_of("hosts", ..., python=...)
+
+
+def _choose_python() -> str:
+    return f"specify a Python that has it on every host: {_option()}"
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ class Hosts:
         ranks_by_host(self.hosts, workers)
         jobs = min(most, parallelism or slots // workers)
         if jobs * workers > slots:
-            raise InputError(
-                f"`parallelism` is {parallelism}, but the hosts have {counted(slots, 'slot')}, and "
-                f"each trial needs {workers}: use at most {slots // workers}"
-            )
+            has = f"the hosts have {counted(slots, 'slot')}, and each trial needs {workers}"
+            most = slots // workers
+            raise InputError(f"`parallelism` is {parallelism}, but {has}: use at most {most}")
         yield [replace(self, hosts=tuple(own)) for own in divide_slots(self.hosts, workers, jobs)]
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
@@ -141,7 +140,7 @@ class _Slots(Way):
                 neighbours = _count_neighbours(host, ranks)
                 placed = {"ranks": [*ranks], "first": host.first, "neighbours": neighbours}
                 own = {RANKS: json.dumps(placed).encode(), **start.post(start.place), **keeper}
-                process.send(Bundle({**contents, **own}, files_of_ranks(self.folder, ranks)))
+                process.send(Bundle({**contents, **own, **files_of_ranks(self.folder, ranks)}))
 
             def look() -> list[Failure]:
                 return [failure for host in there for failure in host.look()]
@@ -187,8 +186,7 @@ def _check_workers(host: str, resources: Resources, workers: int, greeting: Host
     install = "Install it there with `{python} -m pip install {package}`, or " + _choose_python()
     if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
         raise obstacle
-    shortage = find_shortage(resources, workers, Machine(**greeting.machine), host)
-    if shortage is not None:
+    if shortage := find_shortage(resources, workers, Machine(**greeting.machine), host):
         raise ClusterError(shortage)
 
 
@@ -208,9 +206,9 @@ def install_on_hosts(
         answers = list(threads.map(installing.Installation.ask, started))
         missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
         if missing:
-            text = f"sending the Python environment ({show_bytes(packed.size)}) to "
-            on_event(Note(text + ", ".join(missing)))
-        found = threads.map(lambda one: one.finish(installing.read_blocks(packed.path)), started)
+            size, there = show_bytes(packed.size), ", ".join(missing)
+            on_event(Note(f"sending the Python environment ({size}) to {there}"))
+        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
 
@@ -284,7 +282,7 @@ def hosts(
     listed = read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or "")
     for name, value in (("python", python), ("hostfile", hostfile)):
         if value is not None and not isinstance(value, (str, os.PathLike)):
-            raise InputError(f"`{name}` must be a path, not {show(value)}")
+            raise wrong(name, "a path", value)
     ssh = Ssh(_check_words(ssh_options))
     return Hosts(listed, python or sys.executable, ssh, _check_variables(environment))
 
@@ -292,27 +290,19 @@ def hosts(
 def _check_words(options: Any) -> tuple[str, ...]:
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
-        raise InputError(
-            f"`ssh_options` must be a list of words, e.g. {show(['-p', '2222'])}, not "
-            f"{show(options)}"
-        )
+        raise wrong("ssh_options", f"a list of words, e.g. {show(['-p', '2222'])}", options)
     # ssh would read "-p 22" as the port " 22".
     if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
-        words = joined.split(None, 1)
-        raise InputError(
-            f"`ssh_options` has {show(joined)}: split it into two words, {show(words)}"
-        )
+        advice = f"split it into two words, {show(joined.split(None, 1))}"
+        raise InputError(f"`ssh_options` has {show(joined)}: {advice}")
     return tuple(options)
 
 
 def _check_variables(environment: Any) -> dict[str, str]:
     given = environment or {}
-    if not isinstance(given, Mapping) or not all(
-        isinstance(text, str) for pair in given.items() for text in pair
-    ):
-        raise InputError(
-            f"`environment` must be like {show({'NAME': 'value'})}, not {show(environment)}"
-        )
+    is_mapping = isinstance(given, Mapping)
+    if not is_mapping or not all(isinstance(text, str) for pair in given.items() for text in pair):
+        raise wrong("environment", f"like {show({'NAME': 'value'})}", environment)
     for name in given:
         if not is_variable_name(name):
             raise InputError(f"`environment` has {show(name)}, which is not a valid variable name")

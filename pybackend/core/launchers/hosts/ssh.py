@@ -13,14 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.arguments import counted
+from pybackend.core.job.arguments import counted, wrong
 from pybackend.core.launchers.environment.installing import Interpreter
 from pybackend.core.launchers.package_files import package_root
-from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.remote.bundle import bootstrap_command
 from pybackend.core.words import setting, show
 
@@ -32,6 +32,10 @@ _ENTRY = re.compile(
 )
 _MOST_SLOTS = 1024
 _FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slots"'
+_IF_PORT = (
+    "If this is a port: ssh's port goes into ssh_options, and all other ports are chosen "
+    "automatically"
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,7 @@ def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise InputError(
-            f"`hosts` must be a string like {show('a:2,b:2')}, or a list of them, not {show(given)}"
-        )
+        raise wrong("hosts", f"a string like {show('a:2,b:2')}, or a list of them", given)
     entries = [entry.strip() for text in texts for entry in text.split(",")]
     if not any(entries):
         raise InputError(f'`hosts` contains no host: {_FORM}, e.g. "a:2,b:2"')
@@ -77,19 +79,15 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
     A line is ``host slots=2`` or ``host:2``; other settings and text after ``#`` are ignored.
     Raises `InputError`.
     """
+    name = show(str(path))
     try:
         lines = Path(path).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the hostfile {show(str(path))}: {error}") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if words:
-            found.append(_parse_line(words, f"line {number} of {show(str(path))}"))
+        raise InputError(f"cannot read the hostfile {name}: {error}") from error
+    listed = {number: line.partition("#")[0].split() for number, line in enumerate(lines, 1)}
+    found = [_parse_line(words, f"line {n} of {name}") for n, words in listed.items() if words]
     if not found:
-        raise InputError(
-            f'the hostfile {show(str(path))} lists no hosts: expected lines "host slots=2"'
-        )
+        raise InputError(f'the hostfile {name} lists no hosts: expected lines "host slots=2"')
     return _merge(found)
 
 
@@ -100,12 +98,9 @@ def divide_slots(hosts: Sequence[HostSlots], workers: int, jobs: int) -> list[li
     used = Counter((slot.user, slot.name) for part in parts for slot in part)
     divided = []
     for part in parts:
-        by_host: dict[Any, list[HostSlots]] = {}
-        for slot in part:
-            by_host.setdefault((slot.user, slot.name), []).append(slot)
-        divided.append(
-            [replace(own[0], slots=len(own), neighbours=used[key]) for key, own in by_host.items()]
-        )
+        own = Counter((slot.user, slot.name) for slot in part)
+        first = {(slot.user, slot.name): slot for slot in reversed(part)}
+        divided.append([replace(first[k], slots=n, neighbours=used[k]) for k, n in own.items()])
     return divided
 
 
@@ -118,17 +113,12 @@ def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSl
     if workers > slots:
         listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
         raise InputError(
-            f"`workers` is {workers}, but {listed} has {counted(slots, 'slot')}: "
-            f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few "
-            "cores)"
+            f"`workers` is {workers}, but {listed} has {counted(slots, 'slot')}: use at most "
+            f"{slots}, or give hosts more slots (one for each GPU, or for each few cores)"
         )
-    placed, first = [], 0
-    for host in hosts:
-        ranks = range(first, min(first + host.slots, workers))
-        if ranks:
-            placed.append((host, ranks))
-        first = ranks.stop
-    return placed
+    ends = list(accumulate(host.slots for host in hosts))
+    placed = [(one, end - one.slots, end) for one, end in zip(hosts, ends, strict=True)]
+    return [(one, range(first, min(end, workers))) for one, first, end in placed if first < workers]
 
 
 def _parse_line(words: Sequence[str], where: str) -> HostSlots:
@@ -153,38 +143,25 @@ def _count(text: str, entry: str, where: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"{where}: {show(entry)} must have a whole number of slots, 1 or more")
     if int(text) > _MOST_SLOTS:
-        raise InputError(
-            f"{where}: {show(entry)} asks for {text} workers on one host. If this is a port: ssh's "
-            "port goes into ssh_options, and all other ports are chosen automatically"
-        )
+        asked = f"{show(entry)} asks for {text} workers on one host"
+        raise InputError(f"{where}: {asked}. {_IF_PORT}")
     return int(text)
 
 
 def _merge(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
     merged: dict[str, HostSlots] = {}
     for host in hosts:
-        known = merged.get(host.login)
-        merged[host.login] = (
-            host if known is None else replace(known, slots=known.slots + host.slots)
-        )
+        known = merged.get(host.login, replace(host, slots=0))
+        merged[host.login] = replace(known, slots=known.slots + host.slots)
     return tuple(merged.values())
 
 
 # Options that your settings cannot change: ssh uses the first of two values.
-_FIXED = (
-    "BatchMode=yes",
-    # An existing shared connection is used; one opened here is not shared.
-    "ControlMaster=no",
-    "ClearAllForwardings=yes",
-    "RemoteCommand=none",
-    "PermitLocalCommand=no",
-)
-_DEFAULTS = (
-    "ConnectTimeout=10",
-    # A host that disappears is noticed after 15 seconds.
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=3",
-)
+_FIXED = ["BatchMode=yes", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no"]
+# An existing shared connection is used; one opened here is not shared.
+_FIXED += ["ControlMaster=no"]
+# A host that disappears is noticed after 15 seconds.
+_DEFAULTS = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 _NAME_SECONDS = 10.0
 # ssh's exit status if it lost the connection, or if a signal killed its command; it prints a
 # message only in the first case.
@@ -223,8 +200,7 @@ class Ssh:
     options: tuple[str, ...] = ()
 
     def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
-        fixed = [word for option in _FIXED for word in ("-o", option)]
-        defaults = [word for option in _DEFAULTS for word in ("-o", option)]
+        fixed, defaults = ([f"-o{option}" for option in each] for each in (_FIXED, _DEFAULTS))
         options = ["-T", "-x", *fixed, *self.options, *defaults]
         # The command replaces the login shell there.
         return [_program(), *options, host.login, f"exec {shlex.join(remote)}"]
@@ -232,16 +208,14 @@ class Ssh:
     def address(self, host: HostSlots) -> str:
         """Return the name or address that ssh uses for a host; its configuration may set one."""
         command = [_program(), "-G", *self.options, host.login]
-        shown = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NAME_SECONDS, stdin=subprocess.DEVNULL
+        how: Any = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        shown = subprocess.run(command, timeout=_NAME_SECONDS, **how)
+        if found := re.search(r"^hostname (\S+)$", shown.stdout, re.MULTILINE):
+            return str(found[1])
+        raise ClusterError(
+            f"ssh does not accept its settings for {host.name}: {shown.stderr.strip()}. "
+            "Correct `ssh_options`, or ~/.ssh/config"
         )
-        found = re.search(r"^hostname (\S+)$", shown.stdout, re.MULTILINE)
-        if found is None:
-            raise ClusterError(
-                f"ssh does not accept its settings for {host.name}: {shown.stderr.strip()}. "
-                "Correct `ssh_options`, or ~/.ssh/config"
-            )
-        return found[1]
 
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
         """Return the error for ssh's exit status 255, based on the last lines that ssh printed."""
@@ -253,11 +227,9 @@ class Ssh:
         )
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
-        return ClusterError(
-            f"cannot reach {host.name} over ssh, which reports: {said}. "
-            f"{advice + '. ' if advice else ''}Once `{by_hand}` works without a prompt, this will "
-            "work too"
-        )
+        reason = f"cannot reach {host.name} over ssh, which reports: {said}"
+        last = f"Once `{by_hand}` works without a prompt, this will work too"
+        return ClusterError(". ".join(filter(None, (reason, advice, last))))
 
 
 def environment() -> dict[str, str]:
@@ -296,16 +268,10 @@ class HostPython:
         self, wanted: str, task: str, errors: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
         """Start the process that receives a bundle there; arguments as in `bootstrap_command`."""
-        return subprocess.Popen(
-            self.command(wanted, task),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            bufsize=0,
-            env=None if self.ssh is None else environment(),
-            # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
-            start_new_session=True,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        command, variables = self.command(wanted, task), None if self.ssh is None else environment()
+        # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
+        return subprocess.Popen(command, **pipes, bufsize=0, env=variables, start_new_session=True)
 
 
 class HostProcess:
@@ -348,16 +314,10 @@ def end_all(processes: Sequence[HostProcess], seconds: float) -> None:
 KEEPER = "keeper.json"
 
 
-def find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return `bootstrap`'s line, after a login shell's output; None if missing."""
-    return next((line for line in reading if line.startswith(MARK)), None)
-
-
 def _program() -> str:
-    found = shutil.which("ssh")
-    if found is None:
-        raise ClusterError(
-            "this machine has no `ssh`, which starts workers on hosts: install OpenSSH's client "
-            "(Debian: apt-get install openssh-client)"
-        )
-    return found
+    if found := shutil.which("ssh"):
+        return found
+    raise ClusterError(
+        "this machine has no `ssh`, which starts workers on hosts: install OpenSSH's client "
+        "(Debian: apt-get install openssh-client)"
+    )

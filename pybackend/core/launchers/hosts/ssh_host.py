@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO
 
 from pybackend.core.errors import ClusterError, Failure
@@ -27,9 +27,14 @@ from pybackend.core.launchers.hosts.ssh import (
     HostProcess,
     HostPython,
     end_all,
-    find_greeting,
 )
-from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, read_greeting
+from pybackend.core.launchers.remote.bundle import (
+    LIBRARY,
+    Bundle,
+    HostGreeting,
+    find_greeting,
+    read_greeting,
+)
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.shared_lines import SharedLines
 
@@ -46,6 +51,7 @@ _LOST_ADVICE = "check whether that host is still running, and whether it ran out
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
+@dataclass(eq=False)
 class SshHost(HostProcess):
     """A process on a host, over ssh or on this machine, and the workers that it starts.
 
@@ -54,22 +60,16 @@ class SshHost(HostProcess):
     greets cannot run the workers.
     """
 
-    def __init__(
-        self,
-        python: HostPython,
-        ranks: Sequence[int],
-        meeting: MeetingServer,
-        task: str,
-        option: str,
-        wanted: str = "",
-        check: Callable[[HostGreeting], object] = lambda greeting: None,
-    ) -> None:
-        self.ranks = ranks
-        self.python = python
-        self._host = python.host
-        self._meeting = meeting
-        self._option = option
-        self._check = check
+    python: HostPython
+    ranks: Sequence[int]
+    meeting: MeetingServer
+    task: str
+    option: str
+    wanted: str = ""
+    check: Callable[[HostGreeting], object] = lambda greeting: None
+
+    def __post_init__(self) -> None:
+        self._name = self.python.host.name
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._bundles: queue.Queue[Bundle | None] = queue.Queue()
         self._has_greeted = False
@@ -80,15 +80,15 @@ class SshHost(HostProcess):
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
         self._has_keeper = False
-        super().__init__(python.start(wanted, task))
+        super().__init__(self.python.start(self.wanted, self.task))
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
-        self._printer.start()
         self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._printer.start()
         self._follower.start()
 
     def send(self, bundle: Bundle) -> None:
         self._moved = self._looked = time.monotonic()
-        self._has_keeper = KEEPER in bundle.contents
+        self._has_keeper = KEEPER in bundle.files
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
@@ -98,9 +98,9 @@ class SshHost(HostProcess):
         if self._status is None:
             self._check_progress()
             return []
-        if self._status == 0 or not all(map(self._meeting.has_left, self.ranks)):
+        if self._status == 0 or not all(map(self.meeting.has_left, self.ranks)):
             return []
-        return [self._describe_loss(rank) for rank in self.ranks]
+        return self._describe_loss()
 
     def _check_progress(self) -> None:
         now = time.monotonic()
@@ -110,14 +110,13 @@ class SshHost(HostProcess):
         if has_rested:
             self._moved = now
         elif not self._has_greeted and now > heard + _GREETING_SECONDS:
-            raise ClusterError(
-                f"{self.python.path} did not start on {self._host.name} within {now - heard:.0f} s "
-                "after ssh started. Log in manually to see what it is waiting for"
-            )
+            late = f"did not start on {self._name} within {now - heard:.0f} s after ssh started"
+            advice = "Log in manually to see what it is waiting for"
+            raise ClusterError(f"{self.python.path} {late}. {advice}")
         elif now > heard + _SILENT_SECONDS:
             raise ClusterError(
-                f"{self._host.name} has been silent for {now - heard:.0f} s. Check whether its "
-                "disk is full, or whether the process that runs the workers there was stopped"
+                f"{self._name} has been silent for {now - heard:.0f} s. Check whether its disk is "
+                "full, or whether the process that runs the workers there was stopped"
             )
 
     def let_finish(self, seconds: float) -> None:
@@ -152,7 +151,7 @@ class SshHost(HostProcess):
         self._moved = time.monotonic()
         self._has_greeted = True
         try:
-            self._check(read_greeting(line, self._host.name))
+            self.check(read_greeting(line, self._name))
         except ClusterError as error:
             self._trouble = error
         bundle = None if self._trouble else self._bundles.get()
@@ -161,7 +160,7 @@ class SshHost(HostProcess):
             return
         lines = self._lines = SharedLines(reading, self._input)
         for rank in self.ranks:
-            self._meeting.adopt(lines.connect(rank), rank)
+            self.meeting.adopt(lines.connect(rank), rank)
 
         def write(content: bytes) -> None:
             lines.write(content)
@@ -179,22 +178,18 @@ class SshHost(HostProcess):
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
     def _explain_start(self, status: int) -> ClusterError:
-        printed = [line for line in self._log if line]
+        printed, path = [line for line in self._log if line], self.python.path
         if status == CONNECTION_LOST and self.python.ssh is not None:
-            return self.python.ssh.explain(self._host, printed)
+            return self.python.ssh.explain(self.python.host, printed)
         said = f": {printed[-1]}" if printed else ""
-        if status in (126, 127):
-            return ClusterError(
-                f"{self._host.name} has no Python at {self.python.path}{said}. Specify one that "
-                f"every host has: {self._option}"
-            )
-        return ClusterError(
-            f"{self.python.path} on {self._host.name} exited with status {status} before it could "
-            f"run workers{said}. Run it there manually, or specify another one: {self._option}"
-        )
+        reason = f"{self._name} has no Python at {path}{said}. Specify one that every host has"
+        if status not in (126, 127):
+            reason = f"{path} on {self._name} exited with status {status} before it could run "
+            reason += f"workers{said}. Run it there manually, or specify another one"
+        return ClusterError(f"{reason}: {self.option}")
 
-    def _describe_loss(self, rank: int) -> Failure:
-        printed = [line for line in self._log if line]
+    def _describe_loss(self) -> list[Failure]:
+        printed = tuple(line for line in self._log if line)
         last = printed[-1] if printed else ""
         message = "the process that runs the workers on its host "
         if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
@@ -203,15 +198,8 @@ class SshHost(HostProcess):
             message += "was killed"
         else:
             message += f"exited with status {self._status}: {last}"
-        return Failure(
-            rank,
-            self._host.name,
-            exception_type="HostLost",
-            message=message,
-            log=tuple(printed),
-            time=time.time(),
-            advice=_LOST_ADVICE,
-        )
+        what = "HostLost", message, "", printed, time.time(), _LOST_ADVICE
+        return [Failure(rank, self._name, *what) for rank in self.ranks]
 
 
 @contextmanager
@@ -255,16 +243,18 @@ def find_keepers(
     return [{KEEPER: name} if name else {} for name in names]
 
 
+@dataclass(eq=False)
 class _Keeper(HostProcess):
     """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
 
-    def __init__(self, python: HostPython, library: Mapping[str, bytes]) -> None:
-        self._python = python
-        self._library = library
+    python: HostPython
+    library: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
         self._name = b""
         self._has_answered = threading.Event()
         self._deadline = time.monotonic() + _KEEPER_SECONDS
-        super().__init__(python.start("", "hosts.keeper_task.run_keeper", subprocess.DEVNULL))
+        super().__init__(self.python.start("", "hosts.keeper_task.run_keeper", subprocess.DEVNULL))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def is_running(self) -> bool:
@@ -272,11 +262,9 @@ class _Keeper(HostProcess):
 
     def has(self, python: HostPython, library: Mapping[str, bytes]) -> bool:
         # Compiled code of equal sources may differ.
-        ours, theirs = (
-            {name: text for name, text in files.items() if not name.endswith(".pyc")}
-            for files in (self._library, library)
-        )
-        return self.is_running() and self._python == python and ours == theirs
+        others = self.library.items() ^ library.items()
+        are_equal = all(name.endswith(".pyc") for name, _ in others)
+        return are_equal and self.is_running() and self.python == python
 
     def name(self) -> bytes:
         """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""
@@ -294,7 +282,7 @@ class _Keeper(HostProcess):
         with self._reading(self._process.stdout) as reading:
             lines = SharedLines(reading, self._input)
             if find_greeting(reading) is not None:
-                Bundle(self._library).send(lines.write)
+                Bundle(self.library).send(lines.write)
                 self._name = reading.readline()
                 self._has_answered.set()
                 lines.read()  # only signs of life
@@ -311,21 +299,18 @@ class _Keepers:
     """
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[str, _Keeper] = {}
 
     def find(self, python: HostPython, library: Mapping[str, bytes]) -> _Keeper:
-        host = python.host
         # Jobs that share the host have different parts of it.
-        python = replace(python, host=replace(host, slots=1, first=0, neighbours=None))
+        host = replace(python.host, slots=1, first=0, neighbours=None)
+        python = replace(python, host=host)
         with self._lock:
             known = self._running.get(host.login)
+            if known is not None and known.has(python, library):
+                return known
             if known is not None:
-                if known.has(python, library):
-                    return known
                 known.let_go()
             found = self._running[host.login] = _Keeper(python, library)
             return found
@@ -338,7 +323,7 @@ class _Keepers:
     def leave(self) -> None:
         for keeper in self._running.values():
             keeper.leave()
-        self._reset()
+        self._lock, self._running = threading.Lock(), {}
 
 
 _KEEPERS = _Keepers()

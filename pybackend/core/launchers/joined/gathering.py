@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from io import BytesIO
-from typing import Any, NoReturn
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -26,7 +26,7 @@ from pybackend.core.job.codec import encode
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
 from pybackend.core.job.messages import Arrival, Emit, Note
 from pybackend.core.job.worker_options import Resources
-from pybackend.core.launchers.joined.place import Place, split_host
+from pybackend.core.launchers.joined.place import Place, join_address, split_host
 from pybackend.core.launchers.member import Member, read_handshake
 from pybackend.core.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.core.launchers.slurm.commands import count_cores
@@ -44,17 +44,8 @@ _FIRST_NOTE_SECONDS = 2.0
 _SLACK_SECONDS = 5.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 # These may differ: only the first process writes files, and the rest concerns one process only.
-_OWN = {
-    "seed",
-    "is_seeded",
-    "model_uri",
-    "tensorboard",
-    "verbose",
-    "timeout",
-    "reports_steps",
-    "is_observed",
-    "language",
-}
+_OWN = {"seed", "is_seeded", "model_uri", "tensorboard", "verbose", "timeout", "reports_steps"}
+_OWN |= {"is_observed", "language"}
 # Fields that are not arguments, and the argument from which they are derived.
 _ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
 _ROWS = "rows of "
@@ -89,9 +80,6 @@ class JoinedCall:
     claims: Mapping[str, Any]
     emit: Emit
 
-    def note(self, text: str) -> None:
-        self.emit(Note(text))
-
 
 class CallGroup:
     """The processes in a call, as a `Group`.
@@ -100,14 +88,11 @@ class CallGroup:
     """
 
     def __init__(self, call: JoinedCall, meet: Callable[[str], Sequence[str]]) -> None:
-        self._call = call
-        self._meet = meet
+        self._call, self._meet = call, meet
         self.error: Exception | None = None
-        self.job = call.member.job
-        place = call.place
-        self.rank = place.rank
-        self.hosts = [split_host(peer) for peer in place.peers]
-        share = find_share(place, call.member.job.resources)
+        self.job, self.rank = call.member.job, call.place.rank
+        self.hosts = list(map(split_host, call.place.peers))
+        share = find_share(call.place, self.job.resources)
         self.cores, self.gpus, self._shortage = share.cores, share.gpus, share.shortage
 
     def gather(self, message: str) -> list[str]:
@@ -142,7 +127,7 @@ class Reminder:
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
-            self._call.note(f"waiting for {what}, for {waited:.0f} s so far")
+            self._call.emit(Note(f"waiting for {what}, for {waited:.0f} s so far"))
 
 
 def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequence[str]:
@@ -151,29 +136,23 @@ def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequen
     server.join(0, message)
     reminder = Reminder(call)
 
-    def name(ranks: Sequence[int]) -> str:
-        return ", ".join(map(place.name, ranks))
-
-    def refuse(reason: str) -> NoReturn:
-        server.refuse(reason)
-        raise ClusterError(reason)
-
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        everyone = server.wait_for_all(_LOOK_SECONDS)
-        if everyone is not None:
+    deadline, reason = time.monotonic() + limit, ""
+    while time.monotonic() < deadline and not reason:
+        if (everyone := server.wait_for_all(_LOOK_SECONDS)) is not None:
             return everyone
         missing = server.missing()[0]
-        if left := [rank for rank in missing if server.has_left(rank)]:
-            refuse(f"{name(left)} connected, then ended: see what it printed")
-        reminder.look(name(missing))
+        if left := ", ".join(place.name(rank) for rank in missing if server.has_left(rank)):
+            reason = f"{left} connected, then ended: see what it printed"
+        reminder.look(", ".join(map(place.name, missing)))
     rejected = server.rejected()
     found = f" ({rejected} connections had the wrong secret)" if rejected else ""
-    refuse(
-        f"{name(server.missing()[0])} did not connect within {limit:g} s. All {place.size} "
-        f"processes must make this call, and reach {place.meeting}{found}; `timeout` sets how long "
-        "each waits"
+    reason = reason or (
+        f"{', '.join(map(place.name, server.missing()[0]))} did not connect within {limit:g} s. "
+        f"All {place.size} processes must make this call, and reach {place.meeting}{found}; "
+        "`timeout` sets how long each waits"
     )
+    server.refuse(reason)
+    raise ClusterError(reason)
 
 
 def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequence[str]:
@@ -193,8 +172,7 @@ def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequenc
                 f"{place.size} processes must make this call"
             )
 
-    everyone = client.gather(message, look)
-    if everyone is None:
+    if (everyone := client.gather(message, look)) is None:
         raise ClusterError(
             f"{place.name(0)} closed the connection before all processes had connected. See "
             f"its own error, or check whether another process is also {place.name(place.rank)}"
@@ -213,9 +191,8 @@ def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
             "another program listens there, or another process has the same index"
         )
     return (
-        f"{place.name(0)} did not respond at {place.meeting} within "
-        f"{call.member.job.timeout:g} s ({error}). Start the same script there; `timeout` sets how "
-        "long each process waits"
+        f"{place.name(0)} did not respond at {place.meeting} within {call.member.job.timeout:g} s "
+        f"({error}). Start the same script there; `timeout` sets how long each process waits"
     )
 
 
@@ -242,19 +219,17 @@ def find_meeting(place: Place) -> str:
     known = resolve(host)
     if place.is_one_machine or not known or not is_loopback(known[0]):
         return place.meeting
-    found = _reachable(host, place)
-    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+    return join_address(_reachable(host, place), port)
 
 
 def _reachable(host: str, place: Place) -> str:
     """Resolve a name to an address that others can reach; Debian maps its own name to loopback."""
-    known = resolve(host)
-    if not known:
+    if not (known := resolve(host)):
         return host  # `listen` reports the error
     if not is_loopback(known[0]) or place.is_one_machine:
         return known[0]
-    others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
-    routes = (own_address(other) for other in [split_host(place.meeting), *others])
+    others = [peer for rank, peer in enumerate(place.peers) if rank != place.rank]
+    routes = (own_address(split_host(other)) for other in [place.meeting, *others])
     return next((route for route in routes if route and not is_loopback(route)), known[0])
 
 
@@ -274,25 +249,21 @@ def find_share(
     machine: Machine | None = None,
 ) -> JoinedShare:
     """``environment`` are the variables of the process; ``machine`` None: this one."""
-    machine = machine or this_machine()
-    own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
-    cores, devices = int(own["TF_NUM_INTRAOP_THREADS"]), own.get(_DEVICES)
+    machine, size = machine or this_machine(), place.local_size
+    own = share_of_machine(size, environment, resources, machine.gpus)[place.local_rank]
+    cores = int(own["TF_NUM_INTRAOP_THREADS"])
+    gpus = list_gpus(own) if _DEVICES in own else None
     if place.source == "srun":
         allotted = count_cores(environment)
-        machine = replace(machine, cores=allotted * place.local_size)
+        machine = replace(machine, cores=allotted * size)
         cores = resources.cpus or allotted
-    if _is_divided(place, environment):
+    # Slurm or a script launcher may have divided the GPUs.
+    if _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment):
         given = list_gpus(environment)
-        machine = replace(machine, gpus=given * place.local_size)
-        devices = ",".join(given[: resources.gpus])
-    gpus = None if devices is None else [number for number in devices.split(",") if number]
+        machine = replace(machine, gpus=given * size)
+        gpus = given[: resources.gpus]
     name = f"the machine of {place.name(place.rank)}"
-    return JoinedShare(cores, gpus, find_shortage(resources, place.local_size, machine, name))
-
-
-def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
-    """True if Slurm or a script launcher has divided the GPUs."""
-    return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)
+    return JoinedShare(cores, gpus, find_shortage(resources, size, machine, name))
 
 
 def describe_call(
@@ -303,14 +274,10 @@ def describe_call(
     ``number`` is the number of such calls in this process so far, including this one.
     """
     python = ".".join(map(str, sys.version_info[:2]))
-    claims: dict[str, Any] = {
-        "release": f"tfdist {pybackend.__version__}, Python {python}",
-        "call": number,
-        "kind": job.kind,
-    }
-    for field in fields(job):
-        if field.name not in _OWN:
-            claims[field.name] = json.loads(encode(getattr(job, field.name)))
+    release = f"tfdist {pybackend.__version__}, Python {python}"
+    claims: dict[str, Any] = {"release": release, "call": number, "kind": job.kind}
+    for name in (field.name for field in fields(job) if field.name not in _OWN):
+        claims[name] = json.loads(encode(getattr(job, name)))
     if isinstance(job, TrainingJob):
         claims["seed"] = job.seed if job.is_seeded else None
         claims["model_uri"] = None if job.model_uri is None else "a path"
@@ -383,63 +350,54 @@ def _describe_callbacks(content: bytes) -> list[Any]:
 
 def _describe_files(source: FileRows) -> dict[str, Any]:
     """Return the names, numbers of rows and sizes of files, without reading their content."""
-    files = source.files
-    return {
-        "columns": repr((source.column_groups, source.spec)),
-        "schema": str(files.schema),
-        "rows": [
-            [os.path.basename(path), int(rows), _size(path)]
-            for path, rows in zip(files.files, files.counts, strict=True)
-        ],
-    }
-
-
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0
+    columns, files = repr((source.column_groups, source.spec)), source.files
+    rows = [
+        [os.path.basename(path), int(rows), os.path.getsize(path) if os.path.exists(path) else 0]
+        for path, rows in zip(files.files, files.counts, strict=True)
+    ]
+    return {"columns": columns, "schema": str(files.schema), "rows": rows}
 
 
 def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
-    if name == "call":
-        what = f"{other} is at call number {found}, but {first} is at call number {wanted}"
-        advice = "restart all processes: they must make the same calls in the same order"
-    elif name == "release":
-        what = f"{other} has {found}, {first} has {wanted}"
-        advice = "install the same release on all machines"
-    elif name == "structure":
-        what = (
-            f"the model of {other} differs from that of {first} in its structure, or in the "
-            "arguments of compile()"
-        )
-        advice = "build the same model in all processes"
-    elif name == "callbacks":
-        what = f"`callbacks` of {other} and of {first} differ in their classes or settings"
-        advice = "pass the same callbacks in all processes"
-    elif name.startswith(_ROWS):
-        what, advice = _explain_rows(name.removeprefix(_ROWS), wanted, found, first, other)
-    elif name.startswith(_FILES):
-        what, advice = _explain_files(name.removeprefix(_FILES), wanted, found, first, other)
-    elif name == "files":
-        what = f"{other} passes {_list(found)}, {first} passes {_list(wanted)}"
-        advice = "pass the same kind of model, data and callbacks in all processes"
-    else:
-        argument = _ARGUMENTS.get(name, name)
-        what = f"`{argument}` is {show(found)} in {other}, but {show(wanted)} in {first}"
-        advice = "all processes must make the same call"
-    return f"{what}: {advice}"
+    if name.startswith(_ROWS):
+        return _explain_rows(name.removeprefix(_ROWS), wanted, found, first, other)
+    if name.startswith(_FILES):
+        return _explain_files(name.removeprefix(_FILES), wanted, found, first, other)
+    if name == "files":
+        wanted, found = (", ".join(names or ()) or "none" for names in (wanted, found))
+    if name in _DIFFERENCES:
+        return _DIFFERENCES[name].format(wanted=wanted, found=found, first=first, other=other)
+    return (
+        f"`{_ARGUMENTS.get(name, name)}` is {show(found)} in {other}, but {show(wanted)} in "
+        f"{first}: all processes must make the same call"
+    )
 
 
-def _explain_rows(
-    argument: str, wanted: Any, found: Any, first: str, other: str
-) -> tuple[str, str]:
+# By the name of what differs, in the first process and in another one.
+_DIFFERENCES = {
+    "call": "{other} is at call number {found}, but {first} is at call number {wanted}: restart "
+    "all processes: they must make the same calls in the same order",
+    "release": "{other} has {found}, {first} has {wanted}: install the same release on all "
+    "machines",
+    "structure": "the model of {other} differs from that of {first} in its structure, or in the "
+    "arguments of compile(): build the same model in all processes",
+    "callbacks": "`callbacks` of {other} and of {first} differ in their classes or settings: pass "
+    "the same callbacks in all processes",
+    "files": "{other} passes {found}, {first} passes {wanted}: pass the same kind of model, data "
+    "and callbacks in all processes",
+}
+
+
+def _explain_rows(argument: str, wanted: Any, found: Any, first: str, other: str) -> str:
     advice = (
         "pass all rows in every process, which trains on its share; if each machine has its own "
         "rows, pass a function that returns a tf.data.Dataset"
     )
     if wanted is None or found is None:
-        return _explain_absence(f"`{argument}` as arrays", wanted, first, other), advice
+        return f"{_explain_absence(f'`{argument}` as arrays', wanted, first, other)}: {advice}"
     if wanted[0] != found[0]:
         what = f"`{argument}` has {found[0]} rows in {other}, but {wanted[0]} in {first}"
-        return what, advice
+        return f"{what}: {advice}"
     return _explain_columns(argument, wanted[1], found[1], first, other)
 
 
@@ -448,30 +406,27 @@ def _explain_absence(what: str, wanted: Any, first: str, other: str) -> str:
     return f"{who} passes {what}, {whom} does not"
 
 
-def _explain_columns(
-    argument: str, wanted: Any, found: Any, first: str, other: str
-) -> tuple[str, str]:
+def _explain_columns(argument: str, wanted: Any, found: Any, first: str, other: str) -> str:
     name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
     kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
     where = f"`{name}` of `{argument}`"
     if kinds[0] != kinds[1]:
         what = f"{where} is {kinds[0]} in {other}, but {kinds[1]} in {first}"
-        return what, "give it the same type and shape in all processes"
-    advice = "pass the same rows in the same order in every process, which trains on its share"
-    return f"{where} has different values in {other} than in {first}", advice
+        return f"{what}: give it the same type and shape in all processes"
+    return (
+        f"{where} has different values in {other} than in {first}: pass the same rows in the same "
+        "order in every process, which trains on its share"
+    )
 
 
-def _explain_files(
-    argument: str, wanted: Any, found: Any, first: str, other: str
-) -> tuple[str, str]:
-    advice = "pass the same files in all processes; each trains on its share of the rows"
+def _explain_files(argument: str, wanted: Any, found: Any, first: str, other: str) -> str:
     if wanted is None or found is None:
-        return _explain_absence(f"`{argument}` as files", wanted, first, other), advice
-    if wanted["rows"] != found["rows"]:
-        return f"the files `{argument}` of {other} and of {first} are not the same", advice
-    advice = "pass the same `features`, `label`, `weight` and `data_options` in all processes"
-    return f"{other} reads different columns of the files `{argument}` than {first}", advice
-
-
-def _list(names: Sequence[str] | None) -> str:
-    return ", ".join(names or ()) or "none"
+        what = _explain_absence(f"`{argument}` as files", wanted, first, other)
+    elif wanted["rows"] != found["rows"]:
+        what = f"the files `{argument}` of {other} and of {first} are not the same"
+    else:
+        return (
+            f"{other} reads different columns of the files `{argument}` than {first}: pass the "
+            "same `features`, `label`, `weight` and `data_options` in all processes"
+        )
+    return f"{what}: pass the same files in all processes; each trains on its share of the rows"

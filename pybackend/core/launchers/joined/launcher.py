@@ -27,7 +27,7 @@ from pybackend.core.job.notice import Notice, at_own_end
 from pybackend.core.job.report import WorkerReport, read_report
 from pybackend.core.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.core.launchers.crew import Crew, describe_silence, take_all
-from pybackend.core.launchers.fork_server import keeping_fork_server
+from pybackend.core.launchers.fork_server import forking_workers
 from pybackend.core.launchers.joined import gathering
 from pybackend.core.launchers.joined.gathering import CallGroup, JoinedCall
 from pybackend.core.launchers.joined.place import Place, find_place, split_host
@@ -64,11 +64,6 @@ class JoinedLauncher:
     def check(self, job: Job) -> None:
         reject_environment(job, "start each process with the Python that it should have")
 
-    @property
-    def is_first(self) -> bool:
-        """True if this is the process that receives the events of all others."""
-        return self.place.rank == 0
-
     def describe(self, job: Job) -> Submission:
         place = self.place
         hosts = [f"host {split_host(peer)}" for peer in place.peers]
@@ -88,7 +83,7 @@ class JoinedLauncher:
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
         processes = max(place.local_size, place.size if place.is_one_machine else 1)
-        with keeping_fork_server(processes):
+        with forking_workers(processes):
             outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.
@@ -128,15 +123,9 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
     place, member = call.place, call.member
     with ExitStack() as stack:
         server = stack.enter_context(gathering.open_server(place))
-        meeting = stack.enter_context(
-            MeetingServer(
-                "",
-                member.token,
-                place.size,
-                server=server.dup(),
-                silence=find_silence(member.job.timeout),
-            )
-        )
+        own, silence = server.dup(), find_silence(member.job.timeout)
+        meeting = MeetingServer("", member.token, place.size, server=own, silence=silence)
+        stack.enter_context(meeting)
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
         group = CallGroup(call, partial(gathering.meet_others, call, meeting))
         others = _Others(call, meeting)
@@ -153,20 +142,10 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
 
 def _follow(call: JoinedCall, notice: Notice) -> Outcome:
     """Run any other process: its worker, whose report is sent to the first process."""
-    place, member = call.place, call.member
-    timeout = member.job.timeout
-    with ExitStack() as stack:
-        server = stack.enter_context(gathering.open_server(place))
-        client = stack.enter_context(
-            MeetingClient(
-                gathering.find_meeting(place),
-                member.token,
-                place.rank,
-                timeout,
-                is_early=True,
-                silence=find_silence(timeout),
-            )
-        )
+    place, token, timeout = call.place, call.member.token, call.member.job.timeout
+    silence, meeting = find_silence(timeout), gathering.find_meeting(place)
+    connect = partial(MeetingClient, meeting, token, place.rank, timeout, silence=silence)
+    with gathering.open_server(place) as server, connect(is_early=True) as client:
         client.start_beating(SHORTEST_SILENCE)
         group = CallGroup(call, partial(gathering.meet_first, call, client))
 
@@ -181,7 +160,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         report, _ = _work(replace(call, emit=emit), group, server, give_up, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:
-            silent = describe_silence(0, _host(place, 0), find_silence(timeout))
+            silent = describe_silence(0, _host(place, 0), silence)
             # Without that process, no restart is possible.
             raise WorkerFailedError([replace(silent, exception_type="ProcessLost")])
         if received is None:
@@ -210,7 +189,7 @@ def _work(
     if group.error is not None:
         raise group.error
     if report.failure is not None:
-        report = replace(report, failure=at_own_end(report.failure, notice))
+        return replace(report, failure=at_own_end(report.failure, notice)), model
     return report, model
 
 
@@ -269,17 +248,13 @@ class _Others:
 
     def _look(self) -> None:
         # First the disconnected processes, then the messages that they sent before.
-        place, timeout = self._call.place, self._call.member.job.timeout
+        place, seconds = self._call.place, find_silence(self._call.member.job.timeout)
         left = [r for r in range(1, place.size) if self._meeting.has_left(r)]
-        silent = self._meeting.silent()
+        silent = [rank for rank in self._meeting.silent() if rank in left]
         take_all(self._meeting.queue, self._take, 0)
         reason = "ended without a report: it was interrupted, or killed"
-        self._crew.lose(
-            describe_silence(rank, _host(place, rank), find_silence(timeout))
-            if rank in silent
-            else _lost(place, rank, reason)
-            for rank in left
-        )
+        self._crew.lose(describe_silence(r, _host(place, r), seconds) for r in silent)
+        self._crew.lose(_lost(place, rank, reason) for rank in left)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Reported):
@@ -310,8 +285,7 @@ def _read_results(content: bytes | None, place: Place) -> _Results:
 
 
 def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
-    failures = [report.failure for report in results.reports if report.failure is not None]
-    if failures:
+    if failures := [report.failure for report in results.reports if report.failure is not None]:
         raise WorkerFailedError(root_cause_first(failures))
     return Outcome(list(results.reports), model, results.job)
 

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import name_arguments
-from pybackend.core.launchers.slurm.commands import (
-    count_local,
-    first_host,
-    hosts_by_rank,
-    step_port,
-    tasks_by_node,
-)
+from pybackend.core.launchers.slurm import commands
 from pybackend.core.machine import is_loopback
 from pybackend.core.machine.processes import read_stat, read_variables
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE
 from pybackend.core.net.rendezvous import pick_port, split_address
-from pybackend.core.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
+from pybackend.core.tf_config import make_tf_config, names_cluster, read_tf_config
 
 
 @dataclass(frozen=True)
@@ -67,6 +61,10 @@ class Place:
 def split_host(address: str) -> str:
     """Return the host of ``host:port``, or of a host alone."""
     return split_address(address)[0] if ":" in address else address
+
+
+def join_address(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @name_arguments
@@ -134,29 +132,16 @@ def _of_tf_config(text: str) -> Place | None:
         )
     if spec.world_size == 1:
         return None
-    addresses = _addresses(spec)
-    hosts = [split_host(address) for address in addresses]
-    own = hosts[spec.rank]
-    return Place(
-        spec.rank,
-        len(addresses),
-        addresses[0],
-        spec.address,
-        "TF_CONFIG",
-        tuple(addresses),
-        hosts[: spec.rank].count(own),
-        hosts.count(own),
-    )
-
-
-def _addresses(spec: ClusterSpec) -> list[str]:
     listed = [*spec.cluster.get("chief", {}).values(), *spec.cluster.get("worker", {}).values()]
-    if len(listed) < spec.world_size:
+    rank, size = spec.rank, len(listed)
+    if size < spec.world_size:
         raise InputError(
-            f"TF_CONFIG lists the addresses of only {len(listed)} of {spec.world_size} processes: "
-            "list all of them"
+            f"TF_CONFIG lists the addresses of only {size} of {spec.world_size} processes: list "
+            "all of them"
         )
-    return listed
+    hosts = list(map(split_host, listed))
+    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    return Place(rank, size, listed[0], spec.address, "TF_CONFIG", tuple(listed), *local)
 
 
 # With mpirun.
@@ -164,13 +149,8 @@ def _addresses(spec: ClusterSpec) -> list[str]:
 # Rank and size, among all processes and among those of a machine: first of Open MPI, then of MPICH,
 # Intel MPI and others with Hydra.
 _NAMES = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
 )
 # As in /proc/PID/environ, which has the variables of a process's start.
 _RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
@@ -185,11 +165,10 @@ def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
         return None
     for names in _NAMES:
         if names[0] in environment and int(environment.get(names[1], "1")) > 1:
-            defaults = ("0", "1", "0", "1")
-            found = (environment.get(*pair) for pair in zip(names, defaults, strict=True))
-            rank, size, local_rank, local_size = map(int, found)
-            meeting = _find_meeting(environment, local_size == size)
-            return Place(rank, size, meeting, None, "mpirun", (), local_rank, local_size)
+            pairs = zip(names, ("0", "1", "0", "1"), strict=True)
+            rank, size, *local = (int(environment.get(*pair)) for pair in pairs)
+            meeting = _find_meeting(environment, local[1] == size)
+            return Place(rank, size, meeting, None, "mpirun", (), *local)
     return None
 
 
@@ -199,18 +178,16 @@ def _is_of_srun(environment: Mapping[str, str]) -> bool:
     In an allocation, mpirun uses srun to start its daemons, so their processes have the variables
     of both; only mpirun's apply to them.
     """
-    pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
-    return all(
-        ours in environment and environment[ours] == environment.get(slurms)
-        for ours, slurms in pairs
-    )
+    known = [environment.get(name) for name in ("PMI_RANK", "PMI_SIZE")]
+    slurms = [environment.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    return None not in known and known == slurms
 
 
 def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
     """Return the address of the first process, which MPI does not provide."""
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if host and port:
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)
     if is_one_machine:
         # Common to all processes of one mpirun, and different for another one.
         job = environment.get("PMIX_NAMESPACE") or _name_starter()
@@ -257,12 +234,12 @@ def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
     return Place(
         rank=int(environment["SLURM_PROCID"]),
         size=int(environment["SLURM_STEP_NUM_TASKS"]),
-        meeting=f"{first_host(environment)}:{step_port(environment)}",
+        meeting=f"{commands.first_host(environment)}:{commands.step_port(environment)}",
         own=None,
         source="srun",
         peers=_find_peers(environment),
         local_rank=int(environment.get("SLURM_LOCALID") or 0),
-        local_size=count_local(environment),
+        local_size=commands.count_local(environment),
     )
 
 
@@ -270,10 +247,10 @@ def _find_peers(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the node of each task; empty if Slurm's variables do not determine it."""
     # Other parts concern the sockets and cores of a node, or the number of tasks per node.
     words = re.split("[:,]", environment.get("SLURM_DISTRIBUTION") or "block")
-    nodes, counts = tasks_by_node(environment)
+    nodes, counts = commands.tasks_by_node(environment)
     if words[0] not in ("block", "cyclic") or len(nodes) != len(counts):
         return ()
-    peers = hosts_by_rank(environment)
+    peers = commands.hosts_by_rank(environment)
     if words[0] == "cyclic":
         rounds = range(max(counts))
         peers = tuple(n for r in rounds for n, c in zip(nodes, counts, strict=True) if r < c)

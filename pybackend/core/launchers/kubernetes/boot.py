@@ -66,13 +66,11 @@ def unpack(command: list[str]) -> None:
     reader.start()
     # Not a byte more: what follows is for the other program.
     driver = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (it stays open)
-    line = driver.readline()
-    if not line:  # the driver rejected this pod
+    if not (line := driver.readline()):  # the driver rejected this pod
         os._exit(1)
     rest = int(line)
     while rest:
-        block = driver.read(min(rest, 1 << 18))
-        if not block:
+        if not (block := driver.read(min(rest, 1 << 18))):
             print("the driver ended before it had sent everything", file=sys.stderr, flush=True)
             os._exit(1)  # ends the other processes of the pod, too
         rest -= len(block)

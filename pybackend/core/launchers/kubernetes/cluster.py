@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -78,42 +79,37 @@ class Cluster:
         self._client.rest_client.pool_manager.clear()
 
     def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        with _explained("create the Job"):
-            made = self._batch.create_namespaced_job(self.namespace, manifest, **_LIMIT)
-        return self._plain(made)
+        create = partial(self._batch.create_namespaced_job, self.namespace, manifest)
+        return self._plain(_ask("create the Job", create))
 
     def create_service(self, manifest: Mapping[str, Any]) -> None:
-        with _explained("create the Service"):
-            self._core.create_namespaced_service(self.namespace, manifest, **_LIMIT)
+        create = partial(self._core.create_namespaced_service, self.namespace, manifest)
+        _ask("create the Service", create)
 
     def read_job(self, name: str) -> dict[str, Any] | None:
         """Return a Job; None if it does not exist."""
-        with _explained("read the Job"):
-            found = _unless(404, self._batch.read_namespaced_job, name, self.namespace)
-        return found and self._plain(found)
+        read = partial(self._batch.read_namespaced_job, name, self.namespace)
+        found = _ask("read the Job", read, unless=404)
+        return None if found is None else self._plain(found)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job and its dependents, pods first; do nothing if it does not exist."""
         from kubernetes.client import V1DeleteOptions
 
         options = V1DeleteOptions(propagation_policy="Foreground")
-        with _explained("delete the Job"):
-            delete = self._batch.delete_namespaced_job
-            _unless(404, delete, name, self.namespace, body=options)
+        delete = partial(self._batch.delete_namespaced_job, name, self.namespace, body=options)
+        _ask("delete the Job", delete, unless=404)
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
-        with _explained("list the Job's pods"):
-            found = self._core.list_namespaced_pod(
-                self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
-            )
-        return [self._plain(pod) for pod in found.items]
+        options = {"label_selector": f"{RUN_LABEL}={name}"}
+        read = partial(self._core.list_namespaced_pod, self.namespace, **options)
+        return list(map(self._plain, _ask("list the Job's pods", read).items))
 
     def list_warnings(self, name: str) -> list[str]:
         """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
-        selector = f"involvedObject.name={name},type=Warning"
-        with _explained("list events"):
-            listing = self._core.list_namespaced_event
-            found = _unless(403, listing, self.namespace, field_selector=selector)
+        options = {"field_selector": f"involvedObject.name={name},type=Warning"}
+        read = partial(self._core.list_namespaced_event, self.namespace, **options)
+        found = _ask("list events", read, unless=403)
         return [f"{one.reason}: {one.message}" for one in found.items] if found else []
 
     def read_log(self, pod: str, lines: int) -> tuple[str, ...]:
@@ -121,16 +117,10 @@ class Cluster:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        with contextlib.suppress(ApiException, HTTPError):
-            response = self._core.read_namespaced_pod_log(
-                pod,
-                self.namespace,
-                container=CONTAINER,
-                tail_lines=lines,
-                _preload_content=False,
-                **_LIMIT,
-            )
-            return tuple(response.read().decode(errors="replace").splitlines())
+        read = partial(self._core.read_namespaced_pod_log, container=CONTAINER, tail_lines=lines)
+        with suppress(ApiException, HTTPError):
+            text = read(pod, self.namespace, _preload_content=False, **_LIMIT).read()
+            return tuple(text.decode(errors="replace").splitlines())
         return ()
 
     def execute(self, pod: str, command: Sequence[str]) -> Any:
@@ -140,20 +130,10 @@ class Cluster:
 
         # `stream` modifies its client, so it gets a separate one.
         api = CoreV1Api(self._connect())
-        with _explained(f"execute a command in pod {pod}"):
-            return stream(
-                api.connect_get_namespaced_pod_exec,
-                pod,
-                self.namespace,
-                container=CONTAINER,
-                command=list(command),
-                stdin=True,
-                stdout=True,
-                stderr=False,
-                tty=False,
-                binary=True,
-                _preload_content=False,
-            )
+        run = partial(stream, api.connect_get_namespaced_pod_exec, pod, self.namespace)
+        pipes = {"stdin": True, "stdout": True, "stderr": False, "tty": False, "binary": True}
+        options = {"container": CONTAINER, "command": list(command), "_preload_content": False}
+        return _ask(f"execute a command in pod {pod}", partial(run, **pipes, **options))
 
     def _connect(self) -> Any:
         from kubernetes.client import ApiClient
@@ -191,42 +171,35 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
     return configuration, _OWN_NAMESPACE.read_text().strip()
 
 
-def _unless(status: int, request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return the response to a request; None if it fails with this HTTP status."""
-    from kubernetes.client import ApiException
-
-    try:
-        return request(*arguments, **options, **_LIMIT)
-    except ApiException as error:
-        if error.status == status:
-            return None
-        raise
+# What to do, by HTTP status.
+_ADVICE = {
+    401: ". Log in to the cluster again",
+    403: ". Request the permission, or use another `namespace`",
+}
 
 
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _ask(what: str, request: Callable[..., Any], unless: int = 0) -> Any:
+    """Return the response to a request; None if it fails with the HTTP status ``unless``.
+
+    Other failures raise a `ClusterError`.
+    """
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
-        yield
+        return request(**_LIMIT)
     except ApiException as error:
-        advice = {
-            401: ". Log in to the cluster again",
-            403: ". Request the permission, or use another `namespace`",
-        }.get(error.status or 0, "")
-        raise ClusterError(f"Kubernetes could not {what}: {_message(error)}{advice}") from error
+        if error.status == unless:
+            return None
+        reason = str(error.reason or error)
+        with suppress(TypeError, ValueError, KeyError):
+            reason = str(json.loads(error.body)["message"])
+        advice = _ADVICE.get(error.status or 0, "")
+        raise ClusterError(f"Kubernetes could not {what}: {reason}{advice}") from error
     except HTTPError as error:
         raise ClusterError(
             f"Kubernetes did not respond when asked to {what}: {error}. Try `kubectl get pods`"
         ) from error
-
-
-def _message(error: Any) -> str:
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason or error)
 
 
 RUN_LABEL = "tfdist.io/run"
@@ -297,10 +270,9 @@ def describe_service(
     it.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
-    metadata: dict[str, Any] = {"name": name, "labels": labels}
-    if job_uid is not None:
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
-        metadata["ownerReferences"] = [owner]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
+    owners = [] if job_uid is None else [owner]
+    metadata = _without_empty({"name": name, "labels": labels, "ownerReferences": owners})
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -331,10 +303,9 @@ def _describe_container(
     if has_environment:
         unpacking = _program(f"unpack({install_command(_NAME, _ROOT)!r})")
         bootstrap = [settings.python, "-u", "-c", unpacking, *_SENT.start(), *bootstrap]
-    resources = {"cpu": settings.cpus, "memory": settings.memory}
-    if settings.gpus:
-        resources["nvidia.com/gpu"] = str(settings.gpus)
-    amounts = {name: amount for name, amount in resources.items() if amount is not None}
+    gpus = str(settings.gpus) if settings.gpus else None
+    resources = {"cpu": settings.cpus, "memory": settings.memory, "nvidia.com/gpu": gpus}
+    amounts = _without_empty(resources)
     variables = [
         _variable("TFDIST_RANK", "fieldRef", fieldPath=f"metadata.annotations['{INDEX}']"),
         _variable("TFDIST_ADDRESS", "fieldRef", fieldPath="status.podIP"),

@@ -20,15 +20,7 @@ from pybackend.core.job.job import Job
 from pybackend.core.job.messages import Emit, Note
 from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.kubernetes.cluster import (
-    Cluster,
-    KubernetesSettings,
-    check_client,
-    describe_job,
-    describe_service,
-    host_names,
-    relay_command,
-)
+from pybackend.core.launchers.kubernetes import cluster as kube
 from pybackend.core.launchers.kubernetes.pod import PodChannel
 from pybackend.core.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.core.launchers.member import Member
@@ -136,7 +128,7 @@ def kubernetes(
 class KubernetesLauncher(base.QueuedLauncher):
     """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
 
-    def __init__(self, settings: KubernetesSettings) -> None:
+    def __init__(self, settings: kube.KubernetesSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -148,18 +140,15 @@ class KubernetesLauncher(base.QueuedLauncher):
 
     def check(self, job: Job) -> None:
         base.reject_fork_server(job)
-        check_client()
+        kube.check_client()
 
     def describe(self, job: Job) -> base.Submission:
         workers = 1 if job.is_elastic else job.workers
-        made, service = self._plan(workers, job.resources.environment is not None)
-        documents = {"job.json": made, "service.json": service}
+        planned = self._plan(workers, job.resources.environment is not None)
+        texts = [json.dumps(document, indent=2) for document in planned]
+        documents = dict(zip(("job.json", "service.json"), texts, strict=True))
         later = ("the last letters of the names, which are random", "the nodes that run the pods")
-        return base.Submission(
-            ("its own pod",) * job.workers,
-            {name: json.dumps(document, indent=2) for name, document in documents.items()},
-            later,
-        )
+        return base.Submission(("its own pod",) * job.workers, documents, later)
 
     def plan(self, workers: int = 2) -> list[dict[str, Any]]:
         """Return the manifests of a call, the Job and its Service, without using a cluster.
@@ -173,8 +162,8 @@ class KubernetesLauncher(base.QueuedLauncher):
     def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
         name = _new_name()
         return [
-            describe_job(self.settings, name, workers, _TRAINING, has_environment),
-            describe_service(self.settings, name, None),
+            kube.describe_job(self.settings, name, workers, _TRAINING, has_environment),
+            kube.describe_service(self.settings, name, None),
         ]
 
     def launch(
@@ -184,9 +173,9 @@ class KubernetesLauncher(base.QueuedLauncher):
         packed = pack_for(job, lambda text: on_event(Note(text)))
         name, places = _new_name(), job.most_workers
         # The others connect to an elastic worker at the address in its environment.
-        hosts = ("localhost",) if job.is_elastic else host_names(name, job.workers)
+        hosts = ("localhost",) if job.is_elastic else kube.host_names(name, job.workers)
         member = Member(job, files, None, new_token(), None, False, remedy=_REMEDY)
-        reached = Cluster(self.settings.context, self.settings.namespace)
+        reached = kube.Cluster(self.settings.context, self.settings.namespace)
         with reached as cluster, swept_folder() as folder:
             contents = pack_task(RemoteTask(member, hosts), folder, datasets)
             way = _Pods(self.settings, cluster, name, contents, folder, packed)
@@ -197,8 +186,8 @@ class KubernetesLauncher(base.QueuedLauncher):
 class _Pods(Way):
     """A `Way` that creates a Job with a pod for each worker; the names begin with ``name``."""
 
-    settings: KubernetesSettings
-    cluster: Cluster
+    settings: kube.KubernetesSettings
+    cluster: kube.Cluster
     name: str
     contents: Mapping[str, bytes]
     folder: Path
@@ -209,48 +198,41 @@ class _Pods(Way):
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
-        name, workers, packed = start.name(self.name), start.job.workers, self.packed
-        command, patience = relay_command(self.settings), self.settings.patience
+        job, meeting, packed = start.job, start.meeting, self.packed
+        name, workers = start.name(self.name), job.workers
+        command, patience = kube.relay_command(self.settings), self.settings.patience
         contents = {**self.contents, **start.post()}
 
-        def bundle(rank: int) -> Bundle:
-            return Bundle(contents, files_of_ranks(self.folder, [rank]))
-
         def join(pod: str, rank: int) -> PodChannel:
-            return PodChannel(self.cluster, pod, command, rank, start.meeting, bundle, packed)
+            bundle = Bundle({**contents, **files_of_ranks(self.folder, [rank])})
+            return PodChannel(self.cluster, pod, command, rank, meeting, bundle, packed)
 
         if packed is not None:
             size = show_bytes(packed.size)
             start.note(Note(f"sending the Python environment ({size}) to each pod"))
-        with self._created(name, start.job, start.note):
-            watch = KubernetesWatch(
-                self.cluster, name, workers, start.meeting, join, start.note, patience
-            )
+        with self._created(name, job, start.note):
+            given = (self.cluster, name, workers, meeting, join, start.note, patience)
+            watch, hosts = KubernetesWatch(*given), kube.host_names(name, workers)
+            run = partial(run_group, meeting, job, hosts, look=watch.look, explain=watch.explain)
             try:
-                yield partial(
-                    run_group,
-                    start.meeting,
-                    start.job,
-                    host_names(name, workers),
-                    look=watch.look,
-                    meet_seconds=max(_MEET_SECONDS, patience),
-                    explain=watch.explain,
-                )
+                yield partial(run, meet_seconds=max(_MEET_SECONDS, patience))
             finally:
-                _close(list(watch.channels.values()))
+                for channel in watch.channels.values():
+                    channel.close()
+                for channel in watch.channels.values():
+                    channel.wait()
 
     @contextmanager
     def _created(self, name: str, job: Job, on_event: Emit) -> Iterator[None]:
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
         has_environment, cluster = job.resources.environment is not None, self.cluster
+        manifest = kube.describe_job(self.settings, name, job.workers, wanted, has_environment)
         where = (package_root(), self.settings.context or "", cluster.namespace, name)
         with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
             try:
-                manifest = describe_job(self.settings, name, job.workers, wanted, has_environment)
-                created = cluster.create_job(manifest)
-                uid = created["metadata"]["uid"]
-                cluster.create_service(describe_service(self.settings, name, uid))
+                uid = cluster.create_job(manifest)["metadata"]["uid"]
+                cluster.create_service(kube.describe_service(self.settings, name, uid))
                 yield
             finally:
                 try:
@@ -268,14 +250,7 @@ def _new_name() -> str:
     return f"tfdist-{random.token_hex(4)}"
 
 
-def _close(channels: Sequence[PodChannel]) -> None:
-    for channel in channels:
-        channel.close()
-    for channel in channels:
-        channel.wait()
-
-
-def _delete(cluster: Cluster, name: str) -> None:
+def _delete(cluster: kube.Cluster, name: str) -> None:
     cluster.delete_job(name)
     deadline = time.monotonic() + _DELETED_SECONDS
     while cluster.read_job(name) is not None and time.monotonic() < deadline:
@@ -293,53 +268,44 @@ _TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
 _EXAMPLE = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-def check_settings(**given: Any) -> KubernetesSettings:
+def check_settings(**given: Any) -> kube.KubernetesSettings:
     """Check the arguments of `kubernetes`; None becomes the default. Raises `InputError`."""
-    checked: dict[str, Any] = {
-        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
-    }
+    checked = {k: _CHECKS[k](k, value) for k, value in given.items() if value is not None}
     if "image" not in checked:
         raise InputError(
             f"`image` must name a container image, e.g. {show('registry/tf:1')}, not {show(None)}"
         )
-    return KubernetesSettings(**checked)
+    return kube.KubernetesSettings(**checked)
 
 
-def _text_check(is_valid: Callable[[str], Any], wanted: str) -> Callable[[str, Any], str]:
+def _matches(pattern: re.Pattern[str], wanted: str) -> Callable[[str, Any], str]:
     def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not is_valid(value):
+        if not isinstance(value, str) or not value.isprintable() or not pattern.fullmatch(value):
             raise InputError(f"`{name}` must be {wanted}, not {show(value)}")
         return value
 
     return check
 
 
-_check_text = _text_check(
-    lambda text: text.strip() and text.isprintable() and " " not in text, "text without spaces"
-)
-_check_name = _text_check(_NAME.fullmatch, "a name that Kubernetes allows (a-z, 0-9, '-' and '.')")
+_check_text = _matches(re.compile("[^ ]+"), "text without spaces")
+_check_name = _matches(_NAME, "a name that Kubernetes allows (a-z, 0-9, '-' and '.')")
 
 
 def _check_names(name: str, value: Any) -> tuple[str, ...]:
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, Sequence):
+    if not isinstance(value, Sequence):
         raise InputError(f"`{name}` must be a list of names, not {show(value)}")
-    return tuple(_check_name(name, one) for one in listed)
+    return tuple(_check_name(name, one) for one in ([value] if isinstance(value, str) else value))
 
 
 def _check_quantity(name: str, value: Any) -> str:
     number = arguments.as_number(value)
     text = f"{number:g}" if number is not None else value
+    sizes = f"{show('8Gi')} or {show('500M')}"
     if not isinstance(text, str) or not _QUANTITY.fullmatch(text) or not re.search("[1-9]", text):
-        example = {
-            "cpus": f"4, 0.5 or {show('500m')}",
-            "memory": f"{show('8Gi')} or {show('500M')}",
-        }[name]
+        example = sizes if name == "memory" else f"4, 0.5 or {show('500m')}"
         raise InputError(f"`{name}` must be a quantity such as {example}, not {show(value)}")
     if name == "memory" and re.fullmatch(r"[\d.]+[mun]?", text):
-        raise InputError(
-            f"`memory` must have a unit, as in {show('8Gi')} or {show('500M')}, not {show(value)}"
-        )
+        raise InputError(f"`memory` must have a unit, as in {sizes}, not {show(value)}")
     return text
 
 
@@ -374,20 +340,14 @@ def _check_tolerations(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "image": _check_text,
-    "namespace": _text_check(_NAMESPACE.fullmatch, "the name of a namespace (a-z, 0-9 and '-')"),
-    "context": _check_text,
-    "cpus": _check_quantity,
-    "memory": _check_quantity,
-    "gpus": partial(arguments.check_whole_number, least=0),
-    "node_selector": _check_labels,
+    **dict.fromkeys(("image", "context", "python"), _check_text),
+    **dict.fromkeys(("cpus", "memory"), _check_quantity),
+    **dict.fromkeys(("labels", "node_selector"), _check_labels),
+    **dict.fromkeys(("secrets", "image_pull_secrets"), _check_names),
+    **dict.fromkeys(("gpus", "ttl"), arguments.Whole(0)),
+    "namespace": _matches(_NAMESPACE, "the name of a namespace (a-z, 0-9 and '-')"),
     "tolerations": _check_tolerations,
-    "secrets": _check_names,
     "service_account": _check_name,
-    "image_pull_secrets": _check_names,
-    "time_limit": partial(arguments.check_whole_number, least=1),
-    "ttl": partial(arguments.check_whole_number, least=0),
-    "python": _check_text,
-    "labels": _check_labels,
+    "time_limit": arguments.Whole(1),
     "patience": arguments.check_positive,
 }

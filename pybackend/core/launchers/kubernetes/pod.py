@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -28,13 +27,9 @@ from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
 from pybackend.core.launchers.kubernetes.boot import FAILED
 from pybackend.core.launchers.kubernetes.cluster import Cluster
+from pybackend.core.launchers.remote import bundle as bundles
 from pybackend.core.launchers.remote.bootstrap import MARK
-from pybackend.core.launchers.remote.bundle import (
-    Bundle,
-    HostGreeting,
-    find_obstacle,
-    read_greeting,
-)
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.launchers.remote.task import read_post, read_task, take_part
 from pybackend.core.machine.capacity import count_cores, list_gpus
 from pybackend.core.net.meeting import MeetingServer
@@ -58,10 +53,9 @@ _BLOCK = 1 << 15
 class PodChannel:
     """The driver's side of a running pod and its worker.
 
-    ``command`` is executed in the pod, and ``bundle`` returns the bundle for a rank. ``packed`` is
-    the Python environment of the worker; None: what the image has. ``obstacle`` is the error if the
-    pod's Python cannot run workers. ``trouble`` is an error on the channel, possibly caused by the
-    end of the pod.
+    ``command`` is executed in the pod. ``packed`` is the Python environment of the worker; None:
+    what the image has. ``obstacle`` is the error if the pod's Python cannot run workers.
+    ``trouble`` is an error on the channel, possibly caused by the end of the pod.
     """
 
     def __init__(
@@ -71,22 +65,17 @@ class PodChannel:
         command: list[str],
         rank: int,
         meeting: MeetingServer,
-        bundle: Callable[[int], Bundle],
+        bundle: bundles.Bundle,
         packed: PackedEnvironment | None = None,
     ) -> None:
-        self._pod = pod
-        self._rank = rank
-        self._meeting = meeting
-        self._bundle = bundle
-        self._packed = packed
+        self._pod, self._rank, self._meeting = pod, rank, meeting
+        self._bundle, self._packed = bundle, packed
         self._channel: Channel | None = None
-        self._closed = threading.Event()
-        self._is_sent = False
-        self._has_greeted = False
+        self._is_sent = self._has_greeted = False
         self._began = self._looked = self._moved = time.monotonic()
         self.trouble: ClusterError | None = None
         self.obstacle: ClusterError | None = None
-        self.has_ended = threading.Event()
+        self._closed, self.has_ended = threading.Event(), threading.Event()
         threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
 
     def check(self) -> None:
@@ -98,16 +87,17 @@ class PodChannel:
             self._channel.heard = self._moved = now
         if self.obstacle is not None:
             raise self.obstacle
+        see = f"See `kubectl logs {self._pod}`"
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:
             raise ClusterError(
-                f"pod {self._pod} is running, but its Python did not start "
-                f"within {_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+                f"pod {self._pod} is running, but its Python did not start within "
+                f"{_GREETING_SECONDS:.0f} s. {see}"
             )
         is_sending = self._packed and self._has_greeted and not self._is_sent
         if is_sending and now > self._moved + _ENVIRONMENT_SECONDS:
             raise ClusterError(
                 f"pod {self._pod} did not unpack and start the Python environment: nothing "
-                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. {see}"
             )
         if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
             self.close()
@@ -148,14 +138,11 @@ class PodChannel:
     def _talk(self, channel: Channel) -> None:
         lines = SharedLines(channel.reading, channel.writing)
         line = self._read_line(channel)
-        if line is None:
-            return
-        self._moved = time.monotonic()
         self._has_greeted = True
         try:
             if self._packed is not None:
                 line = self._send_environment(self._packed, line, channel, lines)
-            self.obstacle = _find_obstacle(read_greeting(line, f"pod {self._pod}"))
+            self.obstacle = _find_obstacle(bundles.read_greeting(line, f"pod {self._pod}"))
         except ClusterError as error:
             self.obstacle = error
         if self.obstacle is not None:
@@ -164,16 +151,17 @@ class PodChannel:
         threading.Thread(target=self._send, args=(channel, lines), daemon=True).start()
         lines.read()
 
-    def _read_line(self, channel: Channel) -> bytes | None:
-        """Return the next line for the driver; None, and `trouble`, if the connection ends."""
+    def _read_line(self, channel: Channel) -> bytes:
+        """Return the next line for the driver; set `trouble` and raise if the connection ends."""
         said = b""
         for line in channel.reading:
             if line.startswith(MARK):
+                self._moved = time.monotonic()
                 return line
             said = line.strip() or said
         reason = said.decode(errors="replace") or "the connection ended"
         self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
-        return None
+        raise ConnectionResetError(f"the connection to pod {self._pod} ended")
 
     def _send_environment(
         self, packed: PackedEnvironment, line: bytes, channel: Channel, lines: SharedLines
@@ -187,13 +175,10 @@ class PodChannel:
         assert answer is not None
         installing.check_host(packed, answer.machine, answer.libc, host)
         lines.write(b"%d\n" % packed.size)
-        for block in installing.read_blocks(packed.path):
+        for block in read_blocks(packed.path):
             lines.write(block)
             self._moved = time.monotonic()
         greeting = self._read_line(channel)
-        self._moved = time.monotonic()
-        if greeting is None:
-            raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):
             status, printed = json.loads(greeting[len(FAILED) :])
             raise installing.explain_unpacking(host, answer.folder, status, printed)
@@ -201,18 +186,17 @@ class PodChannel:
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._bundle(self._rank).send(lines.write)
+            self._bundle.send(lines.write)
             channel.heard = time.monotonic()
             self._is_sent = True
             while not self.has_ended.wait(_BEAT_SECONDS):
                 lines.beat()
 
 
-def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
+def _find_obstacle(greeting: bundles.HostGreeting) -> ClusterError | None:
     specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
-    other, install = "Use an image with Python {own}", "Install it in the image"
-    given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
-    return find_obstacle(greeting, *given)
+    advice = (f"Use an image with Python {{own}}, {specify}", f"Install it in the image, {specify}")
+    return bundles.find_obstacle(greeting, "the image", "in the image", *advice)
 
 
 # Bytes to and from a process in a pod, through the API server.
@@ -268,8 +252,7 @@ class Channel:
         if has_more or waiting.fileno() in ready:
             self._deliver()
         if self._far.fileno() in ready:
-            block = self._far.recv(_BLOCK)
-            if not block:
+            if not (block := self._far.recv(_BLOCK)):
                 return False
             self._client.write_stdin(block)
         return True
@@ -315,8 +298,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
 
 def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     """Run the worker, and return whether it succeeded; failures are reported to the driver."""
-    task = read_task(folder, {rank: meeting})
-    if task is None:
+    if (task := read_task(folder, {rank: meeting})) is None:
         return False
     notice, job = Notice(), task.member.job
     if job.can_go_on:

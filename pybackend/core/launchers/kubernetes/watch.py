@@ -80,7 +80,7 @@ class PodState:
 
     @property
     def runs(self) -> bool:
-        return not self.is_gone and "running" in self._container.get("state", {})
+        return not self.is_gone and "running" in self._state
 
     @property
     def is_over(self) -> bool:
@@ -90,9 +90,8 @@ class PodState:
     @property
     def has_cause(self) -> bool:
         """True if it is known why the pod ended, and it was not deleted."""
-        if self._find_end() is not None:
-            return True
-        return bool(self._terminated) and not self.was_made_to_end
+        is_explained = self._find_end() is not None
+        return is_explained or (bool(self._terminated) and not self.was_made_to_end)
 
     @property
     def was_made_to_end(self) -> bool:
@@ -104,9 +103,8 @@ class PodState:
         """Reason why it is not running yet; empty if it is running or has ended."""
         if self.runs or self.is_over:
             return ""
-        waiting = self._container.get("state", {}).get("waiting", {})
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return _say(waiting["reason"], waiting.get("message"))
+        if self._waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return _say(self._waiting["reason"], self._waiting.get("message"))
         scheduled = self._condition("PodScheduled")
         if scheduled.get("status") == "False":
             return str(scheduled.get("message") or scheduled.get("reason"))
@@ -115,32 +113,27 @@ class PodState:
     @property
     def hopeless(self) -> str:
         """Advice if the pod will never run unless something changes; else empty."""
-        waiting = self._container.get("state", {}).get("waiting", {})
-        return _HOPELESS.get(waiting.get("reason"), "")
+        return _HOPELESS.get(self._waiting.get("reason"), "")
 
     def describe_end(self) -> tuple[Kind, str, str]:
         """Return the type, message and advice for the failure of its worker."""
         where = f"its pod {self.name} on {self.node}"
-        found = self._find_end()
-        if found is not None:
+        if found := self._find_end():
             kind, said, advice = _ENDS[found[0]]
             return kind, _say(f"{where} {said}", found[1]), advice
-        ended = self._terminated
         if self.was_made_to_end:
             advice = "find out who deleted the pod (`kubectl get events`)"
             return "Deleted", f"{where} was deleted", advice
-        if not ended:
+        if not (ended := self._terminated):
             message = f"{where} is {self._status.get('phase', 'Unknown')}, but does not respond"
             return "NodeLost", message, "check whether that node is still running"
-        status = ended.get("exitCode")
-        message = f"{where} ended without a report: status {status}"
+        message = f"{where} ended without a report: status {ended.get('exitCode')}"
         return "ProcessDied", _say(message, ended.get("reason")), "see the last lines of its log"
 
     @property
     def ended_at(self) -> float:
         """Time at which its process ended, in seconds since the epoch; now if unknown."""
-        text = self._terminated.get("finishedAt")
-        if not text:
+        if not (text := self._terminated.get("finishedAt")):
             return time.time()
         return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
 
@@ -149,12 +142,18 @@ class PodState:
         return self.pod.get("status") or {}
 
     @property
-    def _container(self) -> Any:
-        return next(iter(self._status.get("containerStatuses") or ()), {})
+    def _state(self) -> Any:
+        """State of its container."""
+        container: Any = next(iter(self._status.get("containerStatuses") or ()), {})
+        return container.get("state", {})
+
+    @property
+    def _waiting(self) -> Any:
+        return self._state.get("waiting", {})
 
     @property
     def _terminated(self) -> Any:
-        return self._container.get("state", {}).get("terminated") or {}
+        return self._state.get("terminated") or {}
 
     @property
     def _is_deleted(self) -> bool:
@@ -192,9 +191,9 @@ class KubernetesJob:
         for one in (self.job.get("status") or {}).get("conditions") or ():
             if one["type"] in ("Failed", "FailureTarget") and one["status"] == "True":
                 # Deletion ends its pods, so it fails afterwards; a failed one is deleted later.
-                if since and since <= one.get("lastTransitionTime", ""):
-                    return deleted
-                return str(one.get("reason") or "Failed"), str(one.get("message") or "")
+                is_deleted = since and since <= one.get("lastTransitionTime", "")
+                found = str(one.get("reason") or "Failed"), str(one.get("message") or "")
+                return deleted if is_deleted else found
         return "", ""
 
     def explain(self, pod: PodState) -> tuple[Kind, str, str]:
@@ -245,10 +244,8 @@ class KubernetesWatch:
             self._ask()
         for channel in self.channels.values():
             channel.check()
-        lost = self._lost()
-        if lost:
+        if lost := self._lost():
             self._wait_for_cause(lost)
-            self._check_channels(lost)
             return [self._describe(rank) for rank in lost]
         if not self._has_started:
             self._check_start()
@@ -268,18 +265,13 @@ class KubernetesWatch:
 
     def _lost(self) -> list[int]:
         """Return the ranks whose pod or channel ended without a report."""
-        found = []
-        for rank in range(self.workers):
-            channel, pod = self.channels.get(rank), self._pods.get(rank)
-            if channel is None:
-                has_ended = pod is not None and pod.is_over
-            elif self.meeting.has_left(rank):
-                has_ended = True
-            else:
-                has_ended = channel.has_ended.is_set()
-            if has_ended and self.meeting.result(rank, REPORT) is None:
-                found.append(rank)
-        return found
+        silent = [r for r in range(self.workers) if self.meeting.result(r, REPORT) is None]
+        return [rank for rank in silent if self._has_ended(rank)]
+
+    def _has_ended(self, rank: int) -> bool:
+        if channel := self.channels.get(rank):
+            return self.meeting.has_left(rank) or channel.has_ended.is_set()
+        return rank in self._pods and self._pods[rank].is_over
 
     def _ask(self) -> None:
         self._asked = now = time.monotonic()
@@ -312,18 +304,14 @@ class KubernetesWatch:
         if self._has_started:
             return
         self._has_started = len(self.channels) == self.workers
-        shown = self._say()
-        if shown != self._shown:
-            self.on_event(Note(shown))
-            self._shown = shown
-
-    def _say(self) -> str:
-        running = sorted({pod.node for pod in self._pods.values() if pod.runs})
         text = f"Kubernetes job {self.name}: {len(self.channels)} of {self.workers} pods running"
-        if running:
+        if running := sorted({pod.node for pod in self._pods.values() if pod.runs}):
             text += f" on {', '.join(running)}"
-        reasons = self._reasons()
-        return f"{text}; pending: {reasons}" if reasons else text
+        if reasons := self._reasons():
+            text += f"; pending: {reasons}"
+        if text != self._shown:
+            self.on_event(Note(text))
+            self._shown = text
 
     def _reasons(self) -> str:
         counted = Counter(reason for pod in self._pods.values() if (reason := pod.waits_for))
@@ -337,30 +325,27 @@ class KubernetesWatch:
                     f"pod {pod.name} on {pod.node} cannot start: {pod.waits_for}. It was deleted; "
                     f"{pod.hopeless}"
                 )
-        if time.monotonic() < self._created + self.patience:
-            return
-        reasons = self._reasons() or "Kubernetes gives no reason"
-        raise ClusterError(
-            f"{len(self.channels)} of {self.workers} pods of {self.name} started within "
-            f"{self.patience:g} s (`patience` of kubernetes()); pending: {reasons}. All were "
-            "deleted: request less, or increase `patience`"
-        )
+        if time.monotonic() >= self._created + self.patience:
+            raise ClusterError(
+                f"{len(self.channels)} of {self.workers} pods of {self.name} started within "
+                f"{self.patience:g} s (`patience` of kubernetes()); pending: "
+                f"{self._reasons() or 'Kubernetes gives no reason'}. All were deleted: request "
+                "less, or increase `patience`"
+            )
 
     def _wait_for_cause(self, lost: Sequence[int]) -> None:
+        """Wait until Kubernetes knows why; raise the error of a channel whose pod is running."""
         deadline = time.monotonic() + _CAUSE_SECONDS
-        while True:
-            self._ask_for_all()
-            pods = [self._pods[rank] for rank in lost if rank in self._pods]
-            is_known = self._job.failure[0] or any(pod.has_cause for pod in pods)
-            if is_known or time.monotonic() > deadline:
-                return
+        while not self._knows_cause(lost) and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
-
-    def _check_channels(self, lost: Sequence[int]) -> None:
         for rank in lost:
-            channel, pod = self.channels.get(rank), self._pods[rank]
-            if channel is not None and channel.trouble is not None and pod.runs:
+            channel = self.channels.get(rank)
+            if channel is not None and channel.trouble is not None and self._pods[rank].runs:
                 raise channel.trouble
+
+    def _knows_cause(self, lost: Sequence[int]) -> bool:
+        self._ask_for_all()
+        return bool(self._job.failure[0]) or any(self._pods[rank].has_cause for rank in lost)
 
     def _explain(self, pod: PodState) -> tuple[Kind, str, str]:
         return self._job.explain(pod) if pod.was_made_to_end else pod.describe_end()
@@ -368,12 +353,5 @@ class KubernetesWatch:
     def _describe(self, rank: int) -> Failure:
         pod = self._pods[rank]
         kind, message, advice = self._explain(pod)
-        return Failure(
-            rank,
-            pod.node,
-            exception_type=kind,
-            message=message,
-            log=self.cluster.read_log(pod.name, LOG_LINES),
-            time=pod.ended_at,
-            advice=advice,
-        )
+        log = self.cluster.read_log(pod.name, LOG_LINES)
+        return Failure(rank, pod.node, kind, message, log=log, time=pod.ended_at, advice=advice)

@@ -27,9 +27,8 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     channel = os.dup(1)
     os.dup2(2, 1)  # other output must not appear between messages
     missing = [name for name in wanted.split() if find_spec(name) is None]
-    version = sys.version_info[:3]
-    greeting = {"version": version, "python": sys.executable, "missing": missing}
-    greeting["machine"] = machine
+    greeting = {"version": sys.version_info[:3], "python": sys.executable}
+    greeting.update(missing=missing, machine=machine)
     # Output of a login shell may lack its newline.
     os.write(channel, b"\n" + MARK + json.dumps(greeting).encode() + b"\n")
     pipe = sys.stdin.buffer
@@ -38,13 +37,8 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
         return
     folder = tempfile.mkdtemp(prefix="tfdist-")
     # It keeps the channel open: ssh ends after the folder is removed.
-    janitor = subprocess.Popen(
-        ["/bin/sh", "-c", sweep, folder],
-        stdin=subprocess.PIPE,
-        stdout=channel,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": channel, "stderr": subprocess.DEVNULL}
+    janitor = subprocess.Popen(["/bin/sh", "-c", sweep, folder], start_new_session=True, **pipes)
     _unpack(json.loads(manifest.decode()), pipe, folder)
     sys.path.insert(0, os.path.join(folder, "lib"))
     module, _, function = task.rpartition(".")

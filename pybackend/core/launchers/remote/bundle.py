@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,36 +27,41 @@ _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files for a folder, by name: some as contents, others as files on this machine."""
+    """Files for a folder, by name: their contents, or files on this machine."""
 
-    contents: Mapping[str, bytes]
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, bytes | Path]
 
     def send(self, write: Callable[[bytes], object]) -> None:
         """Write everything as `bootstrap` reads it: a line of names and sizes, then contents.
 
         Raises `OSError` if the reader has closed the connection.
         """
-        sizes = [(name, len(content)) for name, content in self.contents.items()]
-        sizes += [(name, path.stat().st_size) for name, path in self.files.items()]
-        write(json.dumps(sizes).encode() + b"\n")
-        for content in self.contents.values():
-            write(content)
-        for path in self.files.values():
-            with path.open("rb") as file:
-                while block := file.read(_BLOCK):
-                    write(block)
+        sizes = {
+            name: len(source) if isinstance(source, bytes) else source.stat().st_size
+            for name, source in self.files.items()
+        }
+        write(json.dumps([*sizes.items()]).encode() + b"\n")
+        for source in self.files.values():
+            for block in read_blocks(source):
+                write(block)
 
     def write(self, folder: Path) -> None:
         """Write all files into a folder that the hosts share."""
-        for name, content in self.contents.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
         for name, source in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, path)
+            with path.open("wb") as file:
+                file.writelines(read_blocks(source))
+
+
+def read_blocks(source: bytes | str | Path) -> Iterator[bytes]:
+    """Yield a file's content in blocks; bytes are one."""
+    if isinstance(source, bytes):
+        yield source
+    else:
+        with open(source, "rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
 
 
 def library() -> dict[str, bytes]:
@@ -97,6 +101,11 @@ class HostGreeting:
     machine: dict[str, Any]
 
 
+def find_greeting(lines: Iterable[bytes]) -> bytes | None:
+    """Return the first line that begins with `MARK`, after a login shell's output, or None."""
+    return next((line for line in lines if line.startswith(MARK)), None)
+
+
 def read_greeting(line: bytes, host: str) -> HostGreeting:
     """Parse a line that begins with `MARK`. ``host`` is its host's name, for messages.
 
@@ -106,10 +115,8 @@ def read_greeting(line: bytes, host: str) -> HostGreeting:
         said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
         read_fields(Machine, said.machine)
     except (ValueError, RecursionError) as error:
-        raise ClusterError(
-            f"{host} sent an invalid greeting ({error}): check whether a login shell there prints "
-            "a line that begins with the word tfdist"
-        ) from error
+        check = "check whether a login shell there prints a line that begins with the word tfdist"
+        raise ClusterError(f"{host} sent an invalid greeting ({error}): {check}") from error
     return said
 
 
@@ -132,7 +139,5 @@ def find_obstacle(
     if not greeting.missing:
         return None
     package = greeting.missing[0]
-    return ClusterError(
-        f"{subject} has no {TITLES.get(package, package)} for {python}. "
-        f"{install.format(python=python, package=package)}"
-    )
+    title, advice = TITLES.get(package, package), install.format(python=python, package=package)
+    return ClusterError(f"{subject} has no {title} for {python}. {advice}")

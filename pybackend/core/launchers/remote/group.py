@@ -107,11 +107,10 @@ def run_group(
     crew, left = Crew(job, on_event, meeting.order, hosts), dict[int, float]()
 
     def take(event: Event) -> None:
-        if isinstance(event, Reported):
-            content = meeting.result(event.rank, REPORT)
-            crew.hear(read_report(content, event.rank, hosts[event.rank]))
-        else:
-            crew.hear(event)
+        if not isinstance(event, Reported):
+            return crew.hear(event)
+        content = meeting.result(event.rank, REPORT)
+        return crew.hear(read_report(content, event.rank, hosts[event.rank]))
 
     def look_there() -> None:
         found = [*look(), *_find_lost(meeting, crew.missing, hosts, left)]
@@ -135,16 +134,11 @@ def _find_lost(
 
     ``left`` has the time at which each was first seen to have disconnected.
     """
-    now = time.monotonic()
+    now, kind = time.monotonic(), "WorkerLost"
+    why = "the worker's connection to the driver ended before it had reported"
+    advice = "see that host's log: the host, or its connection to the driver, failed"
     return [
-        Failure(
-            rank,
-            hosts[rank],
-            exception_type="WorkerLost",
-            message="the worker's connection to the driver ended before it had reported",
-            time=time.time(),
-            advice="see that host's log: the host, or its connection to the driver, failed",
-        )
+        Failure(rank, hosts[rank], kind, why, time=time.time(), advice=advice)
         for rank in running
         if meeting.has_left(rank) and now > left.setdefault(rank, now) + CAUSE_SECONDS
     ]
@@ -154,13 +148,12 @@ def _check_meeting(meeting: MeetingServer, hosts: Sequence[str], most: float) ->
     missing, seconds = meeting.missing()
     if missing and seconds > most:
         named = ", ".join(f"{rank} on {hosts[rank]}" for rank in missing)
-        raise ClusterError(
-            f"worker {named} did not connect to the others within {most:.0f} s: see the logs of "
-            "these hosts, and check that they are running"
-        )
+        advice = "see the logs of these hosts, and check that they are running"
+        late = f"did not connect to the others within {most:.0f} s"
+        raise ClusterError(f"worker {named} {late}: {advice}")
 
 
-class RemoteSite:
+class RemoteSite(AbstractContextManager["RemoteSite"]):
     """A `Site` whose workers a cluster system starts; a context manager that stops them."""
 
     def __init__(self, job: TrainingJob, places: int, way: Way, remedy: str) -> None:
@@ -175,9 +168,6 @@ class RemoteSite:
         self._rows: tuple[int, Mapping[str, str]] | None = None
         self._workers: list[_RemoteWorker] = []
 
-    def __enter__(self) -> RemoteSite:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.is_over.set()
         deadline = time.monotonic() + _END_SECONDS
@@ -185,10 +175,8 @@ class RemoteSite:
             worker.wait(deadline - time.monotonic())
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
-        worker = _RemoteWorker(self, number, place, say)
-        worker.follow()
-        self._workers.append(worker)
-        return worker
+        self._workers.append(_RemoteWorker(self, number, place, say))
+        return self._workers[-1]
 
     def compare_packages(self, number: int, host: str, versions: Mapping[str, str]) -> None:
         with self._lock:
@@ -205,39 +193,36 @@ class RemoteSite:
             first, known = self._rows = self._rows or (number, digests)
         for name, digest in digests.items():
             if digest != known[name]:
+                own = f"worker {number} on {host} got other rows of `{argument_of(name)}`"
                 raise ClusterError(
-                    f"worker {number} on {host} got other rows of `{argument_of(name)}` than "
-                    f"worker {first}: Spark computes them for each worker of elastic training, and "
-                    "the results differ, for example because of random numbers. Write the rows to "
-                    "Parquet files, and read them from there"
+                    f"{own} than worker {first}: Spark computes them for each worker of elastic "
+                    "training, and the results differ, for example because of random numbers. "
+                    "Write the rows to Parquet files, and read them from there"
                 )
 
 
+@dataclass(eq=False)
 class _RemoteWorker:
     """A `Worker` that runs `take_part`, and a thread that starts it, follows it and cleans up."""
 
-    def __init__(
-        self, site: RemoteSite, number: int, place: int, say: Callable[[Said], None]
-    ) -> None:
-        self._site = site
-        self._number = number
-        self._place = place
-        self._say = say
-        self._meeting = site.way.listen(1)
+    site: RemoteSite
+    number: int
+    place: int
+    say: Callable[[Said], None]
+
+    def __post_init__(self) -> None:
+        self._meeting = self.site.way.listen(1)
         self._model: tuple[str, bytes] | None = None
         self._thread = threading.Thread(target=self._to_its_end, daemon=True)
-
-    @property
-    def host(self) -> str:
-        return self._site.way.name_host(self._number, self._place)
-
-    def follow(self) -> None:
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or processes
-            with self._meeting:
-                pass
+            self._meeting.close()
             raise ClusterError(f"no worker can be started on {self.host}: {error}") from error
+
+    @property
+    def host(self) -> str:
+        return self.site.way.name_host(self.number, self.place)
 
     def go(self, order: FromLauncher) -> None:
         self._meeting.order(order)
@@ -252,42 +237,39 @@ class _RemoteWorker:
         self._thread.join(max(0.1, seconds))
 
     def _to_its_end(self) -> None:
-        site, report = self._site, None
+        site, report = self.site, None
         try:
             with self._meeting as meeting:
-                start = Start(site.job, meeting, self._note, self._number, self._place)
+                start = Start(site.job, meeting, self._note, self.number, self.place)
                 with site.way.open(start) as follow:
                     report = self._find_end(follow)
-                    self._say(report)
+                    self.say(report)
         except StopRequestedError:  # the training has ended, so this worker is no longer needed
             pass
         except Exception as error:  # any error: else the driver would wait for this worker
+            if not isinstance(error, (ClusterError, InputError)):
+                error = ClusterError(f"the driver lost the connection to {self.host}: {error!r}")
             if report is None:
-                self._say(self._describe_obstacle(error))
+                self.say(Obstacle(error, self.number))
 
     def _find_end(self, follow: Follow) -> WorkerReport:
         try:
-            with stopped_by(self._site.is_over):
+            with stopped_by(self.site.is_over):
                 outcome = follow(self._hear)
         except WorkerFailedError as error:
-            failure = replace(error.failures[0], rank=self._number)
-            return WorkerReport(self._number, self.host, 0, failure=failure)
+            failure = replace(error.failures[0], rank=self.number)
+            return WorkerReport(self.number, self.host, 0, failure=failure)
         self._model = outcome.model
-        return replace(outcome.reports[0], rank=self._number)
-
-    def _describe_obstacle(self, error: Exception) -> Obstacle:
-        if not isinstance(error, (ClusterError, InputError)):
-            error = ClusterError(f"the driver lost the connection to {self.host}: {error!r}")
-        return Obstacle(error, self._number)
+        return replace(outcome.reports[0], rank=self.number)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Note):
-            self._say(Remark(event.text))
+            self.say(Remark(event.text))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Announced) and event.name == PACKAGES:
-            self._site.compare_packages(self._number, self.host, json.loads(event.text))
+            self.site.compare_packages(self.number, self.host, json.loads(event.text))
         elif isinstance(event, Announced) and event.name == ROWS:
-            self._site.compare_rows(self._number, self.host, json.loads(event.text))
+            self.site.compare_rows(self.number, self.host, json.loads(event.text))
         else:
-            self._say(replace(event, rank=self._number))
+            self.say(replace(event, rank=self.number))

@@ -112,14 +112,12 @@ class RemoteGroup:
     meeting: MeetingClient
 
     def gather(self, message: str) -> list[str]:
-        everyone = self.meeting.gather(message)
-        if everyone is None:
-            raise ClusterError(
-                f"worker {self.rank} lost the driver before all workers had connected: the driver "
-                "ended the job, or the network connection failed. If the driver is still running, "
-                "start again"
-            )
-        return everyone
+        if (everyone := self.meeting.gather(message)) is not None:
+            return everyone
+        raise ClusterError(
+            f"worker {self.rank} lost the driver before all workers had connected: the driver "
+            "ended the job, or the network failed. If the driver is still running, start again"
+        )
 
 
 def take_part(
@@ -147,13 +145,11 @@ def take_part(
     try:
         if not member.loopback:
             hosts[index] = find_own_address(task.hosts, index, reached)
+        group = RemoteGroup(post.number if post else rank, hosts, cores, gpus, meeting)
         if post is None:
-            group = RemoteGroup(rank, hosts, cores, gpus, meeting)
-            report, model = member.work(
-                group, batches, meeting, give_up=give_up, notice=notice, orders=meeting.poll_order
-            )
+            options = None, None, give_up, notice, meeting.poll_order
+            report, model = member.work(group, batches, meeting, *options)
         else:
-            group = RemoteGroup(post.number, hosts, cores, gpus, meeting)
             report, model = _follow_orders(member, group, post, batches, notice, give_up)
         send_results(meeting, report, model)
         meeting(Reported())
@@ -174,6 +170,7 @@ def _follow_orders(
     """Run one worker of elastic training, which gets its rank from the driver's orders."""
     check_allotted(group, member.job.resources)
     variables = choose_variables(group, member.job.resources)
+    host = "127.0.0.1" if member.loopback else group.hosts[post.host_index]
     meeting, counts = group.meeting, dict[str, list[int]]()
     meeting(Announced(PACKAGES, json.dumps(member.read_packages())))
 
@@ -183,19 +180,13 @@ def _follow_orders(
             order = replace(order, counts={**counts, **order.counts})
         return order
 
-    with Child(
-        member.job,
-        post.number,
-        "127.0.0.1" if member.loopback else group.hosts[post.host_index],
-        meeting,
-        variables,
-        give_up=give_up,
-        notice=notice or Notice(),
-        orders=next_order,
-        interpreter=member.interpreter,
-    ) as child:
+    options = None, None, give_up, notice or Notice(), next_order, member.interpreter
+    with Child(member.job, post.number, host, meeting, variables, *options) as child:
+        member.store(batches, 0, child.folder)
+        layouts = read_layouts(child.folder)
+        check_layouts([layouts])
         # First: when the worker stands by, the others may begin a generation with it.
-        counts.update(_store_rows(member, batches, child.folder))
+        counts.update({name: [layout["rows"]] for name, layout in layouts.items()})
         if post.compares_rows:
             digests = {name: digest_rows(child.folder / name) for name in counts}
             meeting(Announced(ROWS, json.dumps(digests)))
@@ -204,14 +195,6 @@ def _follow_orders(
         if report.failure is None:
             return report, child.model()
         return replace(report, failure=replace(report.failure, rank=0)), None
-
-
-def _store_rows(member: Member, batches: Iterable[Any], folder: Path) -> dict[str, list[int]]:
-    """Store the rows that the member receives; return their numbers by data set."""
-    member.store(batches, 0, folder)
-    layouts = read_layouts(folder)
-    check_layouts([layouts])
-    return {name: [layout["rows"]] for name, layout in layouts.items()}
 
 
 def send_results(
@@ -249,14 +232,8 @@ def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None
 def describe_failure(rank: int, host: str, error: Exception) -> Failure:
     """Return a failure of the member itself, not of its worker."""
     is_ours = isinstance(error, ClusterError)
-    return Failure(
-        rank,
-        host,
-        exception_type=type(error).__name__,
-        message=str(error),
-        traceback="" if is_ours else "".join(traceback.format_exception(error)),
-        time=time.time(),
-    )
+    frames = "" if is_ours else "".join(traceback.format_exception(error))
+    return Failure(rank, host, type(error).__name__, str(error), frames, time=time.time())
 
 
 _FOLDER = "rows"
@@ -279,15 +256,13 @@ def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[
         parts = [shard(columns, job.workers, rank) for rank in range(job.workers)]
         counts[name] = [count_rows(part) for part in parts]
         (folder / _FOLDER / name).mkdir(parents=True)
-        if job.is_elastic or (name == "train" and job.shuffles_globally):
-            write_columns(folder / _FOLDER / name / _ALL, columns)
-            continue
-        for rank, part in enumerate(parts):
+        has_all = job.is_elastic or (name == "train" and job.shuffles_globally)
+        for rank, part in {_ALL: columns}.items() if has_all else enumerate(parts):
             write_columns(folder / _FOLDER / name / str(rank), part)
     return counts
 
 
-def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
+def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, bytes | Path]:
     """Return the files written by `write_rows` for some ranks, by their names in the folder."""
     wanted = {_ALL, *map(str, ranks)}
     return {

@@ -52,8 +52,7 @@ class Agent:
     def __init__(
         self, task: ScriptTask, meetings: Mapping[int, MeetingClient], variables: Mapping[str, str]
     ) -> None:
-        self.task = task
-        self.meetings = meetings
+        self.task, self.meetings = task, meetings
         # R embeds the Python of Python ranks.
         python = os.environ.get("RETICULATE_PYTHON") or sys.executable
         self.variables = {**os.environ, "RETICULATE_PYTHON": python, **variables}
@@ -75,9 +74,9 @@ class Agent:
             check_temporary(task.variables.get("TMPDIR"))
             own = self.reserve()
         except ClusterError as error:
+            said = (task.site.name, type(error).__name__, str(error))
             for rank, meeting in self.meetings.items():
-                failure = Failure(rank, task.site.name, type(error).__name__, str(error))
-                meeting(Failed(failure))
+                meeting(Failed(Failure(rank, *said)))
         else:
             with ThreadPoolExecutor(len(own)) as threads:
                 everyone = list(threads.map(MeetingClient.gather, self.meetings.values(), own))
@@ -91,8 +90,7 @@ class Agent:
         site = self.task.site
         if self.task.addresses:
             return [self.task.addresses[rank] for rank in site.ranks]
-        host = site.address or reached_address()
-        if host is None:
+        if (host := site.address or reached_address()) is None:
             raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
         if is_loopback(host) and not self.task.is_alone:
             raise ClusterError(
@@ -132,10 +130,13 @@ class Agent:
             self.end(rank, 127)
             return
         self.processes[rank] = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._follow(rank, "out", process.stdout)
-        self._follow(rank, "err", process.stderr)
+        pipes: dict[Stream, IO[bytes] | None] = {"out": process.stdout, "err": process.stderr}
+        for stream, pipe in pipes.items():
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._pipes[pipe.fileno()] = rank, stream, pipe
+            handle = partial(self._pass_on, pipe.fileno())
+            self._selector.register(pipe, selectors.EVENT_READ, handle)
 
     def listen(self, rank: int) -> None:
         def obey() -> None:
@@ -147,19 +148,13 @@ class Agent:
         threading.Thread(target=obey, daemon=True).start()
 
     def deliver(self, rank: int, number: signal.Signals) -> None:
-        process = self.processes.get(rank)
+        if (process := self.processes.get(rank)) is None:
+            return
         # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
-        if process is not None and number == signal.SIGINT:
+        if number == signal.SIGINT:
             processes.signal_group(process.pid, number)
-        elif process is not None:
+        else:
             process.send_signal(number)
-
-    def _follow(self, rank: int, stream: Stream, pipe: IO[bytes]) -> None:
-        descriptor = pipe.fileno()
-        os.set_blocking(descriptor, False)
-        self._pipes[descriptor] = rank, stream, pipe
-        handle = partial(self._pass_on, descriptor)
-        self._selector.register(descriptor, selectors.EVENT_READ, handle)
 
     def _pass_on(self, descriptor: int) -> bool:
         """Forward output; return whether there was any."""
@@ -231,9 +226,8 @@ def run(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent] = Agent) -
     ``folder`` is that of the bundle, ``channel`` the descriptor of the pipe to the driver.
     """
     spared = list_children()  # the process that removes the folder
-    processes.when_orphaned(
-        signal.SIGCONT
-    )()  # a stopped process would not notice that its input has closed
+    # A stopped process would not notice that its input has closed.
+    processes.when_orphaned(signal.SIGCONT)()
     guard = processes.when_orphaned(signal.SIGTERM)
     agent = os.fork()
     if agent == 0:
@@ -257,10 +251,8 @@ def _serve(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent]) -> NoR
     # The pipe's buffer is empty: the driver sends no order before all ranks have met.
     lines = SharedLines(os.fdopen(os.dup(pipe.fileno()), "rb"), os.fdopen(channel, "wb", 0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), pipe.fileno())
-    meetings = {
-        rank: MeetingClient(None, "", rank, 0.0, stream=lines.connect(rank))
-        for rank in task.site.ranks
-    }
+    connect = partial(MeetingClient, None, "", patience=0.0)
+    meetings = {rank: connect(rank, stream=lines.connect(rank)) for rank in task.site.ranks}
     agent = kind(task, meetings, variables)
     for number in _ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks

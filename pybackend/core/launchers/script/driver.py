@@ -6,6 +6,8 @@ It begins with one start of the worker group (`ScriptGroup`); `run_script` is th
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -23,12 +25,12 @@ from pybackend.core.job.messages import Announced, Deliver, Event, Note
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.crew import Crew, take_all
 from pybackend.core.launchers.forking import adopt_orphans, end_descendants, name_signal
+from pybackend.core.launchers.hosts.ssh import HostPython, HostSlots, Ssh
 from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
 from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, library
 from pybackend.core.launchers.script.agent import STATUS, Stream
-from pybackend.core.launchers.script.ranks import TASK, ScriptRun
-from pybackend.core.launchers.script.run_options import describe_plan, python_of
-from pybackend.core.launchers.script.slurm import requeue_preempted
+from pybackend.core.launchers.script.ranks import TASK, HostRanks, ScriptRun
+from pybackend.core.launchers.script.slurm import describe_step, requeue_preempted
 from pybackend.core.machine.processes import list_children
 from pybackend.core.net.meeting import MeetingServer
 
@@ -57,6 +59,10 @@ class GroupEnd:
     caught: signal.Signals | None = None
     has_begun: bool = True
 
+    @property
+    def is_well(self) -> bool:
+        return self.failure is None and self.has_begun
+
 
 class ScriptGroup:
     """The ranks of one start: a `Crew` that is stopped at the first failure, or by signals."""
@@ -64,10 +70,8 @@ class ScriptGroup:
     def __init__(
         self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
     ) -> None:
-        self._plan = plan
-        self._restart = restart
-        self._output = output
-        self._signals = signals
+        self._plan, self._restart = plan, restart
+        self._output, self._signals = output, signals
         names = {rank: site.name for site in plan.sites for rank in site.ranks}
         # Ranks that other drivers start have no name.
         self._hosts = [names.get(rank, "") for rank in range(plan.world_size)]
@@ -75,8 +79,7 @@ class ScriptGroup:
         self._meeting = MeetingServer(None, "", plan.world_size, most=_MOST_WAITING)
         self._statuses: dict[int, int] = {}
         self._caught: signal.Signals | None = None
-        self._caught_at = 0.0
-        self._is_ending = False
+        self._caught_at, self._is_ending = 0.0, False
 
     def run(self) -> GroupEnd:
         """Start all ranks, and wait until they have ended.
@@ -86,9 +89,10 @@ class ScriptGroup:
         listen = partial(take_all, self._meeting.queue, self._take)
         # The meeting ends first: then what ranks still print is dropped as it arrives.
         with self._reach() as hosts, self._meeting as meeting:
-            for rank in (rank for rank, host in enumerate(self._hosts) if not host):
-                meeting.join(rank, "")  # other drivers start it
-                self._crew.hear(WorkerReport(rank, "", 0))
+            for rank, host in enumerate(self._hosts):
+                if not host:  # other drivers start it
+                    meeting.join(rank, "")
+                    self._crew.hear(WorkerReport(rank, "", 0))
 
             def look() -> None:
                 found = [failure for host in hosts for failure in host.look()]
@@ -126,8 +130,8 @@ class ScriptGroup:
         elif event.name == STATUS:
             self._end(event.rank, int(event.text))
         else:
-            content = event.text.encode("latin-1")
-            self._output.write(event.rank, "out" if event.name == "out" else "err", content)
+            stream: Stream = "out" if event.name == "out" else "err"
+            self._output.write(event.rank, stream, event.text.encode("latin-1"))
 
     def _end(self, rank: int, status: int) -> None:
         host, failure = self._hosts[rank], None
@@ -198,6 +202,50 @@ def _check_python(name: str, greeting: HostGreeting) -> None:
         )
 
 
+def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
+    """Return the Python that starts the ranks of a host, and the function that does so."""
+    module = "script.step.run" if site.is_step else "script.agent.run"
+    if site.host is None:
+        return HostPython(None, HostSlots(site.name), sys.executable), module
+    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
+
+
+def describe_plan(plan: ScriptRun) -> str:
+    """Return the commands for all ranks, by host; unknown secrets and ports become placeholders."""
+    return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
+
+
+def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
+    if site.is_step:
+        yield from describe_step(plan, site, os.environ)
+        return
+    python, module = python_of(plan, site)
+    if site.host is not None:
+        words = python.command("", module)[:-1]
+        yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
+    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
+        yield (
+            f"rank {rank} of {plan.world_size} on {site.name} "
+            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
+        )
+        yield f"  cd {shlex.quote(plan.folder)}"
+        for name, value in variables.items():
+            yield f"  export {name}={shlex.quote(value)}"
+        yield f"  {shlex.join(plan.script.command(python.path))}"
+
+
+def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
+    hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
+    known = os.environ if site.host is None else None
+    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
+    if not plan.addresses:
+        for one in found:
+            one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
+    return found
+
+
 @cache
 def _library() -> dict[str, bytes]:
     # A script may train on the images of this package.
@@ -230,10 +278,7 @@ class CaughtSignals:
             signal.signal(number, handler)
 
     def take(self) -> list[signal.Signals]:
-        found = []
-        while self._caught:
-            found.append(self._caught.pop(0))
-        return found
+        return [self._caught.pop(0) for _ in range(len(self._caught))]
 
 
 _LONGEST_LINE = 65536
@@ -249,8 +294,7 @@ class ScriptOutput:
     """
 
     def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
-        self._shown = shown
-        self._folder = folder
+        self._shown, self._folder = shown, folder
         self._lines: dict[tuple[int, Stream], LineSplitter] = {}
         self._files: dict[Path, IO[bytes]] = {}
         if folder is not None:
@@ -372,12 +416,13 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
     for restart in range(plan.restarts + 1):
         outcome = ScriptGroup(plan, restart, output, signals).run()
         output.end_lines()
-        requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
+        requeued = not outcome.is_well and _requeue(plan.grace + _LATE_SECONDS)
         is_settled = outcome.failure is None or outcome.caught is not None
+        message = describe(outcome, plan)
         if is_settled or restart == plan.restarts or requeued:
             break
-        say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
-    if message := describe(outcome, plan):
+        say(f"{message}. Restart {restart + 1} of {plan.restarts}")
+    if message:
         say(message)
     if requeued:
         say("Slurm will start this job again")
@@ -395,17 +440,13 @@ def _requeue(late_seconds: float) -> bool:
         return False
 
 
-def _is_well(outcome: GroupEnd) -> bool:
-    return outcome.failure is None and outcome.has_begun
-
-
 # Exit status and last message of a run.
 
 
 def exit_status(outcome: GroupEnd) -> int:
     """Return 0 if all ranks exited with 0; for a signal, 128 plus its number, as in a shell."""
     status = outcome.status
-    if outcome.caught is not None and not _is_well(outcome):
+    if outcome.caught is not None and not outcome.is_well:
         return 128 + outcome.caught
     if outcome.failure is None:
         return 0
@@ -420,39 +461,32 @@ def describe(outcome: GroupEnd, plan: ScriptRun) -> str:
         return f"ended by {caught.name} before a rank was started"
     if failure is None:
         return f"all ranks ended with exit status 0 after {caught.name}" if caught else ""
-    ended = f"rank {failure.rank} on {failure.host} {_end_of(failure, outcome.status)}"
+    end, advice = _explain(failure, outcome.status, plan)
+    ended = f"rank {failure.rank} on {failure.host} {end}"
     if caught is not None:
         own = "" if outcome.status == -caught else f"; {ended}"
         return f"ended by {caught.name}{own}"
     others = "; the other ranks were ended" if plan.world_size > 1 else ""
-    return f"{ended}{others}. {_advice(failure, outcome.status, plan)}"
+    return f"{ended}{others}. {advice}"
 
 
-def _end_of(failure: Failure, status: int | None) -> str:
+def _explain(failure: Failure, status: int | None, plan: ScriptRun) -> tuple[str, str]:
+    """Return how a rank ended, and advice."""
+    rank, seen = failure.rank, f"see the lines above that begin with [{failure.rank}]"
+    if plan.output is not None:
+        seen = f"see {plan.output / f'{rank}.err'}"
+    elif plan.shown is not None and rank not in plan.shown:
+        seen = f"its lines were not shown; run again with --show {rank} or --output-dir"
     if status is None:
-        return f"was lost: {failure.message}"
-    if status >= 0:
-        return f"ended with exit status {status}"
-    return f"was killed by {name_signal(-status)}"
-
-
-def _advice(failure: Failure, status: int | None, plan: ScriptRun) -> str:
-    seen = _where_seen(failure.rank, plan)
-    if status is None:
-        return f"Check whether {failure.host} is still running and can be reached; {seen}"
+        advice = f"Check whether {failure.host} is still running and can be reached; {seen}"
+        return f"was lost: {failure.message}", advice
+    advice = f"Fix the error that it printed: {seen}"
     if status == -signal.SIGKILL:
-        return (
+        advice = (
             "It was killed, or its machine ran out of memory: check that host's system log "
             "(dmesg), then use smaller batches or fewer ranks per host"
         )
-    if -status in _CRASHES:
-        return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
-    return f"Fix the error that it printed: {seen}"
-
-
-def _where_seen(rank: int, plan: ScriptRun) -> str:
-    if plan.output is not None:
-        return f"see {plan.output / f'{rank}.err'}"
-    if plan.shown is None or rank in plan.shown:
-        return f"see the lines above that begin with [{rank}]"
-    return f"its lines were not shown; run again with --show {rank} or --output-dir"
+    elif -status in _CRASHES:
+        advice = f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
+    killed = f"was killed by {name_signal(-status)}" if status < 0 else ""
+    return killed or f"ended with exit status {status}", advice

@@ -6,6 +6,7 @@ This file is imported on the ranks' hosts.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +58,7 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
             "specify the Python or R file itself. Set the variables of a shell script with --env, "
             "or in the shell that calls tfdist"
         )
-    is_r = name.lower().endswith(".r")
-    return ScriptCommand("R" if is_r else "python", name, tuple(arguments))
+    return ScriptCommand("R" if name.lower().endswith(".r") else "python", name, tuple(arguments))
 
 
 def check_script(script: ScriptCommand, folder: str) -> None:
@@ -158,10 +158,8 @@ class ScriptRun:
 
     def task(self, site: HostRanks, secret: str | None, restart: int) -> ScriptTask:
         common = {"WORLD_SIZE": str(self.world_size), "TFDIST_RESTART": str(restart)}
-        if secret is not None:
-            common["TFDIST_SECRET"] = secret
-        is_alone = len(self.sites) == 1
-        variables = {**self.variables, **common}
+        common |= {} if secret is None else {"TFDIST_SECRET": secret}
+        variables, is_alone = {**self.variables, **common}, len(self.sites) == 1
         return ScriptTask(self.script, self.folder, site, is_alone, variables, self.addresses)
 
 
@@ -212,15 +210,7 @@ class ScriptTask:
 
 
 # Variables that `tfdist run` itself sets.
-_NAMES = [
-    "TF_CONFIG",
-    "TFDIST_SECRET",
-    "TFDIST_RESTART",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-]
+_NAMES = re.compile("TF_CONFIG|TFDIST_SECRET|TFDIST_RESTART|(LOCAL_)?(RANK|WORLD_SIZE)")
 
 
 def split_variable(text: str) -> tuple[str, str | None]:
@@ -229,7 +219,7 @@ def split_variable(text: str) -> tuple[str, str | None]:
     Raises `InputError` if the name is invalid, or `tfdist run` sets it itself.
     """
     name, equals, value = text.partition("=")
-    if name in _NAMES:
+    if _NAMES.fullmatch(name):
         raise InputError(f"--env {text}: tfdist sets it itself")
     if not is_variable_name(name):
         raise InputError(

@@ -5,32 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.hosts.ssh import (
-    HostPython,
     HostSlots,
     Ssh,
     parse_hosts,
     ranks_by_host,
     read_hostfile,
 )
-from pybackend.core.launchers.script.ranks import (
-    HERE,
-    HostRanks,
-    ScriptRun,
-    check_script,
-    check_temporary,
-    read_script,
-    split_variable,
-)
-from pybackend.core.launchers.script.slurm import describe_step, find_step_site
+from pybackend.core.launchers.script import ranks as scripts
+from pybackend.core.launchers.script.slurm import find_step_site
 from pybackend.core.machine import is_loopback, own_address
 from pybackend.core.net.authentication import FILE_VARIABLE, VARIABLE, find_secret
 from pybackend.core.net.rendezvous import split_address
@@ -77,9 +67,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("script", nargs=argparse.REMAINDER, metavar=words, help="a Python or R file (*.R)")
 
 
-def read_run_plan(options: argparse.Namespace) -> ScriptRun:
+def read_run_plan(options: argparse.Namespace) -> scripts.ScriptRun:
     """Check the options, and return the run. Raises `InputError`, which names the option."""
-    script = read_script(options.script, options.is_module)
+    script = scripts.read_script(options.script, options.is_module)
     folder = os.path.abspath(options.cwd or os.curdir)
     _check_numbers(options)
     addresses = _read_addresses(options)
@@ -89,11 +79,11 @@ def read_run_plan(options: argparse.Namespace) -> ScriptRun:
     variables = _read_variables(options.env)
     if any(site.address is not None for site in sites):
         try:
-            check_script(script, folder)
-            check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
+            scripts.check_script(script, folder)
+            scripts.check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
         except ClusterError as error:
             raise InputError(str(error)) from None
-    return ScriptRun(
+    return scripts.ScriptRun(
         script,
         size,
         sites,
@@ -133,7 +123,7 @@ def _read_ssh(options: argparse.Namespace) -> Ssh:
 
 def _read_sites(
     options: argparse.Namespace, addresses: Sequence[str], ssh: Ssh
-) -> tuple[HostRanks, ...]:
+) -> tuple[scripts.HostRanks, ...]:
     has_hosts = options.hosts is not None or options.hostfile is not None
     if options.hosts is not None and options.hostfile is not None:
         raise InputError("use either --hosts or --hostfile")
@@ -145,16 +135,15 @@ def _read_sites(
         hosts = [split_address(address)[0] for address in addresses]
         index, own = options.index, hosts[options.index]
         first, size = hosts[:index].count(own), hosts.count(own)
-        return (HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
+        return (scripts.HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
     if not has_hosts:
-        step = find_step_site(os.environ, options.workers)
-        if step is not None:
+        if step := find_step_site(os.environ, options.workers):
             return (step,)
         if options.workers is None:
             raise InputError(
                 "specify the number of ranks, as in -w 2, or the hosts, as in --hosts a:2"
             )
-        return (HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
+        return (scripts.HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
     slots = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
     workers = options.workers or sum(host.slots for host in slots)
     return sites_of(slots, workers, ssh)
@@ -193,7 +182,7 @@ def _read_secret(addresses: Sequence[str]) -> str | None:
 def _read_variables(given: Sequence[str]) -> dict[str, str]:
     variables = {}
     for text in given:
-        name, value = split_variable(text)
+        name, value = scripts.split_variable(text)
         if value is None and name not in os.environ:
             raise InputError(f"--env {name}: it is not set here; give it a value: {name}=VALUE")
         variables[name] = os.environ[name] if value is None else value
@@ -209,7 +198,7 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
     return frozenset(map(int, words))
 
 
-def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRanks, ...]:
+def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[scripts.HostRanks, ...]:
     """Return the ranks by host. All but ``localhost``, which is this machine, are reached by ssh.
 
     Raises `InputError` if there are fewer slots than workers, or this machine has no address for
@@ -217,11 +206,11 @@ def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRa
     """
     placed = ranks_by_host(hosts, workers)
     others = [host for host, _ in placed if not is_loopback(host.name)]
-    own = _address_here(others[0], ssh) if len(others) < len(placed) and others else HERE
+    own = _address_here(others[0], ssh) if len(others) < len(placed) and others else scripts.HERE
     return tuple(
-        HostRanks(THIS_MACHINE, tuple(ranks), own)
+        scripts.HostRanks(THIS_MACHINE, tuple(ranks), own)
         if is_loopback(host.name)
-        else HostRanks(host.name, tuple(ranks), None, host)
+        else scripts.HostRanks(host.name, tuple(ranks), None, host)
         for host, ranks in placed
     )
 
@@ -237,47 +226,3 @@ def _address_here(other: HostSlots, ssh: Ssh) -> str:
             "address of this machine that the other hosts can reach"
         )
     return address
-
-
-def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
-    """Return the Python that starts the ranks of a host, and the function that does so."""
-    module = "script.slurm.run" if site.is_step else "script.agent.run"
-    if site.host is None:
-        return HostPython(None, HostSlots(site.name), sys.executable), module
-    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
-
-
-def describe_plan(plan: ScriptRun) -> str:
-    """Return the commands for all ranks, by host; unknown secrets and ports become placeholders."""
-    return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
-
-
-def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
-    if site.is_step:
-        yield from describe_step(plan, site, os.environ)
-        return
-    python, module = python_of(plan, site)
-    if site.host is not None:
-        words = python.command("", module)[:-1]
-        yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
-    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
-        yield (
-            f"rank {rank} of {plan.world_size} on {site.name} "
-            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
-        )
-        yield f"  cd {shlex.quote(plan.folder)}"
-        for name, value in variables.items():
-            yield f"  export {name}={shlex.quote(value)}"
-        yield f"  {shlex.join(plan.script.command(python.path))}"
-
-
-def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
-    hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
-    shown = [f"[{host}]" if ":" in host else host for host in hosts]
-    made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
-    known = os.environ if site.host is None else None
-    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
-    if not plan.addresses:
-        for one in found:
-            one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
-    return found

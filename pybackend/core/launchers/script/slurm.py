@@ -5,35 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 from pybackend.core.errors import ClusterError, InputError
-from pybackend.core.job.messages import Note
 from pybackend.core.launchers.package_files import run_here
-from pybackend.core.launchers.script.agent import Agent, Stream
-from pybackend.core.launchers.script.agent import run as run_agent
-from pybackend.core.launchers.script.ranks import (
-    HostRanks,
-    ScriptCommand,
-    ScriptRun,
-    read_script,
-    split_variable,
-)
+from pybackend.core.launchers.script import ranks as scripts
 from pybackend.core.launchers.shares import limit_threads
 from pybackend.core.launchers.slurm import commands
-from pybackend.core.net.authentication import new_token
 from pybackend.core.tf_config import make_tf_config
 from pybackend.core.words import show
 
 # In an allocation: all ranks are the tasks of one step.
 
 
-def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostRanks | None:
+def find_step_site(environment: Mapping[str, str], workers: int | None) -> scripts.HostRanks | None:
     """Return the ranks as a step; None outside an allocation, or if it is for a single task.
 
     ``workers`` is the number of ranks (None: that of the allocation's tasks). Raises `InputError`
@@ -49,140 +37,37 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostR
         return None
     ranks = tuple(range(workers or tasks))
     name = f"the nodes of Slurm job {environment['SLURM_JOB_ID']}"
-    return HostRanks(name, ranks, None, is_step=True)
+    return scripts.HostRanks(name, ranks, None, is_step=True)
 
 
 def step_command(
-    script: ScriptCommand, ranks: int, folder: str, name: str, environment: Mapping[str, str]
+    task: scripts.ScriptRun | scripts.ScriptTask, ranks: int, name: str, given: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts all ranks.
 
-    ``name`` is that of the step, and ``environment`` that of this process, which may be part of a
-    step.
+    ``name`` is that of the step. ``given`` are the variables of this process, which may be part of
+    a step.
     """
     options = {
         "ntasks": ranks,
         "job-name": name,
-        "chdir": folder,
+        "chdir": task.folder,
         "input": "none",
         # srun no longer reads it from sbatch's variables.
-        "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK"),
+        "cpus-per-task": given.get("SLURM_CPUS_PER_TASK"),
     }
-    flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
-    words = script.command(sys.executable)
+    flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in given else [])]
+    words = task.script.command(sys.executable)
     return commands.srun(options, [*flags, *run_here("launchers.script.slurm", *words)])
 
 
 def describe_step(
-    plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
+    plan: scripts.ScriptRun, site: scripts.HostRanks, environment: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
         yield f"  export {name}={shlex.quote(value)}"
-    words = step_command(plan.script, len(site.ranks), plan.folder, "tfdist", environment)
-    yield f"  {shlex.join(words)}"
-
-
-# The whole step, in place of a rank.
-_STEP = -1
-# srun labels each line with its task.
-_LABEL = re.compile(rb" *(\d+): (.*\n?)", re.DOTALL)
-_TASKS_ENDED = re.compile(rb"srun: error: \S+: tasks? ([\d,-]+): (.*)")
-_SIGNALS = {signal.strsignal(number): number for number in signal.Signals}
-
-
-class StepAgent(Agent):
-    """Agent that starts all ranks with srun, on this machine; Slurm decides where each runs."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._name = f"tfdist-{new_token()[:8]}"
-        self._ended: set[int] = set()
-        self._partial: dict[Stream, bytes] = {}
-
-    def reserve(self) -> Sequence[str]:
-        """Return placeholders: only the tasks themselves will know their addresses."""
-        return ["srun"] * len(self.task.site.ranks)
-
-    def start(self, addresses: Sequence[str]) -> None:
-        task, ranks = self.task, self.task.site.ranks
-        words = step_command(task.script, len(ranks), task.folder, self._name, os.environ)
-        self.run(_STEP, words, {**self.variables, **task.variables}, signal.SIGTERM)
-        self.listen(ranks[0])
-
-    def forward(self, rank: int, stream: Stream, block: bytes) -> None:
-        """Forward output in whole lines, because each begins with its rank."""
-        # Not `splitlines`: a carriage return of a progress bar does not end a line of srun.
-        *lines, rest = (self._partial.pop(stream, b"") + block).split(b"\n")
-        for line in lines:
-            self._read_line(stream, line + b"\n")
-        if block:
-            self._partial[stream] = rest
-        elif rest:
-            self._read_line(stream, rest)
-
-    def _read_line(self, stream: Stream, line: bytes) -> None:
-        labelled = _LABEL.fullmatch(line)
-        if labelled:
-            super().forward(int(labelled[1]), stream, labelled[2])
-            return
-        self._note(line.decode(errors="replace").rstrip("\n"))  # a message of srun itself
-        ended = _TASKS_ENDED.match(line)
-        if ended:
-            status = _status_of(ended[2].decode(errors="replace"))
-            for task in commands.expand_nodes(f"[{ended[1].decode()}]"):
-                self.end(int(task), status)
-
-    def end(self, rank: int, status: int) -> None:
-        """Report that a rank has ended; when the step ends, report all remaining ranks."""
-        for each in self.task.site.ranks if rank == _STEP else (rank,):
-            if each not in self._ended:
-                self._ended.add(each)
-                super().end(each, status)
-
-    def kill(self) -> None:
-        super().kill()
-        # srun may end before its tasks do.
-        if len(self._ended) < len(self.task.site.ranks):
-            self.deliver(_STEP, signal.SIGKILL)
-
-    def deliver(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to all tasks, or to srun if they have not started yet."""
-        try:
-            steps = self._find_steps()
-            for step in steps:
-                with contextlib.suppress(ClusterError):  # it is just ending
-                    commands.ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
-        except ClusterError as error:
-            self._note(f"tfdist: {number.name} was not forwarded: {error}")
-            steps = []
-        if not steps:
-            for process in self.processes.values():
-                process.send_signal(number)
-
-    def _find_steps(self) -> list[str]:
-        job = os.environ["SLURM_JOB_ID"]
-        shown = commands.ask("squeue", "--steps", "--noheader", f"--job={job}", "--format=%i %j")
-        steps = [line.split() for line in shown.splitlines()]
-        return [number for number, name in steps if name == self._name]
-
-    def _note(self, text: str) -> None:
-        self.meetings[self.task.site.ranks[0]](Note(text))
-
-
-def run(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Run the step for the driver that started this process, as `agent.run` does."""
-    run_agent(folder, pipe, channel, StepAgent)
-
-
-def _status_of(text: str) -> int:
-    """Return the exit status that srun reports, or the negated signal number."""
-    exited = re.search(r"exit code (\d+)", text)
-    if exited:
-        return int(exited[1])
-    if "Out Of Memory" in text:
-        return -signal.SIGKILL
-    return -_SIGNALS.get(text.partition(" (")[0].strip(), signal.SIGTERM)
+    yield f"  {shlex.join(step_command(plan, len(site.ranks), 'tfdist', environment))}"
 
 
 # On a node: one rank, with its place and cores from Slurm's variables.
@@ -200,8 +85,7 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     GPUs are not included, because Slurm restricts each task to its own GPUs.
     """
-    rank = int(environment["SLURM_PROCID"])
-    hosts = commands.hosts_by_rank(environment)
+    rank, hosts = int(environment["SLURM_PROCID"]), commands.hosts_by_rank(environment)
     port = commands.step_port(environment)
     # Ranks of one host are consecutive, and have different ports.
     addresses = [f"{host}:{port + r - hosts.index(host)}" for r, host in enumerate(hosts)]
@@ -239,7 +123,7 @@ def describe_batch(options: argparse.Namespace) -> str:
 
     Raises `InputError` if the number of ranks is missing, or conflicts with an sbatch option.
     """
-    script = read_script(options.script, options.is_module)
+    script = scripts.read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
         raise InputError("--sbatch needs the number of ranks, as in -w 8")
     if options.hosts or options.hostfile or options.index is not None:
@@ -251,23 +135,20 @@ def describe_batch(options: argparse.Namespace) -> str:
         # The signal reaches all ranks, which end within the grace period; then the job ends.
         "signal": commands.signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
     }
-    commands.check_tasks(
-        options.workers,
-        commands.as_count(given.get("nodes")),
-        commands.as_count(given.get(commands.PER_NODE)),
-    )
+    counts = (commands.as_count(given.get(name)) for name in ("nodes", commands.PER_NODE))
+    commands.check_tasks(options.workers, *counts)
     words = ["--workers", str(options.workers), "--cwd", os.path.abspath(options.cwd or os.curdir)]
     for name in _PASSED_ON:
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for variable in options.env:
-        split_variable(variable)
+        scripts.split_variable(variable)
         words += ["--env", variable]
-    words += [*(["-m"] if script.kind == "module" else []), "--", script.name, *script.arguments]
-    command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
+    words += ["-m"] if script.kind == "module" else []
+    run = [sys.executable, "-m", "pybackend", "run", *words, "--", script.name, *script.arguments]
     # With `exec`, signals to the batch script reach `tfdist run`.
     wanted = [f"export {_WANTED}=1"] if given.get("requeue") else []
-    return commands.batch_script({**head, **given}, [*wanted, f"exec {command}"])
+    return commands.batch_script({**head, **given}, [*wanted, f"exec {shlex.join(run)}"])
 
 
 def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
@@ -281,23 +162,20 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
     """
     if "SLURM_JOB_ID" not in environment:
         return False
-    try:
+    # Twice: when the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
+    with contextlib.suppress(ClusterError):
         return _requeue(environment, seconds)
-    except ClusterError:
-        # When the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
-        return _requeue(environment, seconds)
+    return _requeue(environment, seconds)
 
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
-    number = environment["SLURM_JOB_ID"]
-    shown = commands.ask("scontrol", "show", "job", "--oneliner", number)
-    state = commands.read_job(shown)
+    state = commands.show_job(environment["SLURM_JOB_ID"])
     if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
         return True
     is_late = state.seconds_left < seconds and _WANTED in environment
-    if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
+    if not state.can_requeue or not (state.is_preempted or is_late):
         return False
-    commands.ask("scontrol", "requeue", number)
+    commands.ask("scontrol", "requeue", state.number)
     return True
 
 

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -91,8 +92,7 @@ def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
     ``seconds`` is from the signal to the limit. With the target ``"B:"``, the batch script gets the
     signal instead of its steps.
     """
-    minutes = None if time is None else read_minutes(str(time))
-    if minutes is not None and minutes < _SHORTEST_MINUTES:
+    if time is not None and read_minutes(str(time)) < _SHORTEST_MINUTES:
         return None
     return f"{target}TERM@{math.ceil(seconds)}"
 
@@ -119,30 +119,11 @@ def read_minutes(time: str) -> float:
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
-_READ = [
-    "JobId",
-    "JobState",
-    "Reason",
-    "StartTime",
-    "RunTime",
-    "TimeLimit",
-    "NodeList",
-    "PreemptTime",
-    "Restarts",
-]
 # Reasons for which a pending job will never start.
-_NEVER = [
-    "AccountNotAllowed",
-    "BadConstraints",
-    "DependencyNeverSatisfied",
-    "InvalidAccount",
-    "InvalidQOS",
-    "JobHoldMaxRequeue",
-    "PartitionConfig",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "QOSNotAllowed",
-]
+_NEVER = re.compile(
+    "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|"
+    "JobHoldMaxRequeue|PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|QOSNotAllowed"
+)
 
 
 @dataclass(frozen=True)
@@ -165,6 +146,8 @@ class SlurmJob:
         Elapsed time and time limit, in seconds on Slurm's clock.
     restarts
         Number of times that Slurm has requeued it.
+    can_requeue
+        True if Slurm may start it again.
     """
 
     number: str
@@ -176,6 +159,7 @@ class SlurmJob:
     ran: float = 0.0
     limit: float = math.inf
     restarts: int = 0
+    can_requeue: bool = False
 
     @property
     def seconds_left(self) -> float:
@@ -193,7 +177,7 @@ class SlurmJob:
     @property
     def is_hopeless(self) -> bool:
         """True if it is pending and will never start."""
-        return self.state == "PENDING" and self.reason in _NEVER
+        return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
 
     def describe(self) -> str:
         shown = f"Slurm job {self.number} is {self.state.lower().replace('_', ' ')}"
@@ -202,34 +186,31 @@ class SlurmJob:
         if self.reason != "None":
             shown += f": {self.reason}"
         if self.start is not None and not self.is_over:
-            shown += f", estimated start {_clock(self.start)}"
+            is_today = self.start.date() == datetime.now().date()
+            form = "%H:%M" if is_today else "%Y-%m-%d %H:%M"
+            shown += f", estimated start {self.start.strftime(form)}"
         return shown
 
 
 def read_job(text: str) -> SlurmJob:
     """Parse a line of ``scontrol show job --oneliner``."""
-    found = {
-        name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
-    }
-    nodes = found.get("NodeList", "(null)")
+    # The first of equal names is Slurm's own: the user's texts, such as the comment, come later.
+    found = dict(reversed(re.findall(r"(?:^| )(\w+)=(\S*)", text)))
+    nodes, start = found.get("NodeList", "(null)"), None
+    with suppress(ValueError):  # "Unknown"
+        start = datetime.fromisoformat(found.get("StartTime", ""))
     return SlurmJob(
         number=found["JobId"],
         state=found["JobState"],
         reason=found.get("Reason", "None"),
-        start=_read_time(found.get("StartTime", "")),
+        start=start,
         nodes=() if nodes == "(null)" else tuple(expand_nodes(nodes)),
         is_preempted=found.get("PreemptTime", "None") != "None",
         ran=60 * read_minutes(found.get("RunTime", "00:00:00")),
         limit=60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
         restarts=int(found.get("Restarts", "0")),
+        can_requeue=found.get("Requeue") == "1",
     )
-
-
-def _read_time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:  # "Unknown"
-        return None
 
 
 def submit(script: Path) -> str:
@@ -280,11 +261,6 @@ def show_job(number: str) -> SlurmJob:
     return read_job(ask("scontrol", "show", "job", "--oneliner", number))
 
 
-def cancel(number: str) -> None:
-    """Cancel a job; do nothing if it has ended."""
-    ask("scancel", number)
-
-
 def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
     if not nodes:
         return []
@@ -297,11 +273,10 @@ def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
 def node_address(partition: str | None) -> str:
     """Return the address of a node of a partition; None: of the default partition."""
     only = [f"--partition={partition}"] if partition else []
-    shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
-    default = [line for line in shown if line.endswith("*")] or shown
-    if not default:
+    if not (shown := ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()):
         raise ClusterError(f"Slurm has no partition {show(partition)}: `sinfo` lists all")
-    return default[0].split()[0]
+    # An asterisk marks the default partition.
+    return next((line for line in shown if line.endswith("*")), shown[0]).split()[0]
 
 
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
@@ -333,13 +308,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def _clock(time: datetime) -> str:
-    """Format hour and minute, with the date if it is not today."""
-    is_today = time.date() == datetime.now().date()
-    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
-
-
-# Why Slurm ended a job.
+# Places of the tasks of a step, by its variables.
 
 
 # Steps of a job, and consecutive jobs of a user, may share hosts, so their ports are far apart.
@@ -389,16 +358,19 @@ def count_cores(environment: Mapping[str, str]) -> int:
     """Return this task's number of cores: as requested, or its share of the job's cores here."""
     if "SLURM_CPUS_PER_TASK" in environment:
         return int(environment["SLURM_CPUS_PER_TASK"])
-    own = count_local(environment)
-    return max(1, int(environment.get("SLURM_CPUS_ON_NODE") or 1) // own)
+    return max(1, int(environment.get("SLURM_CPUS_ON_NODE") or 1) // count_local(environment))
 
 
 def expand_nodes(text: str) -> list[str]:
     """Return node names in Slurm's order: ``n2, n10, n11`` for ``n[2,10-11]``."""
     # Not by `scontrol show hostnames`, which is missing in most containers. A comma within brackets
     # does not separate nodes.
-    nodes = re.findall(r"(?:[^,\[\s]|\[[^\]]*\])+", text)
-    return [name for node in nodes for name in _expand(node)]
+    found: list[str] = []
+    for node in re.findall(r"(?:[^,\[\s]|\[[^\]]*\])+", text):
+        parts = re.split(r"\[([^\]]*)\]", node)
+        choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
+        found += map("".join, itertools.product(*choices))
+    return found
 
 
 def expand_counts(text: str) -> list[int]:
@@ -407,20 +379,12 @@ def expand_counts(text: str) -> list[int]:
     return [int(count) for count, times in found for _ in range(int(times or 1))]
 
 
-def _expand(node: str) -> list[str]:
-    parts = re.split(r"\[([^\]]*)\]", node)
-    choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
-
-
 def _numbers(ranges: str) -> list[str]:
     """Return ``007, 008, 012`` for ``007-008,012``."""
     found: list[str] = []
     for first, last in re.findall(r"(\w+)(?:-(\w+))?", ranges):
-        if not last:
-            found.append(first)
-            continue
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        numbers = range(int(first), int(last) + 1) if last else [int(first)]
+        found += [f"{number:0{len(first)}d}" for number in numbers]
     return found
 
 

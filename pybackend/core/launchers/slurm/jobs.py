@@ -34,6 +34,7 @@ from pybackend.core.launchers.remote.task import REPORT, TASK, RemoteTask, read_
 from pybackend.core.launchers.slurm import commands
 from pybackend.core.launchers.slurm.watch import JobFiles, SlurmWatch
 from pybackend.core.machine import own_address
+from pybackend.core.machine.capacity import list_gpus
 from pybackend.core.machine.janitor import guarded
 from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.meeting_client import MeetingClient
@@ -132,10 +133,7 @@ class JobWay(Way):
         path = own.folder / SCRIPT
         path.write_text(describe_script(self.settings, self.folder, own, options))
         with cancelled_at_end(name) as let_go:
-            number, seconds = commands.submit(path), commands.notice_seconds(options["signal"])
-            watch = SlurmWatch(
-                number, own, start.meeting, start.note, self.settings.patience, seconds
-            )
+            watch = self.watch(commands.submit(path), start, own, options)
 
             def follow(on_event: Emit) -> Outcome:
                 given = (start.meeting, job, own, on_event, watch.look)
@@ -144,6 +142,13 @@ class JobWay(Way):
                 return outcome
 
             yield follow
+
+    def watch(
+        self, number: str, start: Start, own: JobFiles, options: Mapping[str, Any], *more: Any
+    ) -> SlurmWatch:
+        seconds = commands.notice_seconds(options["signal"])
+        given = (number, own, start.meeting, start.note, self.settings.patience, seconds)
+        return SlurmWatch(*given, *more)
 
     def prepare(self, start: Start) -> JobFiles:
         own = self._files(start.number, start.job.workers)
@@ -172,24 +177,14 @@ class StepWay(JobWay):
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
-        own, meeting = self.prepare(start), start.meeting
+        own, meeting, job = self.prepare(start), start.meeting, start.job
         assert start.number is not None
         step = Step(self._command(own), own.batch_log)
-        watch = SlurmWatch(
-            self.number,
-            own,
-            meeting,
-            start.note,
-            self.settings.patience,
-            commands.notice_seconds(self.options["signal"]),
-            step.start,
-            step.has_ended,
-            _BUSY_SECONDS if start.number < self.workers else math.inf,
-        )
+        busy_seconds = _BUSY_SECONDS if start.number < self.workers else math.inf
+        more = (step.start, step.has_ended, busy_seconds)
+        watch = self.watch(self.number, start, own, self.options, *more)
         try:
-            yield partial(
-                run_group, meeting, start.job, own, look=watch.look, explain=watch.explain
-            )
+            yield partial(run_group, meeting, job, own, look=watch.look, explain=watch.explain)
         finally:
             step.end(_END_SECONDS if meeting.result(0, REPORT) is not None else 0.0)
 
@@ -197,8 +192,8 @@ class StepWay(JobWay):
         given = self.options
         memory = {name: given[name] for name in _MEMORY if name in given} or {"mem": 0}
         one = {"jobid": self.number, "nodes": 1, "ntasks": 1}
-        command = shlex.join(worker_command(self.settings, self.folder, own))
-        script = "\n".join([*setup_lines(self.settings), f"exec {command}"])
+        command = worker_command(self.settings, self.folder, own)
+        script = "\n".join(script_lines(self.settings, command))
         options = {**one, **step_options(self.settings, own), **memory}
         return commands.srun(options, ["--exact", "/bin/bash", "-c", script])
 
@@ -212,34 +207,33 @@ class Step:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        if self._process is None:
-            try:
-                with self._log.open("ab") as log:
-                    self._process = subprocess.Popen(
-                        self._command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        env=commands.own_variables(),
-                        start_new_session=True,  # Ctrl-C is for this process
-                    )
-            except OSError as error:
-                raise ClusterError(f"srun cannot be started on this machine: {error}") from error
+        if self._process is not None:
+            return
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=commands.own_variables(),
+                    start_new_session=True,  # Ctrl-C is for this process
+                )
+        except OSError as error:
+            raise ClusterError(f"srun cannot be started on this machine: {error}") from error
 
     def has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
     def end(self, seconds: float) -> None:
         """End it, unless it ends within some seconds."""
-        process = self._process
-        if process is None:
+        if (process := self._process) is None:
             return
         for limit, end in ((seconds, process.terminate), (_KILL_SECONDS, process.kill)):
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(limit)
                 return
-            except subprocess.TimeoutExpired:
-                end()
+            end()
         process.wait()
 
 
@@ -318,7 +312,7 @@ def describe_script(
     settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
     command = commands.srun(step_options(settings, files), worker_command(settings, folder, files))
-    return commands.batch_script(options, [*setup_lines(settings), f"exec {shlex.join(command)}"])
+    return commands.batch_script(options, script_lines(settings, command))
 
 
 def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
@@ -330,9 +324,10 @@ def step_options(settings: SlurmSettings, files: JobFiles) -> dict[str, Any]:
     }
 
 
-def setup_lines(settings: SlurmSettings) -> list[str]:
+def script_lines(settings: SlurmSettings, command: Sequence[str]) -> list[str]:
     # A failure of `module load` must end the script.
-    return ["set -e", settings.setup, "set +e"] if settings.setup else []
+    setup = ["set -e", settings.setup, "set +e"] if settings.setup else []
+    return [*setup, f"exec {shlex.join(command)}"]
 
 
 def worker_command(settings: SlurmSettings, folder: Path, files: JobFiles) -> list[str]:
@@ -373,18 +368,14 @@ def main(folder: Path, own: Path) -> int:
                 f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Pass slurm() "
                 "an `address` of the driver's machine that the nodes can reach"
             )
-        cores, gpus = commands.count_cores(os.environ), _own_gpus(task, os.environ)
+        # Slurm restricts a task that requested GPUs to those.
+        own_gpus = list_gpus({"CUDA_VISIBLE_DEVICES": "", **os.environ})
+        gpus = None if task.member.job.resources.gpus is None else own_gpus
+        cores = commands.count_cores(os.environ)
         # Hosts of the other workers are in other steps or jobs.
         reached = own_address(split_address(driver)[0]) if post else None
         arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
         return 0 if take_part(*arguments) else 1
-
-
-def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to those."""
-    if task.member.job.resources.gpus is None:
-        return None
-    return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
 
 
 def _end(*_: object) -> NoReturn:

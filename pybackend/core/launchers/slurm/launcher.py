@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from pybackend.core.job.messages import Emit, Note
 from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers import base
 from pybackend.core.launchers.environment.archive import PackedEnvironment, pack_for
-from pybackend.core.launchers.environment.installing import Interpreter, install_here, read_blocks
+from pybackend.core.launchers.environment.installing import Interpreter, install_here
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.remote.bundle import Bundle
+from pybackend.core.launchers.remote.bundle import Bundle, read_blocks
 from pybackend.core.launchers.remote.group import run_on_hosts
 from pybackend.core.launchers.remote.task import TASK, RemoteTask, pack_task
-from pybackend.core.launchers.slurm import jobs
-from pybackend.core.launchers.slurm.commands import check_tasks, count_tasks, node_address
+from pybackend.core.launchers.slurm import commands, jobs
 from pybackend.core.launchers.slurm.watch import JobFiles
 from pybackend.core.machine import own_address
 from pybackend.core.machine.janitor import swept_folder
@@ -123,27 +121,26 @@ class SlurmLauncher(base.QueuedLauncher):
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
         else:
-            check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
+            commands.check_tasks(job.workers, self.settings.nodes, self.settings.per_node)
 
     def describe(self, job: Job) -> base.Submission:
         self.check(job)
-        settings = with_resources(self.settings, job.resources)
-        folder = settings.folder / "tfdist-XXXXXXXX"
+        settings, name = with_resources(self.settings, job.resources), "tfdist-XXXXXXXX"
+        folder = settings.folder / name
         if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
-            script = jobs.describe_shared(settings, "tfdist-XXXXXXXX", job, folder)[1]
+            script = jobs.describe_shared(settings, name, job, folder)[1]
             where = "a step of the job"
         else:
             own = JobFiles(folder, 1 if job.is_elastic else job.workers)
-            options = jobs.describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
+            options = jobs.describe_job(settings, name, own, job.can_go_on)
             script = jobs.describe_script(settings, folder, own, options)
             where = "its own job" if job.is_elastic else "a task of the job"
         later = ("the letters that replace XXXXXXXX", "when the job begins, and on which nodes")
         return base.Submission((where,) * job.workers, {jobs.SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
-        if wanted is None:
-            return count_tasks(self.settings.nodes, self.settings.per_node)
-        return wanted
+        tasks = commands.count_tasks(self.settings.nodes, self.settings.per_node)
+        return tasks if wanted is None else wanted
 
     def launch(
         self, job: Job, files: base.Files, datasets: base.DataSets, on_event: Emit
@@ -183,14 +180,13 @@ def _install(packed: PackedEnvironment, folder: Path, on_event: Emit) -> Interpr
 
 
 def _find_address(partition: str | None) -> str:
-    node = node_address(partition)
-    address = own_address(node)
-    if address is None:
-        raise ClusterError(
-            f"this machine has no route to the node {node}: pass slurm() an `address` of this "
-            "machine that the nodes can reach"
-        )
-    return address
+    node = commands.node_address(partition)
+    if address := own_address(node):
+        return address
+    raise ClusterError(
+        f"this machine has no route to the node {node}: pass slurm() an `address` of this machine "
+        "that the nodes can reach"
+    )
 
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
@@ -220,9 +216,7 @@ _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 def check_settings(**given: Any) -> jobs.SlurmSettings:
     """Check the arguments of `slurm`, and fill in defaults. Raises `InputError`."""
     given["folder"] = given.get("folder") or "~/.tfdist"
-    checked = {
-        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
-    }
+    checked = {k: _CHECKS[k](k, value) for k, value in given.items() if value is not None}
     return jobs.SlurmSettings(**checked)
 
 
@@ -240,16 +234,17 @@ def with_resources(settings: jobs.SlurmSettings, resources: Resources) -> jobs.S
                 "differs: specify it in only one of the two"
             )
         found[name] = given if wanted is None else wanted
-    if resources.bytes is not None:
-        if both := sorted(_MEMORY & settings.options.keys()):
-            raise InputError(
-                f"`resources` sets the memory of each worker, and so does {show(both[0])} in "
-                "`options` of slurm(): specify it in only one of the two"
-            )
-        # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
-        megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
-        found["options"] = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
-    return replace(settings, **found)
+    if resources.bytes is None:
+        return replace(settings, **found)
+    if both := sorted(_MEMORY & settings.options.keys()):
+        raise InputError(
+            f"`resources` sets the memory of each worker, and so does {show(both[0])} in "
+            "`options` of slurm(): specify it in only one of the two"
+        )
+    # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
+    megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
+    options = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
+    return replace(settings, **found, options=options)
 
 
 def _check_folder(name: str, value: Any) -> Path:
@@ -311,9 +306,9 @@ def _check_option(name: str, value: Any) -> str | bool:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "partition": _check_printable,
     "time": _check_time,
-    "nodes": partial(arguments.check_whole_number, least=1),
-    "gpus": partial(arguments.check_whole_number, least=0),
-    "cpus": partial(arguments.check_whole_number, least=1),
+    "nodes": arguments.Whole(1),
+    "gpus": arguments.Whole(0),
+    "cpus": arguments.Whole(1),
     "options": _check_options,
     "setup": _check_setup,
     "folder": _check_folder,
@@ -325,7 +320,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 def _as_text(value: Any) -> Any:
     """Format a number for Slurm; whole numbers from R arrive as 2.0."""
-    number = arguments.as_number(value)
-    if number is None:
+    if (number := arguments.as_number(value)) is None:
         return value
     return str(int(number)) if number.is_integer() else str(number)

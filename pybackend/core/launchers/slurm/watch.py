@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,11 +62,8 @@ class SlurmWatch:
         self._state = commands.SlurmJob(self.number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
-        self._asked = -math.inf
-        self._started = math.inf
-        self._busy: str | None = None
-        self._busy_since = math.inf
-        self._has_explained = False
+        self._asked, self._started, self._busy_since = -math.inf, math.inf, math.inf
+        self._is_busy = self._has_explained = False
 
     def look(self) -> list[Failure]:
         """Return the failures of workers that ended without a report.
@@ -74,8 +72,7 @@ class SlurmWatch:
         """
         if time.monotonic() > self._asked + self._pause():
             self._ask()
-        lost = self._lost()
-        if lost:
+        if lost := self._lost():
             self._wait_for_cause()
         if self._state.is_over:  # their messages may still be in transit
             self.meeting.drain(_DRAIN_SECONDS)
@@ -91,8 +88,7 @@ class SlurmWatch:
             if not (self._state.is_preempted or self._state.seconds_left < self.notice_seconds):
                 self._wait_for_cause()
         self._has_explained = True
-        found = describe_notice(self._state, self.notice_seconds)
-        if found is None:
+        if (found := describe_notice(self._state, self.notice_seconds)) is None:
             return failure
         kind, message, advice = found
         message = f"{message} (Slurm job {self.number}); {failure.message}"
@@ -131,15 +127,14 @@ class SlurmWatch:
             self._started = min(self._started, now)
             self.start()
             self._look_for_node(now)
-        shown = self._state.describe()
-        if shown != self._shown and not self._state.is_over:
+        if (shown := self._state.describe()) != self._shown and not self._state.is_over:
             self.on_event(Note(shown))
             self._shown = shown
 
     def _look_for_node(self, now: float) -> None:
         reason = self.files.why_step_waits() if self._is_empty() else None
         if reason is None:
-            self._busy, self._busy_since = None, math.inf
+            self._is_busy, self._busy_since = False, math.inf
             return
         # The time to connect has not begun: a step that waited for a node was reported as one whose
         # network is broken
@@ -147,8 +142,8 @@ class SlurmWatch:
         self._started = now
         self._busy_since = min(self._busy_since, now)
         busy = f"Slurm job {self.number} has no free node for another worker (srun: {reason})"
-        if self._busy is None and now > self._busy_since + _QUIET_SECONDS:
-            self._busy = busy
+        if not self._is_busy and now > self._busy_since + _QUIET_SECONDS:
+            self._is_busy = True
             self.on_event(Note(f"{busy}: the worker waits for one"))
         if now > self._busy_since + self.busy_seconds:
             raise ClusterError(
@@ -179,43 +174,35 @@ class SlurmWatch:
 
     def _wait_for_cause(self) -> None:
         deadline = time.monotonic() + _CAUSE_SECONDS
-        self._ask()
         while not self._knows_cause() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
-            self._ask()
 
     def _knows_cause(self) -> bool:
-        if self._state.is_over or self.has_ended():
-            return True
-        try:
-            return bool(commands.lost_nodes(self._state.nodes))
-        except ClusterError:
-            return False
+        self._ask()
+        with suppress(ClusterError):
+            is_over = self._state.is_over or self.has_ended()
+            return is_over or bool(commands.lost_nodes(self._state.nodes))
+        return False
 
     def _describe(self, rank: int) -> Failure:
-        first = self.files.first_failed()
-        host = self.files[rank]
+        first, host = self.files.first_failed(), self.files[rank]
         kind, message, advice = describe_end(self._state, host, first.get(rank))
         if kind == "ProcessDied" and first and rank not in first:
             kind, message = "Stopped", "ended by srun because another worker failed"
         log = self.files.last_lines(rank)
-        if kind == "ProcessDied" and log:
-            advice = commands.explain_log(log) or advice
-        elif kind == "ProcessDied":
-            advice = (
-                "a command of slurm()'s `setup` seems to have failed: try it on a node"
-                if self.files.batch_log.exists()
-                else f"{self.files.folder} must be on a file system that nodes share with this "
-                "machine: choose another `folder` of slurm()"
-            )
-        return Failure(
-            rank,
-            host,
-            exception_type=kind,
-            message=f"{message} (Slurm job {self.number})",
-            log=log,
-            time=time.time(),
-            advice=advice,
+        if kind == "ProcessDied":
+            advice = self._advise(log) or advice
+        message = f"{message} (Slurm job {self.number})"
+        return Failure(rank, host, kind, message, log=log, time=time.time(), advice=advice)
+
+    def _advise(self, log: Sequence[str]) -> str:
+        if log:
+            return commands.explain_log(log)
+        if self.files.batch_log.exists():
+            return "a command of slurm()'s `setup` seems to have failed: try it on a node"
+        return (
+            f"{self.files.folder} must be on a file system that nodes share with this machine: "
+            "choose another `folder` of slurm()"
         )
 
 
@@ -223,18 +210,10 @@ class JobFiles(Sequence[str]):
     """Files that a job's tasks write into its folder; index it by rank to get the rank's host."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        self.folder = folder
-        self._workers = workers
-
-    @property
-    def batch_log(self) -> Path:
-        """Log of the batch script and of srun itself."""
-        return self.folder / "job.log"
-
-    @property
-    def task_log(self) -> Path:
-        """Pattern from which srun names the task logs, with rank and host."""
-        return self.folder / "worker-%t-%N.log"
+        self.folder, self._workers = folder, workers
+        # Of the batch script and of srun itself; then the pattern from which srun names the logs of
+        # tasks, with rank and host.
+        self.batch_log, self.task_log = folder / "job.log", folder / "worker-%t-%N.log"
 
     def __len__(self) -> int:
         return self._workers
@@ -251,8 +230,7 @@ class JobFiles(Sequence[str]):
 
     def first_failed(self) -> dict[int, str]:
         """Return srun's messages about the tasks that ended first, by rank."""
-        found = _TASKS_FAILED.search(self._read_log())
-        if found is None:
+        if (found := _TASKS_FAILED.search(self._read_log())) is None:
             return {}
         return {int(rank): found[2] for rank in commands.expand_nodes(f"[{found[1]}]")}
 
@@ -269,21 +247,15 @@ class JobFiles(Sequence[str]):
         return list(self.folder.glob(f"worker-{rank}-*.log"))
 
 
+_MORE_MEMORY = "request more `memory` in `resources`, or lower `batch_size`"
+_UNPREEMPTED = "start again, or use a partition whose jobs are not preempted"
 _CAUSES: dict[str, tuple[Kind, str, str]] = {
     "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
     "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
     "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
     "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
-    "OUT_OF_MEMORY": (
-        "OutOfMemory",
-        "the job exceeded its memory limit",
-        "request more `memory` in `resources`, or lower `batch_size`",
-    ),
-    "PREEMPTED": (
-        "Preempted",
-        "the job was preempted by one of higher priority",
-        "start again, or use a partition whose jobs are not preempted",
-    ),
+    "OUT_OF_MEMORY": ("OutOfMemory", "the job exceeded its memory limit", _MORE_MEMORY),
+    "PREEMPTED": ("Preempted", "the job was preempted by one of higher priority", _UNPREEMPTED),
     "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
 }
 
@@ -293,12 +265,13 @@ def describe_end(state: commands.SlurmJob, host: str, said: str | None) -> tuple
 
     ``said`` is srun's message about its task, if that failed first.
     """
-    if state.is_preempted:
-        return _CAUSES["PREEMPTED"]
-    if state.state in _CAUSES:
-        return _CAUSES[state.state]
-    if _is_lost(host):
-        return "NodeFailed", "its node no longer responds to Slurm", "start again"
+    cause = "PREEMPTED" if state.is_preempted else state.state
+    if cause in _CAUSES:
+        return _CAUSES[cause]
+    # A job that continues no longer has the node. Slurm's controller may be unreachable as well.
+    with suppress(ClusterError):
+        if commands.lost_nodes((host,)):
+            return "NodeFailed", "its node no longer responds to Slurm", "start again"
     message = f"its task ended without a report: {said or state.state.lower()}"
     return "ProcessDied", message, "see the last lines of its log"
 
@@ -316,10 +289,3 @@ def describe_notice(
         return None
     kind, message, advice = _CAUSES[cause]
     return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
-
-
-def _is_lost(host: str) -> bool:
-    try:  # a job that continues no longer has the node
-        return bool(commands.lost_nodes((host,)))
-    except ClusterError:  # Slurm's controller is unreachable as well
-        return False

@@ -67,8 +67,7 @@ class SparkLauncher:
         on_wait: Callable[[str], object] | None = None,
         lanes: int = 1,
     ) -> None:
-        self.session, self._lanes = session, lanes
-        self._look, self._on_wait = look, on_wait
+        self.session, self._look, self._on_wait, self._lanes = session, look, on_wait, lanes
 
     @property
     def why_bound(self) -> str | None:
@@ -96,15 +95,14 @@ class SparkLauncher:
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job, or each in its own."""
-        session = self.session
+        session, token = self.session, new_token()
         profile = slots.make_profile(session, job.resources, job.workers)
         available = slots.check_slots(session, job.workers, job.resources)
         job = _with_model_limit(session, job)
         if is_off():
             job = replace(job, resources=replace(job.resources, fork_server=None))
         sessions.ship_package(session)
-        token = new_token()
-        loopback = sessions.is_one_machine(session)
+        member = Member(job, files, None, token, None, sessions.is_one_machine(session))
         with ExitStack() as stack:
             if self._on_wait:
                 owner, held = sessions.owner_of(session), min(job.most_workers, available)
@@ -120,19 +118,18 @@ class SparkLauncher:
             cores = slots.cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             options = stage.choose_options(profile)
             stack.enter_context(sessions.small_batches(session))
+            task = tasks.Task(member, cores, environment)
             if isinstance(job, TrainingJob) and job.is_elastic:
-                task = tasks.Task(
-                    Member(job, files, None, token, None, loopback), cores, environment
-                )
                 return _train_elastically(session, job, task, options, datasets, on_event)
             frame, source, counts = stage.input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
             server = stack.enter_context(stage.open_meeting(session, token, job, patience))
             if job.is_observed and not server.address:
                 raise ClusterError(tasks.NO_OBSERVING)
-            member = Member(job, files, source, token, server.address or None, loopback, counts)
+            address = server.address or None
+            member = replace(member, source=source, driver=address, counts=counts)
+            task = replace(task, member=member)
             size = sum(map(len, files.values()))
-            task = tasks.Task(member, cores, environment)
             plan = sessions.map_in_arrow(frame, task, tasks.SCHEMA, size, **options)
             return self._run_stage(job, plan, server, on_event, datasets)
 
@@ -143,7 +140,7 @@ class SparkLauncher:
 
         def watch() -> dict[int, str] | None:
             if not collecting.is_over:
-                collecting.look()
+                collecting.watch.look()
                 return None
             rows.extend(collecting.result())
             if not rows:
@@ -152,8 +149,7 @@ class SparkLauncher:
             return {row["rank"]: row["report"] for row in rows if row["report"] is not None}
 
         explain = partial(explain_spark_error, session=session)
-        collect = partial(collect_rows, plan)
-        call = jobs.running(session, collect, on_wait=self._on_wait)
+        call = jobs.running(session, partial(collect_rows, plan), on_wait=self._on_wait)
         with quiet_log(session), call as collecting:
             crew = stage.follow_stage(job, server, on_event, watch, explain, self._look)
         reports, model = crew.conclude(), receive_model(server)
@@ -173,16 +169,9 @@ def _train_elastically(
 ) -> Outcome:
     """Run elastic training; ``task`` has what its workers have in common, except their rows."""
     frame, source, _ = stage.input_frame(session, replace(job, workers=1), datasets)
-    way = TaskWay(
-        session,
-        frame,
-        replace(task, member=replace(task.member, source=source)),
-        stage_options,
-        partial(stage.open_meeting, session, task.member.token, replace(job, workers=1)),
-        partial(_explain_no_rows, datasets),
-        compares_rows=isinstance(source, tasks.RowsOfFrame),
-        inherit=jobs.remember_properties(session),
-    )
+    task = replace(task, member=replace(task.member, source=source))
+    inherit = jobs.remember_properties(session)
+    way = TaskWay(session, frame, task, stage_options, datasets, inherit)
     with quiet_log(session):
         return run_on_hosts(way, job, {}, on_event, job.most_workers, SET_PYSPARK_PYTHON)
 
@@ -231,19 +220,15 @@ class TaskWay(Way):
     """A `Way` that runs a Spark job for each worker.
 
     ``frame`` has all rows in one partition. ``task`` is what all workers have in common, and
-    ``stage_options`` are further arguments of ``mapInArrow``. ``make_meeting`` returns a server for
-    one worker, and ``explain_no_task`` the error for a Spark job that ended without a task.
-    ``compares_rows`` is as in `Post`. ``inherit``, called on each worker's thread, gives it the
-    caller's local properties of Spark.
+    ``stage_options`` are further arguments of ``mapInArrow``. ``inherit``, called on each worker's
+    thread, gives it the caller's local properties of Spark.
     """
 
     session: Any
     frame: Any
     task: tasks.Task
     stage_options: Mapping[str, Any]
-    make_meeting: Callable[[], MeetingServer]
-    explain_no_task: Callable[[], Exception]
-    compares_rows: bool
+    datasets: DataSets
     inherit: Callable[[], None]
     _hosts: dict[int, list[str]] = field(default_factory=dict)
     _receiving: set[int] = field(default_factory=set)
@@ -252,7 +237,8 @@ class TaskWay(Way):
         return self._hosts.get(number, [stage.UNKNOWN_HOST])[0]
 
     def listen(self, workers: int) -> MeetingServer:
-        return self.make_meeting()
+        member = self.task.member
+        return stage.open_meeting(self.session, member.token, replace(member.job, workers=workers))
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
@@ -269,12 +255,10 @@ class TaskWay(Way):
                 # Behind a worker that is receiving rows, the time without a task does not count:
                 # the others were given up after a minute
                 # (test_a_worker_waits_for_a_slot_while_another_receives_its_rows).
-                if task.is_busy or not self._receiving - {number}:
-                    task.look()
-                if task.is_busy and host[0] == stage.UNKNOWN_HOST:
-                    self._receiving.add(number)
-                else:
-                    self._receiving.discard(number)
+                if task.watch.is_busy or not self._receiving - {number}:
+                    task.watch.look()
+                is_receiving = task.watch.is_busy and host[0] == stage.UNKNOWN_HOST
+                (self._receiving.add if is_receiving else self._receiving.discard)(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 
             def follow(on_event: Emit) -> Outcome:
@@ -294,7 +278,7 @@ class TaskWay(Way):
 
     def _plan(self, number: int, meeting: MeetingServer) -> Any:
         member = replace(self.task.member, driver=meeting.address)
-        post = Post(number, compares_rows=self.compares_rows)
+        post = Post(number, compares_rows=isinstance(member.source, tasks.RowsOfFrame))
         own = tasks.ElasticTask(replace(self.task, member=member), post)
         size = sum(map(len, member.files.values()))
         return sessions.map_in_arrow(self.frame, own, tasks.SCHEMA, size, **self.stage_options)
@@ -313,5 +297,5 @@ class TaskWay(Way):
                 return [replace(one, host=host) if is_known else one for one in found]
             raise explain_spark_error(error, self.session) from None
         if not meeting.has_come(0):
-            raise self.explain_no_task()
+            raise _explain_no_rows(self.datasets)
         return []

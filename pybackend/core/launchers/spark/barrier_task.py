@@ -35,27 +35,13 @@ from pybackend.core.job.codec import encode
 from pybackend.core.job.job import Job, TrainingJob
 from pybackend.core.job.messages import Emit, Failed
 from pybackend.core.job.report import WorkerReport
+from pybackend.core.launchers.environment import installing
 from pybackend.core.launchers.environment.archive import PackedEnvironment
-from pybackend.core.launchers.environment.installing import (
-    Interpreter,
-    ServedArchive,
-    UnreachedError,
-    install_here,
-    read_blocks,
-)
-from pybackend.core.launchers.fork_server import keeping_fork_server
+from pybackend.core.launchers.fork_server import forking_workers
 from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import load_own_libraries
-from pybackend.core.launchers.remote.task import (
-    MODEL,
-    TASK,
-    Post,
-    RemoteGroup,
-    RemoteTask,
-    describe_failure,
-    send_results,
-    take_part,
-)
+from pybackend.core.launchers.remote import task as remote
+from pybackend.core.launchers.remote.bundle import read_blocks
 from pybackend.core.machine import own_address
 from pybackend.core.machine.processes import name_process
 from pybackend.core.net.liveness import find_silence
@@ -85,11 +71,9 @@ def check_peers(batches: Iterator[Any]) -> Iterator[Any]:
     rank = context.partitionId()
     peers = [str(info.address) for info in context.getTaskInfos()]
     others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST_TRIED + 1))]
-    problem = find_unreachable(peers, rank, others)
-    if problem:
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]
-        )
+    if problem := find_unreachable(peers, rank, others):
+        columns = [pa.array([rank], pa.int32()), pa.array([problem])]
+        yield pa.RecordBatch.from_arrays(columns, names=["rank", "problem"])
 
 
 # Folders that Spark removes with the application, in Spark's own order: those of a standalone
@@ -109,7 +93,7 @@ class SparkEnvironment:
     """
 
     packed: PackedEnvironment
-    served: ServedArchive | None = None
+    served: installing.ServedArchive | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Unpack it in a Spark task; yield a row of `ENVIRONMENT_SCHEMA` if that fails."""
@@ -120,10 +104,13 @@ class SparkEnvironment:
         try:
             self.install()
         except ClusterError as error:
-            columns = [pa.array([str(error)]), pa.array([isinstance(error, UnreachedError)])]
+            columns = [
+                pa.array([str(error)]),
+                pa.array([isinstance(error, installing.UnreachedError)]),
+            ]
             yield pa.RecordBatch.from_arrays(columns, names=["problem", "is_unreached"])
 
-    def install(self) -> Interpreter:
+    def install(self) -> installing.Interpreter:
         """Unpack it on this host, unless another executor or an earlier call has done that.
 
         If the process that unpacks it is killed, the next one that waits takes over. `ClusterError`
@@ -134,25 +121,22 @@ class SparkEnvironment:
         # (test_another_executor_takes_over_from_one_that_is_killed).
         with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = install_here(self.packed, self._read(), root)
-            if self.served is None:
-                self._remove()
+            if self.served is not None:
+                found = installing.install_here(self.packed, self.served.read(), root)
+            else:
+                found = self._install_from_spark(root)
         return replace(found, paths=_list_paths())
 
-    def _read(self) -> Iterable[bytes]:
-        return read_blocks(self._find_file()) if self.served is None else self.served.read()
-
-    def _find_file(self) -> str:
+    def _install_from_spark(self, root: str) -> installing.Interpreter:
+        """Unpack this executor's copy, and remove it; later executors need the driver's own."""
         from pyspark import SparkFiles
 
-        return str(SparkFiles.get(FILE.format(self.packed.name)))
-
-    def _remove(self) -> None:
-        """Remove this executor's copy; the driver's own is needed by executors that start later."""
-        archive, own = self._find_file(), self.packed.path
+        own, archive = self.packed.path, str(SparkFiles.get(FILE.format(self.packed.name)))
+        found = installing.install_here(self.packed, read_blocks(archive), root)
         with suppress(OSError):
             if not os.path.exists(own) or not os.path.samefile(own, archive):
                 os.unlink(archive)
+        return found
 
 
 def _find_folder() -> str:
@@ -171,7 +155,7 @@ def _list_paths() -> tuple[str, ...]:
 
     own = os.path.abspath(Path(pybackend.__file__).parents[1])
     root = os.path.abspath(SparkFiles.getRootDirectory())
-    found = [os.path.abspath(path or ".") for path in sys.path]
+    found = (os.path.abspath(path) for path in sys.path)  # an empty one is the current folder
     added = [path for path in found if os.path.commonpath([root, path]) == root]
     return tuple(dict.fromkeys([own, *added]))
 
@@ -204,8 +188,8 @@ class BarrierGroup:
         addresses = [str(info.address) for info in context.getTaskInfos()]
         self.hosts = list(map(_host_of, addresses))
         # An address names an executor, by its host and port.
-        here = self.hosts[self.rank]
-        self.executors_here = len({a for a in addresses if _host_of(a) == here})
+        executors = map(_host_of, set(addresses))
+        self.executors_here = list(executors).count(self.hosts[self.rank])
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)
@@ -222,18 +206,14 @@ def _host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def keeping_fork_server_of_executor(
-    job: Job, group: BarrierGroup
-) -> AbstractContextManager[object]:
+def forking_from_executor(job: Job, group: BarrierGroup) -> AbstractContextManager[object]:
     """Fork the workers of this block from the executor's server, if the job wants one."""
     # Spark's daemon, or the executor itself, starts the Python processes of tasks.
     parent = os.getppid()
-    if not job.resources.fork_server or job.kind == "run" or parent == 1:
-        return nullcontext()
-    try:
-        return keeping_fork_server(group.executors_here, name_process(parent))
-    except OSError:  # it has ended, or this is not Linux
-        return nullcontext()
+    if job.resources.fork_server and job.kind != "run" and parent != 1:
+        with suppress(OSError):  # it has ended, or this is not Linux
+            return forking_workers(group.executors_here, name_process(parent))
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -253,29 +233,27 @@ class Task:
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
-        member, rank = self.member, context.partitionId()
+        member, rank, job = self.member, context.partitionId(), self.member.job
         tasks = len(context.getTaskInfos())
-        if tasks != member.job.workers:
+        if tasks != job.workers:
             raise RuntimeError(
                 f"{setting(repartition=False)}, but the {term('DataFrame')} has {tasks} "
-                f"partitions, not {setting(workers=member.job.workers)}"
+                f"partitions, not {setting(workers=job.workers)}"
             )
-        is_observed = member.job.is_observed
-        writes_events = isinstance(member.job, TrainingJob) and member.job.tensorboard is not None
-        patience = _WANTED_DRIVER_SECONDS if is_observed or writes_events else _DRIVER_SECONDS
+        writes_events = isinstance(job, TrainingJob) and job.tensorboard is not None
+        patience = _WANTED_DRIVER_SECONDS if job.is_observed or writes_events else _DRIVER_SECONDS
         with _connect(MeetingClient, member, rank, patience) as meeting:
 
             def give_up() -> str | None:
-                if is_observed and meeting.has_ended:
-                    return f"{_LOST_DRIVER}, which monitors the training"
-                return None
+                is_lost = job.is_observed and meeting.has_ended
+                return f"{_LOST_DRIVER}, which monitors the training" if is_lost else None
 
-            group = BarrierGroup(context, meeting, self.cores, is_observed)
+            group = BarrierGroup(context, meeting, self.cores, job.is_observed)
             try:
                 member = self.unpack()
             except Exception as error:
-                fail_task(describe_failure(rank, group.hosts[rank], error), meeting)
-            with keeping_fork_server_of_executor(member.job, group):
+                fail_task(remote.describe_failure(rank, group.hosts[rank], error), meeting)
+            with forking_from_executor(job, group):
                 report, model = member.work(
                     group, batches, meeting, give_up=give_up, orders=meeting.poll_order
                 )
@@ -305,7 +283,7 @@ class ElasticTask:
     """
 
     task: Task
-    post: Post
+    post: remote.Post
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the worker; yield nothing, because it reports to the driver."""
@@ -318,20 +296,17 @@ class ElasticTask:
             try:
                 member = self.task.unpack()
             except Exception as error:  # such as a full disk
-                meeting(Failed(describe_failure(0, group.hosts[0], error)))
+                meeting(Failed(remote.describe_failure(0, group.hosts[0], error)))
                 return
-            with keeping_fork_server_of_executor(member.job, group):
-                take_part(
-                    RemoteTask(member, tuple(group.hosts)),
-                    0,
-                    batches,
-                    meeting,
-                    group.cores,
-                    group.gpus,
-                    own_address(split_address(member.driver or "")[0]),
-                    post=self.post,
-                    give_up=lambda: _LOST_DRIVER if meeting.has_ended else None,
-                )
+
+            def give_up() -> str | None:
+                return _LOST_DRIVER if meeting.has_ended else None
+
+            reached = own_address(split_address(member.driver or "")[0])
+            own = (remote.RemoteTask(member, tuple(group.hosts)), 0, batches, meeting)
+            slot = (group.cores, group.gpus, reached)
+            with forking_from_executor(member.job, group):
+                remote.take_part(*own, *slot, post=self.post, give_up=give_up)
         yield from ()
 
 
@@ -346,10 +321,9 @@ class RowsOfFrame:
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         with ExitStack() as stack:
-            writers = [
-                stack.enter_context(RowStoreWriter(folder / name)) for name in self.column_groups
-            ]
-            readers = [TensorReader(column_groups) for column_groups in self.column_groups.values()]
+            stores = [RowStoreWriter(folder / name) for name in self.column_groups]
+            writers = list(map(stack.enter_context, stores))
+            readers = list(map(TensorReader, self.column_groups.values()))
             for batch in batches:
                 for number, part in self._by_set(batch):
                     if part.num_rows:
@@ -382,28 +356,24 @@ def has_sent(meeting: MeetingClient, model: tuple[str, bytes] | None) -> bool:
     """Send the model to the driver, at a third of the cost of rows; return whether it was sent."""
     if model is None or meeting.error is not None or meeting.has_ended:
         return False
-    try:
-        meeting.send(MODEL + model[0], model[1])
-    except ClusterError:  # the connection failed, but Spark's may not
-        return False
-    return True
+    with suppress(ClusterError):  # the connection failed, but Spark's may not
+        meeting.send(remote.MODEL + model[0], model[1])
+        return True
+    return False
 
 
 def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:
     """Yield the report, and the model in pieces, because Spark copies each row several times."""
-    kind, content = model or (None, b"")
-    yield _row(report.rank, encode(report), kind, None)
-    for first in range(0, len(content), _PIECE_BYTES):
-        yield _row(report.rank, None, kind, content[first : first + _PIECE_BYTES])
-
-
-def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -> Any:
     import pyarrow as pa
 
     types = {"rank": "int32", "report": "string", "model_format": "string", "model": "binary"}
     schema = pa.schema([(name, pa.type_for_alias(alias)) for name, alias in types.items()])
-    values = dict(zip(types, (rank, report, kind, piece), strict=True))
-    return pa.RecordBatch.from_pylist([values], schema)
+    kind, content = model or (None, b"")
+    row = {"rank": report.rank, "model_format": kind}
+    yield pa.RecordBatch.from_pylist([{**row, "report": encode(report)}], schema)
+    for first in range(0, len(content), _PIECE_BYTES):
+        piece = content[first : first + _PIECE_BYTES]
+        yield pa.RecordBatch.from_pylist([{**row, "model": piece}], schema)
 
 
 @contextmanager
@@ -450,16 +420,16 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
     given = json.loads(options)
     with zipfile.ZipFile(archive) as packed:
         # The driver pickled its own objects, and Spark delivered them like its tasks.
-        member: Member = cloudpickle.loads(packed.read(TASK))
+        member: Member = cloudpickle.loads(packed.read(remote.TASK))
     rank = given["rank"]
     with living_with_driver(MeetingClient, member, rank) as meeting:
         hosts = list(map(_host_of, given["addresses"]))
         # R does not know the GPUs of the task.
-        group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
+        group = remote.RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:
             fail_task(report.failure, meeting)
-        send_results(meeting, report, model)
+        remote.send_results(meeting, report, model)
 
 
 # Encloses an encoded failure in an exception's message.
@@ -476,8 +446,6 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     if failure.is_consequence:
         # The cause should end the Spark job and be in its message, which the driver reads.
         time.sleep(_CAUSE_FIRST_SECONDS)
-    message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
-    if not is_sent:
-        text = base64.b64encode(encode(failure).encode()).decode()
-        message = f"{message} {FAILURE_MARK}{text}{FAILURE_MARK}"
-    raise RuntimeError(message)
+    text = base64.b64encode(encode(failure).encode()).decode()
+    more = "" if is_sent else f" {FAILURE_MARK}{text}{FAILURE_MARK}"
+    raise RuntimeError(f"worker {failure.rank}: {failure.exception_type}: {failure.message}{more}")

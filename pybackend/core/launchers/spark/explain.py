@@ -44,8 +44,20 @@ def quiet_log(session: Any) -> Iterator[None]:
     # directly, through SQL that the driver evaluates while planning a query, without running a
     # Spark job. Where SQL cannot do that, the log is unchanged.
     is_silent, is_over = threading.Event(), threading.Event()
-    arguments = (session, is_silent, is_over)
-    threading.Thread(target=_silence_until, args=arguments, daemon=True).start()
+
+    def silence() -> dict[str, str]:
+        levels = _levels(session)
+        _set_levels(session, dict.fromkeys(levels, "OFF"))
+        return levels
+
+    def silence_until() -> None:
+        restore = partial(_set_levels, session)
+        with suppress(Exception), hold("log", session.sparkContext, silence, restore):
+            is_silent.set()
+            is_over.wait()
+        is_silent.set()  # also where SQL cannot do that
+
+    threading.Thread(target=silence_until, daemon=True).start()
     is_silent.wait(_MOST_SECONDS)  # otherwise a job may fail first on a busy machine
     try:
         yield
@@ -54,19 +66,6 @@ def quiet_log(session: Any) -> Iterator[None]:
         raise
     finally:
         is_over.set()
-
-
-def _silence_until(session: Any, is_silent: threading.Event, is_over: threading.Event) -> None:
-    def silence() -> dict[str, str]:
-        levels = _levels(session)
-        _set_levels(session, dict.fromkeys(levels, "OFF"))
-        return levels
-
-    restore = partial(_set_levels, session)
-    with suppress(Exception), hold("log", session.sparkContext, silence, restore):
-        is_silent.set()
-        is_over.wait()
-    is_silent.set()  # also where SQL cannot do that
 
 
 def _levels(session: Any) -> dict[str, str]:
@@ -140,6 +139,12 @@ _NO_MODULE = re.compile(
     r"\[UNSUPPORTED_PACKAGE_VERSION\] (\S+)"
 )
 _PACKAGES = {"PyArrow": "pyarrow", "Pandas": "pandas"}
+SEE_LOGS = "see the executors' logs in the Spark web interface"
+_ADVICE = {
+    "PYTHON_VERSION_MISMATCH": "set PYSPARK_PYTHON to the same minor version of Python on driver "
+    "and executors",
+    "Cannot run program": "set PYSPARK_PYTHON to a Python that exists on every executor",
+}
 # Spark's message has the executor's host after the number of the task.
 _HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
 
@@ -184,17 +189,8 @@ def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _V
     return found
 
 
-def find_host(text: str) -> str | None:
-    found = _HOST.search(text)
-    return found[1] if found else None
-
-
 def _usual(text: str, lines: list[str]) -> tuple[str, str]:
-    advice = "see the executors' logs in the Spark web interface"
-    if "PYTHON_VERSION_MISMATCH" in text:
-        advice = "set PYSPARK_PYTHON to the same minor version of Python on driver and executors"
-    elif "Cannot run program" in text:
-        advice = "set PYSPARK_PYTHON to a Python that exists on every executor"
+    advice = next((advice for found, advice in _ADVICE.items() if found in text), SEE_LOGS)
     named = r"(?:: |Caused by: )?[\w.$]*(Error|Exception|Interrupt)\b"
     causes = [line for line in lines if re.match(named, line)]
     return (causes or lines or [text])[-1 if causes else 0], advice
@@ -202,8 +198,7 @@ def _usual(text: str, lines: list[str]) -> tuple[str, str]:
 
 def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     """Return a headline and advice for a module that the executors' Python lacks."""
-    found = _NO_MODULE.search(text)
-    if found is None:
+    if (found := _NO_MODULE.search(text)) is None:
         return None
     name = next(filter(None, found.groups()))
     package = _PACKAGES.get(name, name.partition(".")[0])
@@ -211,14 +206,14 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     if is_there and not found[3]:
         return _explain_other_python(text, session, package, python)
     shown = f"the executors' Python{f' ({python})' if python else ''}"
-    host = find_host(text) or host
+    if known := _HOST.search(text):
+        host = known[1]
     where = f" on {host}" if host else ""
     fault = f"too old a version of {show(package)}" if found[3] else f"no module {show(package)}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
-    return (
-        f"{shown}{where} has {fault}",
+    return f"{shown}{where} has {fault}", (
         f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has "
-        "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()",
+        "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()"
     )
 
 
@@ -229,10 +224,10 @@ def _explain_other_python(
     # As `driver_python` chooses the workers' Python only in place of this one.
     is_default = not is_connect(session) and is_one_machine(session)
     other = shutil.which("python3") if is_default else None
-    host = find_host(text)
+    host = _HOST.search(text)
     return (
         f"the Python of the table's Python UDFs{f' ({other})' if other else ''}"
-        f"{f' on {host}' if host else ''} has no module {show(package)}",
+        f"{f' on {host[1]}' if host else ''} has no module {show(package)}",
         f"set PYSPARK_PYTHON={python}, which has it, or the setting spark.pyspark.python, before "
         "the session starts",
     )
@@ -243,8 +238,6 @@ def _find_python(session: Any, package: str) -> tuple[str | None, str | None, bo
 
     If there is an executor that lacks the package, it is that one.
     """
-    if session is None:
-        return None, None, False
 
     # Pickled as code, as it is an inner function: executors may be unable to import this module.
     def look() -> tuple[bool, str, str]:
@@ -254,7 +247,7 @@ def _find_python(session: Any, package: str) -> tuple[str | None, str | None, bo
 
         return find_spec(package) is not None, socket.gethostname(), sys.executable
 
-    with suppress(Exception):
+    with suppress(Exception):  # also without a session
         is_there, host, python = min(ask_executors(session, look))
         return host, python, is_there
     return None, None, False

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pybackend.core.data.arrow import TensorReader
 from pybackend.core.data.column_groups import group_columns
-from pybackend.core.data.columns import ColumnGroup, ColumnSpec
+from pybackend.core.data.columns import ColumnGroup, ColumnSpec, list_columns
 from pybackend.core.data.predictions import TEXT, Field, Predictions
 from pybackend.core.data.spark_rows import add_fields, column_as_array, column_types, describe_type
 from pybackend.core.errors import InputError
@@ -58,12 +58,13 @@ def add_predictions(
     """
     from pyspark.sql.types import StructType
 
-    session = frame.sparkSession
-    columns = sessions.read_schema(frame).fields
+    session, schema = frame.sparkSession, sessions.read_schema(frame)
+    columns = schema.fields
     _reject_taken_names([field.name for field in columns], predictions)
-    types = column_types(sessions.read_schema(frame), choice)
+    types = column_types(schema, choice)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
-    column_groups, read = group_columns(choice, kinds, job.floatx, "df")
+    column_groups = group_columns(choice, kinds, job.floatx, "df")
+    read = list_columns(column_groups)
     # The fields of structs are appended, then vectors as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     indices = {name: index for index, name in enumerate(types)}
@@ -71,17 +72,10 @@ def add_predictions(
     indices |= {name: len(types) + extra for extra, name in enumerate(vectors)}
     if onnx_inputs is None:
         files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
-    task = PredictTask(
-        job,
-        files,
-        sessions.digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
-        tuple(column_groups),
-        tuple(indices[name] for name in read),
-        len(columns),
-        predictions,
-        skips_incomplete,
-        onnx_inputs=onnx_inputs,
-    )
+    digest = sessions.digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()})
+    read_from = (tuple(column_groups), tuple(indices[name] for name in read), len(columns))
+    given = (job, files, digest, *read_from, predictions, skips_incomplete)
+    task = PredictTask(*given, onnx_inputs=onnx_inputs)
     added = [_struct_field(field) for field in predictions.fields]
     sessions.ship_package(session)
     if sessions.is_connect(session):
@@ -142,8 +136,7 @@ def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
     # A Connect plan contains the task and is sent with each request, so it must stay below 128 MB.
     # In a classic session, PySpark itself broadcasts large objects.
-    name = f"tfdist-{task.digest[:32]}.model"
-    files = dict(task.files)
+    name, files = f"tfdist-{task.digest[:32]}.model", dict(task.files)
     model = files.pop(MODEL_FILE)
 
     def write(folder: Path) -> str:
@@ -166,18 +159,14 @@ def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
         taken.add(field.name.lower())
 
 
+_KINDS = {TEXT: "String", "bool": "Boolean", "int32": "Integer", "int64": "Long"}
+_KINDS |= {"float32": "Float", "float64": "Double"}
+
+
 def _struct_field(field: Field) -> Any:
     from pyspark.sql import types
 
-    kinds = {
-        TEXT: types.StringType,
-        "bool": types.BooleanType,
-        "int32": types.IntegerType,
-        "int64": types.LongType,
-        "float32": types.FloatType,
-        "float64": types.DoubleType,
-    }
-    kind: Any = kinds[field.dtype]()
+    kind: Any = getattr(types, f"{_KINDS[field.dtype]}Type")()
     for _ in range(field.depth):
         kind = types.ArrayType(kind)
     return types.StructField(field.name, kind)
@@ -233,18 +222,12 @@ class PredictTask:
         reader = TensorReader(self.column_groups)
         names = [field.name for field in self.predictions.fields]
         for batch in batches:
-            features = pa.RecordBatch.from_arrays(
-                [batch.column(index) for index in self.indices],
-                [batch.schema.names[index] for index in self.indices],
-            )
             first = 0
-            for columns, last in self._score(reader, features):
+            for columns, last in self._score(reader, batch.select(list(self.indices))):
                 rows = batch.slice(first, last - first)
                 first = last
-                yield pa.RecordBatch.from_arrays(
-                    [*rows.columns[: self.kept], *columns],
-                    [*rows.schema.names[: self.kept], *names],
-                )
+                copied = rows.columns[: self.kept], rows.schema.names[: self.kept]
+                yield pa.RecordBatch.from_arrays([*copied[0], *columns], [*copied[1], *names])
 
     def score(self, structs: Iterator[Any]) -> Iterator[Any]:
         """Yield the predictions as structs, for each array of structs of the features."""
@@ -284,9 +267,8 @@ class PredictTask:
             yield [output.make_empty() for output in self.predictions.outputs], ends[0]
             return
         done = 0
-        for outputs in scorers.predict_rows(
-            self.model(), reader.read(features), self.job.batch_size
-        ):
+        rows = reader.read(features)
+        for outputs in scorers.predict_rows(self.model(), rows, self.job.batch_size):
             done += len(outputs[0])
             yield outputs, ends[done]
 
@@ -312,12 +294,9 @@ class PredictTask:
         configure_keras(self.job)
         # Pickled by the driver from its own objects, like this task.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
-        model = read_own_model(
-            self._model_file(),
-            custom_objects=extras.get("custom_objects"),
-            safe_mode=self.job.safe_mode,
-            compile=False,
-        )
+        custom, safe = extras.get("custom_objects"), self.job.safe_mode
+        file = self._model_file()
+        model = read_own_model(file, custom_objects=custom, safe_mode=safe, compile=False)
         # XLA recompiles for each number of rows, and is slower for convolutions on a CPU.
         model.jit_compile = False
         return scorers.KerasScorer(model)

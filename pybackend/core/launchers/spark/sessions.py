@@ -82,22 +82,20 @@ def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -
 
 
 def silence(session: Any, request: str, seconds: float) -> ClusterError:
+    driver, advice = "Spark's driver (its Java process)", "check whether that process runs"
     if is_connect(session):
         driver, advice = f"the Spark Connect server at {session.client.host}", "see its log"
-    else:
-        driver, advice = "Spark's driver (its Java process)", "check whether that process runs"
     asked = request if request.startswith("to ") else f"for {request}"
     return ClusterError(
-        f"{driver} does not answer: no reply within {seconds:.0f} s when asked {asked}. "
-        "It was stopped, is unreachable, or is overloaded: "
-        f"{advice}, or start a new session"
+        f"{driver} does not answer: no reply within {seconds:.0f} s when asked {asked}. It was "
+        f"stopped, is unreachable, or is overloaded: {advice}, or start a new session"
     )
 
 
 def read_version(session: Any) -> tuple[int, ...]:
     """Return the first two numbers of Spark's version; `ClusterError` if it does not answer."""
     version = ask(session, "its version", lambda: session.version)
-    return tuple(int(number) for number in version.split(".")[:2])
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def read_schema(frame: Any) -> Any:
@@ -112,9 +110,8 @@ def number_partitions(session: Any, count: int) -> Any:
 
 def map_in_arrow(frame: Any, task: Any, schema: Any, size: int = 0, **options: Any) -> Any:
     """Return the lazy DataFrame of what a task yields; ``size`` is as in `ask`."""
-    return ask(
-        frame.sparkSession, "a plan", lambda: frame.mapInArrow(task, schema, **options), size
-    )
+    plan = partial(frame.mapInArrow, task, schema, **options)
+    return ask(frame.sparkSession, "a plan", plan, size)
 
 
 def is_one_machine(session: Any) -> bool:
@@ -125,25 +122,20 @@ def is_one_machine(session: Any) -> bool:
 def read_setting(session: Any, name: str) -> str | None:
     """Return a setting of the session or its context; None if it is unset or hidden."""
     if is_connect(session):
-        return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
-    return _context_settings(session).get(name)
-
-
-def _shown_setting(session: Any, name: str) -> str | None:
-    try:
-        value = session.conf.get(name, None)
-    except Exception:  # Connect does not show all settings
-        return None
-    return None if value is None else str(value)
-
-
-def _context_settings(session: Any) -> dict[str, str]:
-    """Return the settings of a SparkContext, cached: they are fixed, and reading takes 30 ms."""
+        return ask(session, f"the setting {name}", partial(_shown_setting, session, name))
+    # Cached: the settings of a SparkContext are fixed, and reading takes 30 ms.
     known: dict[str, dict[str, str]] = vars(session.sparkContext)
     if "tfdist_settings" not in known:
         pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
         known["tfdist_settings"] = dict(pairs)
-    return known["tfdist_settings"]
+    return known["tfdist_settings"].get(name)
+
+
+def _shown_setting(session: Any, name: str) -> str | None:
+    with suppress(Exception):  # Connect does not show all settings
+        if (value := session.conf.get(name, None)) is not None:
+            return str(value)
+    return None
 
 
 def read_master(session: Any) -> str:
@@ -330,9 +322,8 @@ def _restore(conf: Any) -> None:
     if users > 1:
         conf.set(_USE, json.dumps([before, users - 1]))
         return
-    if before is None:
-        conf.unset(_RECORDS)
-    else:
+    conf.unset(_RECORDS)
+    if before is not None:
         conf.set(_RECORDS, before)
     conf.unset(_USE)
 
@@ -380,13 +371,8 @@ class CopiedSession:
         """Yield the session and the rows of this process, and end the copy after the block."""
         session = get_session()
         try:
-            rows = {
-                name: replace(data, frame=session.table(self.views[name]))
-                if name in self.views
-                else data
-                for name, data in datasets.items()
-            }
-            yield session, rows
+            frames = {name: session.table(view) for name, view in self.views.items()}
+            yield session, _with_frames(datasets, frames)
         finally:
             with suppress(Exception):  # the server may have ended
                 ask(session, "to end a session", session.stop)
@@ -430,9 +416,12 @@ def hand_over(session: Any, datasets: DataSets) -> Iterator[Handover]:
                     ask(session, "to drop a view", partial(session.catalog.dropTempView, view))
         url = _with_session(os.environ[REMOTE], copy.session_id)
         _check_address(url, mark)
-        rest = {k: replace(v, frame=views[k]) if k in views else v for k, v in datasets.items()}
-        yield Handover(CopiedSession(views), rest, {REMOTE: url})
+        yield Handover(CopiedSession(views), _with_frames(datasets, views), {REMOTE: url})
         on_error.pop_all()
+
+
+def _with_frames(datasets: DataSets, frames: Mapping[str, Any]) -> DataSets:
+    return {k: replace(v, frame=frames[k]) if k in frames else v for k, v in datasets.items()}
 
 
 def _release(copy: Any) -> None:
@@ -455,17 +444,13 @@ def _check_address(url: str, mark: str) -> None:
         f"{REMOTE} ({server}) does not lead to the server of this session: set it to the URL to "
         "which you connected, with the same user_id and token"
     )
-    try:
-        other = SparkSession(url)
-    except Exception:
-        raise wrong from None
-    try:
-        found = ask(other, "a setting", lambda: other.conf.get(_HANDOVER, None))
-    except Exception:
-        raise wrong from None
-    else:
+    with ExitStack() as stack:
+        try:
+            other = SparkSession(url)
+            stack.callback(other.client.close)
+            found = ask(other, "a setting", lambda: other.conf.get(_HANDOVER, None))
+        except Exception:
+            raise wrong from None
         if found != mark:
             ask(other, "to end a session", other.stop)
             raise wrong
-    finally:
-        other.client.close()

@@ -13,20 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.arguments import counted
 from pybackend.core.job.worker_options import Resources
 from pybackend.core.launchers.shares import find_shortage, this_machine
-from pybackend.core.launchers.spark.sessions import (
-    ask,
-    is_connect,
-    is_one_machine,
-    read_master,
-    read_setting,
-    read_version,
-)
+from pybackend.core.launchers.spark import sessions
 from pybackend.core.machine.capacity import count_cores
 from pybackend.core.words import call_of, setting
 
@@ -45,7 +39,10 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
     """
     # Without these checks, Spark would wait ten minutes and then fail.
     _refuse_stopped(session)
-    if _allocates_dynamically(session):
+    master = sessions.read_master(session)
+    is_local = master.startswith("local[")  # where Spark ignores the setting
+    is_dynamic = sessions.read_setting(session, "spark.dynamicAllocation.enabled") or ""
+    if is_dynamic.lower() == "true" and not is_local:
         raise ClusterError(
             "dynamic allocation is enabled, but Spark's barrier mode does not work with it: start "
             "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances "
@@ -60,27 +57,22 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
         use = f"use at most {slots}" if slots else "request fewer of them in `resources`"
         raise ClusterError(
             f"`workers` is {workers}, but this Spark session runs at most "
-            f"{counted(slots, 'task')}{_with_resources(resources)} at a time (master "
-            f"{read_master(session)}): {use}, or start the session with more executors or cores"
+            f"{counted(slots, 'task')}{_with_resources(resources)} at a time (master {master}): "
+            f"{use}, or start the session with more executors or cores"
         )
     return slots
 
 
-def _allocates_dynamically(session: Any) -> bool:
-    if read_master(session).startswith("local["):
-        return False  # Spark ignores the setting there
-    return (read_setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
-
-
 def _refuse_stopped(session: Any) -> None:
     try:
-        if is_connect(session):
+        if sessions.is_connect(session):
             if session.is_stopped:
                 raise ConnectionError("the session was stopped")
             # Not the version, which a session remembers.
-            ask(session, "a setting", lambda: session.conf.get("spark.sql.shuffle.partitions"))
+            read = partial(session.conf.get, "spark.sql.shuffle.partitions")
+            sessions.ask(session, "a setting", read)
         else:
-            ask(session, "its slots", lambda: session.sparkContext.defaultParallelism)
+            sessions.ask(session, "its slots", lambda: session.sparkContext.defaultParallelism)
     except ClusterError:
         raise
     except Exception as error:
@@ -126,17 +118,16 @@ def _count_available(session: Any, resources: Resources | None = None) -> tuple[
     per_task = max(_cores_per_task(session), wanted.cpus or 0)
 
     def tasks_of(executor_cores: int) -> int:
-        gpus = read_setting(session, _GPUS_OF_EXECUTOR)
+        gpus = sessions.read_setting(session, _GPUS_OF_EXECUTOR)
         most = int(float(gpus) // wanted.gpus) if gpus and wanted.gpus else executor_cores
         return min(executor_cores // per_task, most)
 
-    master = read_master(session)
+    master = sessions.read_master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
         return int(cluster[1]) * tasks_of(int(cluster[2])), True
-    cores = _count_cores(session)
-    if cores is not None:
+    if (cores := _count_cores(session)) is not None:
         # All resources of a task belong to one executor. Unless this is set, its cores are unknown.
-        each = int(read_setting(session, "spark.executor.cores") or 0)
+        each = int(sessions.read_setting(session, "spark.executor.cores") or 0)
         tasks = cores // each * tasks_of(each) if each else cores // per_task
         return tasks, master.startswith("local")
     if local := re.fullmatch(r"local\[(\d+)(,.*)?\]", master):
@@ -150,16 +141,17 @@ def _count_cores(session: Any) -> int | None:
     In local mode, and in a cluster after its executors have registered, this is Spark's default
     parallelism, unless the user has set that value.
     """
-    if read_setting(session, "spark.default.parallelism") is not None:
+    if sessions.read_setting(session, "spark.default.parallelism") is not None:
         return None
-    if not is_connect(session):
-        return ask(session, "its slots", lambda: int(session.sparkContext.defaultParallelism))
-    if read_setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
+    if not sessions.is_connect(session):
+        context = session.sparkContext
+        return sessions.ask(session, "its slots", lambda: int(context.defaultParallelism))
+    if sessions.read_setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
         return None
     # A range has that number of partitions, and its plan shows it. Unlike a job, a plan needs no
     # slot.
     explain = "EXPLAIN SELECT id FROM range(1)"
-    plan = ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
+    plan = sessions.ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
     splits = re.search(r"splits=(\d+)", plan)
     return int(splits[1]) if splits else None
 
@@ -172,7 +164,7 @@ _PROFILES_SINCE = (4, 0)
 
 
 def _cores_per_task(session: Any) -> int:
-    return int(read_setting(session, _CPUS) or 1)
+    return int(sessions.read_setting(session, _CPUS) or 1)
 
 
 def make_profile(session: Any, resources: Resources, workers: int) -> Any:
@@ -183,48 +175,32 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
     session starts.
     """
     _check_memory(session, resources, workers)
-    lacking = _lacking(session, resources)
-    if not lacking:
+    if not (lacking := _lacking(session, resources)):
         return None
-    if not _supports_profiles(session):
+    # Tasks of a stage can have other resources than those of the session, except in local mode.
+    has_profiles = re.match(r"local-cluster|spark:|yarn|k8s:", sessions.read_master(session))
+    if sessions.read_version(session) < _PROFILES_SINCE or not has_profiles:
         raise InputError(lacking)
-    has_gpus = float(read_setting(session, _GPUS_OF_EXECUTOR) or 0)
+    has_gpus = float(sessions.read_setting(session, _GPUS_OF_EXECUTOR) or 0)
     if resources.gpus and resources.gpus > has_gpus:
-        raise InputError(
-            f"each worker needs {resources.gpus} gpus "
-            f"({setting(resources=call_of('Resources', gpus=resources.gpus))}), but an executor of "
-            f"this Spark session has {has_gpus:g}: start the session with "
-            f"{_GPUS_OF_EXECUTOR}={resources.gpus}"
-        )
-
+        has = f"an executor of this Spark session has {has_gpus:g}"
+        raise InputError(_explain_lack("gpus", resources.gpus, has, _GPUS_OF_EXECUTOR))
     cpus = max(_cores_per_task(session), resources.cpus or 0)
-    gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
+    gpus = resources.gpus or float(sessions.read_setting(session, _GPUS) or 0)
     # By the cores and GPUs of a task.
     known: dict[tuple[int, float], Any] = vars(session).setdefault("tfdist_profiles", {})
-    if (cpus, gpus) not in known:
-        known[cpus, gpus] = _build_profile(session, cpus, gpus)
-    return known[cpus, gpus]
-
-
-def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
+    if (cpus, gpus) in known:
+        return known[cpus, gpus]
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     wanted = TaskResourceRequests().cpus(cpus)
     if gpus:
         wanted = wanted.resource("gpu", gpus)
-    profile = ResourceProfileBuilder().require(wanted).build
-    if is_connect(session):
+    profile = known[cpus, gpus] = ResourceProfileBuilder().require(wanted).build
+    if sessions.is_connect(session):
         # The profile registers when its number is read, which not every thread can do.
         _ = profile.id
     return profile
-
-
-def _supports_profiles(session: Any) -> bool:
-    """Return whether tasks of a stage can have other resources than those of the session."""
-    # Not in local mode.
-    return read_version(session) >= _PROFILES_SINCE and bool(
-        re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
-    )
 
 
 def check_allotment(session: Any, resources: Resources, workers: int) -> None:
@@ -241,18 +217,22 @@ def _lacking(session: Any, resources: Resources) -> str:
     """Return what tasks of the session lack, and the setting for it; empty if they have enough."""
     pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
     for key, (name, wanted, default) in pairs.items():
-        has = float(read_setting(session, key) or default)
+        has = float(sessions.read_setting(session, key) or default)
         if wanted is not None and wanted > has:
-            return (
-                f"each worker needs {wanted} {name} "
-                f"({setting(resources=call_of('Resources', **{name: wanted}))}), but a task of "
-                f"this Spark session has {has:g}: start the session with {key}={wanted}"
-            )
+            return _explain_lack(name, wanted, f"a task of this Spark session has {has:g}", key)
     return ""
 
 
+def _explain_lack(name: str, wanted: int, has: str, key: str) -> str:
+    request = setting(resources=call_of("Resources", **{name: wanted}))
+    return (
+        f"each worker needs {wanted} {name} ({request}), but {has}: start the session with "
+        f"{key}={wanted}"
+    )
+
+
 def _check_memory(session: Any, resources: Resources, workers: int) -> None:
-    if is_one_machine(session) and not is_connect(session):
+    if sessions.is_one_machine(session) and not sessions.is_connect(session):
         # In a cluster, each task checks its own machine.
         wanted_there = Resources(memory=resources.memory)
         if shortage := find_shortage(wanted_there, workers, this_machine()):
@@ -261,12 +241,12 @@ def _check_memory(session: Any, resources: Resources, workers: int) -> None:
 
 def cores_of_task(session: Any, workers: int, cpus: int | None = None) -> int:
     """Return the number of cores for each worker: a task's, or a share of a local session's."""
-    given = read_setting(session, _CPUS)
+    given = sessions.read_setting(session, _CPUS)
     # In a cluster other tasks, and other applications, may use the rest of a machine.
-    if given is not None or not is_one_machine(session):
+    if given is not None or not sessions.is_one_machine(session):
         return max(int(given or 1), cpus or 0)
     cores = count_slots(session)
-    if not is_connect(session):  # it may have more slots than cores
+    if not sessions.is_connect(session):  # it may have more slots than cores
         cores = min(cores, count_cores())
     return max(1, cores // workers, cpus or 0)
 
@@ -329,14 +309,11 @@ def take_slots(
 
 
 def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
-    now = time.monotonic()
-    ahead = turns[: turns.index(turn)]
-    held = ", ".join(
-        (f"{setting(workers=t.workers)} for {now - t.began:.0f} s") for t in ahead if t.holds
-    )
+    now, ahead = time.monotonic(), turns[: turns.index(turn)]
+    held = [f"{setting(workers=t.workers)} for {now - t.began:.0f} s" for t in ahead if t.holds]
     queued = sum(not t.holds for t in ahead)
+    others = f", with {queued} ahead of it in the queue" if queued else ""
     return (
         f"a training run is waiting for {turn.workers} of the session's {slots} slots: other "
-        "training runs of this process occupy them "
-        f"({held}){f', with {queued} ahead of it in the queue' if queued else ''}"
+        f"training runs of this process occupy them ({', '.join(held)}){others}"
     )

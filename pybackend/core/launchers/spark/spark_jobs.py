@@ -81,12 +81,10 @@ def remember_properties(session: Any) -> Callable[[], None]:
         return lambda: None
     from pyspark import __version__, inheritable_thread_target
 
-    def do_nothing() -> None: ...
-
     _reach_driver(session)
     copies_tags = int(__version__.partition(".")[0]) >= 4
     wrap = inheritable_thread_target(session) if copies_tags else inheritable_thread_target
-    take: Callable[[], None] = wrap(do_nothing)
+    take: Callable[[], None] = wrap(lambda: None)
 
     def inherit() -> None:
         _reach_driver(session)
@@ -122,7 +120,7 @@ def run_watched(
         while not one.is_over:
             check()
             one.wait(_LOOK_SECONDS)
-            one.look()
+            one.watch.look()
         return one.result()
 
 
@@ -147,7 +145,8 @@ def running(
             yield one
         finally:
             if not one.is_over:
-                _end(job, thread)
+                start_cancel(job, outcome)
+                thread.join(timeout=_CANCEL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -162,14 +161,6 @@ class RunningCall(Generic[_Value]):
     def is_over(self) -> bool:
         """True if the call has ended: PySpark's part of the thread may run on, or fail."""
         return self.outcome.done() or not self.thread.is_alive()
-
-    @property
-    def is_busy(self) -> bool:
-        """True if a task of the job was running when Spark last answered."""
-        return self.watch.is_busy
-
-    def look(self) -> None:
-        self.watch.look()
 
     def wait(self, seconds: float) -> None:
         wait([self.outcome], timeout=seconds)
@@ -191,20 +182,19 @@ def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
     return check
 
 
-def _end(job: SparkJob, thread: threading.Thread) -> None:
+def start_cancel(job: SparkJob, outcome: Future[Any]) -> None:
+    """Cancel a job until its outcome is known, without waiting for that."""
 
     def cancel() -> None:
         # Repeatedly: a job that is just being submitted cannot be cancelled yet.
         for _ in range(10):
-            with suppress(Exception):
+            with suppress(Exception):  # the session may have stopped, which ends the job too
                 job.cancel()
-            thread.join(timeout=1)
-            if not thread.is_alive():
+            if wait([outcome], timeout=1).done:
                 return
 
     # Not on this thread: the client of a stopped Connect server waits for minutes.
     threading.Thread(target=cancel, daemon=True).start()
-    thread.join(timeout=_CANCEL_SECONDS)
 
 
 class IdleWatch:
@@ -219,8 +209,7 @@ class IdleWatch:
         idle_seconds: float | None = None,
         on_wait: Callable[[str], object] | None = None,
     ) -> None:
-        self._job = job
-        self._on_wait = on_wait
+        self._job, self._on_wait = job, on_wait
         self._waits_since: float | None = None
         self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
         # Times of the last look, running task, question and answer.
@@ -252,8 +241,7 @@ class IdleWatch:
         # (test_a_watcher_that_was_suspended_does_not_blame_spark).
         gap, self._looked = now - self._looked, now
         if gap > _GAP_SECONDS:
-            self._busy += gap
-            self._asked += gap
+            self._busy, self._asked = self._busy + gap, self._asked + gap
             self._heard += gap
 
     def _take_answer(self, now: float) -> None:

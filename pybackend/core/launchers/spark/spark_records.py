@@ -41,8 +41,7 @@ def write_records(
     record cannot hold a column (the message names it), the folder cannot be used, or a row cannot
     be written.
     """
-    session, token = frame.sparkSession, new_token()
-    kind = sessions.read_schema(frame)
+    session, token, kind = frame.sparkSession, new_token(), sessions.read_schema(frame)
     fields = _fields_of(kind)
     frame = sessions.ask(session, "a plan", lambda: _store_as(frame, kind, partitions))
     sessions.ship_package(session)
@@ -52,9 +51,9 @@ def write_records(
         task = WriteTask(uri, token, compression, names)
         # No task has to run while Spark prepares the rows: only its driver has to answer.
         values = _collect(session, frame, task, idle_seconds=math.inf)
-        parts = [RecordFile(**value) for value in values]
-        parts.sort(key=lambda part: part.name)  # by the partition's number
-        manifest = folder.RecordsManifest(fields, compression, tuple(parts)).to_json()
+        values.sort(key=lambda value: value["name"])  # by the partition's number
+        parts = tuple(RecordFile(**value) for value in values)
+        manifest = folder.RecordsManifest(fields, compression, parts).to_json()
         written = _call_at_tasks(session, folder.finish, uri, token, manifest, overwrite)
     except BaseException:
         with suppress(Exception):  # the first failure is the cause
@@ -70,7 +69,7 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     sessions.ship_package(session)
     spec = dict(spec) if spec is not None else None
     files = RecordFiles.from_json(_call_at_tasks(session, _find_files, uri, spec))
-    share = sum(files.sizes) // (2 * count_slots(session))
+    share = sum(part.size for part in files.parts) // (2 * count_slots(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
     kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
@@ -113,9 +112,9 @@ def _find_files(uri: str, spec: Mapping[str, str] | None) -> dict[str, Any]:
 
 def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function where the folder is visible: a Connect client may be on another machine."""
-    if not sessions.is_connect(session):
-        return function(*arguments)
-    return call_in_task(session, function, *arguments, idle_seconds=math.inf)
+    if sessions.is_connect(session):
+        return call_in_task(session, function, *arguments, idle_seconds=math.inf)
+    return function(*arguments)
 
 
 def call_in_task(session: Any, function: Callable[..., Any], *arguments: Any, **limits: Any) -> Any:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
 
@@ -41,12 +41,14 @@ from pybackend.core.launchers.member import Member
 from pybackend.core.launchers.package_files import package_files
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.core.launchers.spark import sessions, stage
+from pybackend.core.launchers.spark.explain import SEE_LOGS
 from pybackend.core.launchers.spark.slots import check_allotment, check_slots, cores_of_task
 from pybackend.core.launchers.spark.spark_jobs import (
     ClassicJob,
     IdleWatch,
     give_up_after,
     run_watched,
+    start_cancel,
 )
 from pybackend.core.net.authentication import new_token
 from pybackend.core.net.liveness import settle
@@ -105,10 +107,8 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
 
     # With these two variables PySpark joins a running JVM instead of starting one.
     variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    if spark_home:
-        variables["SPARK_HOME"] = spark_home
-    if python:
-        variables["PYSPARK_PYTHON"] = python
+    chosen = {"SPARK_HOME": spark_home, "PYSPARK_PYTHON": python}
+    variables |= {name: value for name, value in chosen.items() if value}
     # Set by an earlier Connect session of this process; PySpark would start another one.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     _disconnect_quietly()
@@ -117,9 +117,8 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
         spark = gateway.jvm.org.apache.spark
         context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
-        settings = [
-            (pair.productElement(0), pair.productElement(1)) for pair in context.getConf().getAll()
-        ]
+        pairs = context.getConf().getAll()
+        settings = [(pair.productElement(0), pair.productElement(1)) for pair in pairs]
         conf = SparkConf(loadDefaults=False).setAll(settings)
         SparkContext(gateway=gateway, jsc=context, conf=conf)
         return SparkSession.builder.getOrCreate()
@@ -169,8 +168,8 @@ def _reject_foreign_session() -> None:
         return
     if session is None or not _is_alive(session):
         return
-    context = session.sparkContext
-    if _loaded in _attached and context is _attached[_loaded].session.sparkContext:
+    context, own = session.sparkContext, _attached.get(_loaded or 0)
+    if own is not None and context is own.session.sparkContext:
         return
     raise ClusterError(
         f"Python started another Spark application ({context.applicationId}, master "
@@ -185,7 +184,7 @@ def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
     # PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so
     # they never use another JVM. Our modules with classes derived from PySpark's are replaced as
     # well.
-    before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
+    before = _attached[_loaded].modules if _loaded in _attached else {}
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
             before[name] = sys.modules.pop(name)
@@ -196,16 +195,14 @@ def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Set environment variables temporarily: the secret must not reach other processes."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables.keys() & os.environ.keys()}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # Time for Python to start and read rows; all tasks of a barrier stage start together.
@@ -228,13 +225,11 @@ class SparklyrWorkers:
     that name what is missing.
     """
 
-    where: ClassVar[str] = "R processes in the tasks of a Spark job"
-    is_here: ClassVar[bool] = False
-    workers: ClassVar[None] = None
-    why_fixed: ClassVar[str] = (
-        "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
-    )
-    why_bound: ClassVar[str] = (
+    where = "R processes in the tasks of a Spark job"
+    is_here = False
+    workers = None
+    why_fixed = "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
+    why_bound = (
         "sparklyr's connection belongs to this R session, and its jobs end with it: run the script "
         "on the cluster, in a process that keeps running"
     )
@@ -251,7 +246,7 @@ class SparklyrWorkers:
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job; ``on_event`` is called from a thread, as R uses this one."""
-        session = self.session
+        session, token = self.session, new_token()
         if job.is_observed:
             raise InputError(
                 "workers that sparklyr starts for functions written in R cannot be observed: "
@@ -267,7 +262,6 @@ class SparklyrWorkers:
             )
         check_allotment(session, job.resources, job.workers)
         sessions.ship_package(session)
-        token = new_token()
         loopback = sessions.is_one_machine(session)
         stage.check_hosts(session, job, datasets)
         with ExitStack() as stack:
@@ -286,19 +280,6 @@ class SparklyrWorkers:
             except _StageError as error:
                 missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
                 raise _explain(str(error), meeting.address, missed) from error
-
-
-def _start_cancel(job: ClassicJob) -> None:
-    """Cancel without waiting: if the driver does not answer, the call takes half a minute."""
-    threading.Thread(target=_cancel, args=(job,), daemon=True).start()
-
-
-def _cancel(job: ClassicJob) -> None:
-    """Cancel repeatedly, because a job that is still being submitted cannot be cancelled yet."""
-    for _ in range(5):
-        with suppress(Exception):  # the session may have stopped, which ends the job too
-            job.cancel()
-        time.sleep(1)
 
 
 @contextmanager
@@ -341,9 +322,8 @@ class RStage:
         self, job: Job, spark_job: ClassicJob, meeting: MeetingServer, has_data: bool
     ) -> None:
         self._job, self._spark_job, self._meeting = job, spark_job, meeting
-        self._has_data = has_data
+        self._has_data, self._idle = has_data, IdleWatch(spark_job)
         self._end: Future[object] = Future()
-        self._idle = IdleWatch(spark_job)
         # When a task was first seen to run.
         self._busy_since = math.inf
 
@@ -352,7 +332,7 @@ class RStage:
         settle(self._end, call)
         error = self._end.exception()
         if error is not None and not isinstance(error, Exception):
-            _start_cancel(self._spark_job)
+            start_cancel(self._spark_job, Future())
             raise error
 
     def follow(self, on_event: Emit) -> Future[list[WorkerReport]]:
@@ -368,7 +348,7 @@ class RStage:
                 return stage.follow_stage(*parts).conclude()
             finally:
                 if not self._end.done():
-                    _start_cancel(self._spark_job)
+                    start_cancel(self._spark_job, self._end)
 
         followed: Future[list[WorkerReport]] = Future()
         threading.Thread(target=settle, args=(followed, follow), daemon=True).start()
@@ -380,7 +360,7 @@ class RStage:
             try:
                 self._look()
             except ClusterError:
-                _start_cancel(self._spark_job)
+                start_cancel(self._spark_job, self._end)
                 raise
             return None
         try:
@@ -409,11 +389,9 @@ class RStage:
         texts = {rank: self._meeting.result(rank, REPORT) for rank in range(self._job.workers)}
         if not any(texts.values()) and self._has_data:
             raise InputError("`data` has no rows")
-        absent = [rank for rank, text in texts.items() if text is None]
-        if absent:
+        if absent := ", ".join(str(rank) for rank, text in texts.items() if text is None):
             raise ClusterError(
-                f"worker {', '.join(map(str, absent))} ended without a report: see the logs of the "
-                "executors"
+                f"worker {absent} ended without a report: see the logs of the executors"
             )
         return texts
 
@@ -421,8 +399,8 @@ class RStage:
 def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
     """Return what the executors lack to run workers, within a time limit."""
     session = workers.session
-    examination = ClassicJob(session)
-    limit = threading.Timer(_EXAMINE_SECONDS, _cancel, (examination,))
+    examination, outcome = ClassicJob(session), Future[Any]()
+    limit = threading.Timer(_EXAMINE_SECONDS, start_cancel, (examination, outcome))
     limit.daemon = True
     limit.start()
     try:
@@ -434,6 +412,7 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
         return [f"the executors cannot be examined either: {error}".splitlines()[0]]
     finally:
         limit.cancel()
+        outcome.set_result(None)
     return [found] if isinstance(found, str) else list(found)
 
 
@@ -460,9 +439,8 @@ def _unwrap(error: Exception) -> str:
 
 
 def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
-    headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
-    headline = "; ".join(missed) or headline
-    advice = "see the executors' logs in the Spark web interface"
+    cut = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
+    headline, advice = "; ".join(missed) or cut, SEE_LOGS
     if re.search("com[./]google[./]protobuf", " ".join([text, *missed])):
         advice = (
             "this release of Spark lacks a jar that sparklyr's R workers need: before "

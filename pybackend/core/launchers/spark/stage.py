@@ -25,14 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.core.data.spark_rows import SCHEMA as BLOB_SCHEMA
-from pybackend.core.data.spark_rows import (
-    Counts,
-    DataFrameRows,
-    count_rows_to_send,
-    describe_layout,
-    pack_blobs,
-)
+from pybackend.core.data import spark_rows
 from pybackend.core.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.core.job.codec import decode
 from pybackend.core.job.job import Job
@@ -52,6 +45,8 @@ from pybackend.core.net.meeting import MeetingServer
 from pybackend.core.net.rendezvous import advise_on_network
 from pybackend.core.words import either, setting, show_bytes, term
 
+# Replaced by the driver with the host that the worker reported.
+UNKNOWN_HOST = "its executor"
 _HASH = "__tfdist_hash__"
 _LOOK_SECONDS = 0.02
 # Keys by partition, by the number of partitions. Spark's hash is the same in every session.
@@ -72,12 +67,11 @@ def check_network(session: Any, workers: int) -> None:
 
     numbers = sessions.number_partitions(session, workers)
     plan = sessions.map_in_arrow(numbers, tasks.check_peers, tasks.NETWORK_SCHEMA, barrier=True)
-    late = ClusterError(TOO_LONG + advise_on_network())
-    rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
-    problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
-    if problems:
-        more = f" ({len(problems)} of {workers} workers cannot reach another)"
-        raise ClusterError(problems[0] + more)
+    late = give_up_after(LIMIT_SECONDS, ClusterError(TOO_LONG + advise_on_network()))
+    if rows := run_explained(session, plan.collect, check=late):
+        problem = min(rows, key=lambda row: row["rank"])["problem"]
+        more = f" ({len(rows)} of {workers} workers cannot reach another)"
+        raise ClusterError(problem + more)
 
 
 @contextmanager
@@ -100,8 +94,7 @@ def sent_environment(
     def say(text: str) -> None:
         on_event(Note(text))
 
-    packed = pack_for(job, say)
-    if packed is None:
+    if (packed := pack_for(job, say)) is None:
         yield None
         return
     shipped, file = sessions.shipped_to(session), tasks.FILE.format(packed.name)
@@ -113,9 +106,11 @@ def sent_environment(
                 numbers = sessions.number_partitions(session, job.workers)
                 options, schema = choose_options(profile), tasks.ENVIRONMENT_SCHEMA
                 plan = sessions.map_in_arrow(numbers, environment, schema, **options)
-                obstacle = _find_obstacle(run(plan.collect))
-            if obstacle:
-                say(f"{obstacle}: Spark sends the environment to each executor")
+                rows = run(plan.collect)
+            if other := next((row for row in rows if not row["is_unreached"]), None):
+                raise ClusterError(other["problem"])
+            if rows:
+                say(f"{rows[0]['problem']}: Spark sends the environment to each executor")
                 environment = None
             else:
                 shipped.add(packed.name)
@@ -135,26 +130,16 @@ def _serve(
     stack: ExitStack, packed: PackedEnvironment, host: str | None, announced: str | None
 ) -> tasks.SparkEnvironment | None:
     """Return an environment that this process sends; None if it cannot listen for the hosts."""
-    if host is None:
-        return None
-    try:
-        server = stack.enter_context(ArchiveServer(packed, host, announced))
-    except ClusterError:  # the driver's address belongs to another machine
-        return None
-    return tasks.SparkEnvironment(packed, server.archive)
+    if host is not None:
+        with suppress(ClusterError):  # the driver's address belongs to another machine
+            server = stack.enter_context(ArchiveServer(packed, host, announced))
+            return tasks.SparkEnvironment(packed, server.archive)
+    return None
 
 
 def choose_options(profile: Any) -> dict[str, Any]:
     """Return the options of `mapInArrow` for a barrier stage; before Spark 4, none is a profile."""
     return {"barrier": True, **({"profile": profile} if profile else {})}
-
-
-def _find_obstacle(rows: Sequence[Any]) -> str | None:
-    """Return why an executor could not connect to the driver; raise any other problem."""
-    for row in rows:
-        if not row["is_unreached"]:
-            raise ClusterError(row["problem"])
-    return rows[0]["problem"] if rows else None
 
 
 def _link(packed: PackedEnvironment, folder: Path) -> str:
@@ -178,24 +163,24 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, tasks.RowsOfFrame | tasks.Blobs | None, Counts]:
+) -> tuple[Any, tasks.RowsOfFrame | tasks.Blobs | None, spark_rows.Counts]:
     """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
         return sessions.number_partitions(session, job.workers), None, {}
-    kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
-    if len(kinds) > 1:
+    are_frames = [isinstance(data, spark_rows.DataFrameRows) for data in datasets.values()]
+    if not any(are_frames):
+        return _frame_of_blobs(session, job, datasets)
+    if not all(are_frames):
         raise InputError(
             f"`data` and `validation_data` must each be a {term('Spark DataFrame')}, or both be "
             "arrays; files can be combined with either"
         )
-    if kinds == {True}:
-        _check_partitions(session, job, list(datasets.values()))
-        return *sessions.ask(session, "a plan", lambda: _frame_of_rows(job, datasets)), {}
-    return _frame_of_blobs(session, job, datasets)
+    _check_partitions(session, job, list(datasets.values()))
+    return *sessions.ask(session, "a plan", lambda: _frame_of_rows(job, datasets)), {}
 
 
 def _frame_of_rows(
-    job: Job, datasets: Mapping[str, DataFrameRows]
+    job: Job, datasets: Mapping[str, spark_rows.DataFrameRows]
 ) -> tuple[Any, tasks.RowsOfFrame]:
     source = tasks.RowsOfFrame({name: data.column_groups for name, data in datasets.items()})
     frames = [data.frame for data in datasets.values()]
@@ -216,7 +201,7 @@ def _frame_of_rows(
     return frame, source
 
 
-def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows]) -> None:
+def _check_partitions(session: Any, job: Job, datasets: Sequence[spark_rows.DataFrameRows]) -> None:
     if datasets[0].spec.repartition:
         return
     if len(datasets) > 1:
@@ -237,41 +222,36 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
 
 def _frame_of_blobs(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, tasks.Blobs, Counts]:
+) -> tuple[Any, tasks.Blobs, spark_rows.Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffles_globally else ()
-    counts = count_rows_to_send(datasets, job.workers)
-    sent = count_rows_to_send(datasets, job.workers, to_all)
-    rows = list(pack_blobs(datasets, keys, to_all))
+    counts = spark_rows.count_rows_to_send(datasets, job.workers)
+    sent = spark_rows.count_rows_to_send(datasets, job.workers, to_all)
+    rows = list(spark_rows.pack_blobs(datasets, keys, to_all))
 
     def send() -> Any:
-        if sessions.is_connect(session):
-            frame = session.createDataFrame(rows, BLOB_SCHEMA)
-        else:
-            sliced = session.sparkContext.parallelize(rows, len(rows))
-            frame = session.createDataFrame(sliced, BLOB_SCHEMA)
-        return frame.repartition(job.workers, "key")
+        is_connect = sessions.is_connect(session)
+        sliced = rows if is_connect else session.sparkContext.parallelize(rows, len(rows))
+        return session.createDataFrame(sliced, spark_rows.SCHEMA).repartition(job.workers, "key")
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
     frame = sessions.ask(session, f"a {term('DataFrame')} of the rows", send, size)
-    return frame, tasks.Blobs(describe_layout(datasets), sent), counts
+    return frame, tasks.Blobs(spark_rows.describe_layout(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
     """Return a key for each rank that Spark's hash partitioning assigns to the rank's partition."""
-    found = _KEYS.get(workers, {})
-    candidates = 32 * workers
+    found, candidates = _KEYS.get(workers, {}), 32 * workers
+
+    def hash_keys() -> list[Any]:
+        ids = session.range(candidates)
+        return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS rank").collect())
+
     while len(found) < workers:
-        hashed = partial(_hash_keys, session, candidates, workers)
-        found = {row["rank"]: row["id"] for row in run_watched(session, hashed)}
+        found = {row["rank"]: row["id"] for row in run_watched(session, hash_keys)}
         candidates *= 4
     _KEYS[workers] = found
     return [found[rank] for rank in range(workers)]
-
-
-def _hash_keys(session: Any, candidates: int, workers: int) -> list[Any]:
-    ids = session.range(candidates)
-    return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS rank").collect())
 
 
 def driver_addresses(session: Any) -> tuple[str | None, str | None]:
@@ -284,8 +264,8 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
         return own_address(session.client.host), None
     if sessions.is_one_machine(session):
         return "127.0.0.1", None
-    host = (sessions.read_setting(session, "spark.driver.host") or "").strip("[]") or None
-    bound = (sessions.read_setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
+    names = ("spark.driver.host", "spark.driver.bindAddress")
+    host, bound = ((sessions.read_setting(session, n) or "").strip("[]") or None for n in names)
     return bound or host, host
 
 
@@ -298,9 +278,8 @@ def open_meeting(session: Any, token: str, job: Job, patience: float = math.inf)
     """
     host, announced = driver_addresses(session)
     silence = find_silence(job.timeout)
-    listen = partial(
-        MeetingServer, token=token, workers=job.workers, patience=patience, silence=silence
-    )
+    serve = partial(MeetingServer, token=token, workers=job.workers, silence=silence)
+    listen = partial(serve, patience=patience)
     try:
         if host is None:
             raise ClusterError("the session does not report spark.driver.host")
@@ -349,8 +328,7 @@ def follow_stage(
         if texts is not None:
             listen(0)
             for rank in range(job.workers):
-                host = host_of(rank, server, UNKNOWN_HOST)
-                crew.hear(read_report(texts.get(rank), rank, host))
+                crew.hear(read_report(texts.get(rank), rank, host_of(rank, server)))
 
     crew.follow(listen, look, check)
     return crew
@@ -366,15 +344,13 @@ def _name_hosts(failures: list[Failure], server: MeetingServer) -> list[Failure]
     ]
 
 
-def host_of(rank: int, server: MeetingServer, unknown: str) -> str:
+def host_of(rank: int, server: MeetingServer, unknown: str = UNKNOWN_HOST) -> str:
     said = server.messages.get(rank)
     with suppress(ClusterError):
         return read_handshake(said, Arrival, f"worker {rank}").host if said else unknown
     return unknown
 
 
-# Replaced by the driver with the host that the worker reported.
-UNKNOWN_HOST = "its executor"
 # A barrier stage's failure as Spark reports it; the number of the result's partition is the rank.
 _EXECUTOR_LOST = re.compile(
     r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
@@ -400,29 +376,22 @@ def find_failures(message: str) -> list[Failure]:
 
 def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
     # Other workers only see a closed connection.
-    return Failure(
-        int(rank),
-        f"executor {executor}",
-        exception_type="ExecutorLost",
-        message=f"Spark lost executor {executor}, in which the worker ran "
-        f"({reason[:200] or 'no reason given'})",
-        time=time.time(),
-        advice=(
-            "see that executor's log in Spark's web interface. Exit code 137 usually means that "
-            "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
-        ),
+    why = reason[:200] or "no reason given"
+    text = f"Spark lost executor {executor}, in which the worker ran ({why})"
+    advice = (
+        "see that executor's log in Spark's web interface. Exit code 137 usually means that memory "
+        "ran out: raise spark.executor.memoryOverhead, or lower batch_size"
     )
+    host, now = f"executor {executor}", time.time()
+    return Failure(int(rank), host, "ExecutorLost", text, time=now, advice=advice)
 
 
 def _describe_end(rank: str) -> Failure:
     # The Python of the task was killed, and could not report that itself.
-    return Failure(
-        int(rank),
-        UNKNOWN_HOST,
-        exception_type="ProcessDied",
-        message="the Spark task's Python process, which supervised the worker, was killed or "
-        "crashed",
-        time=time.time(),
-        advice="check whether that host ran out of memory, or whether something kills processes "
-        "there. If memory ran out, lower batch_size, or raise spark.executor.memoryOverhead",
+    text = "the Spark task's Python process, which supervised the worker, was killed or crashed"
+    advice = (
+        "check whether that host ran out of memory, or whether something kills processes there. If "
+        "memory ran out, lower batch_size, or raise spark.executor.memoryOverhead"
     )
+    now = time.time()
+    return Failure(int(rank), UNKNOWN_HOST, "ProcessDied", text, time=now, advice=advice)
