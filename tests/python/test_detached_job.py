@@ -137,9 +137,7 @@ def test_a_silent_job_stays_silent(capfd: Any) -> None:
 def test_half_a_submission_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:  # killed after it has written some of the request
-        monkeypatch.setattr(
-            "pybackend.core.api.detached_driver.write_request", lambda *_: os._exit(0)
-        )
+        monkeypatch.setattr("pybackend.core.api.submit.write_request", lambda *_: os._exit(0))
         submit()
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0

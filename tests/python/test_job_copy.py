@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
-import pybackend.core.api.detached_driver as detached_driver
 import pybackend.core.api.detached_job as detached_job
 import pybackend.core.api.job_record as job_record
+import pybackend.core.api.submit as submit
 from pybackend import ClusterError, InputError
 from pybackend.core.api.job_copy import JobCopy, copied, new_copy
 from pybackend.core.api.job_folder import JobFolder, new_folder
@@ -200,10 +200,10 @@ def test_ctrl_c_while_the_driver_starts_leaves_no_job(
 
         monkeypatch.setattr(subprocess, "Popen", start)
         monkeypatch.setattr(
-            detached_driver, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt)
+            submit, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt)
         )
         with pytest.raises(KeyboardInterrupt):
-            detached_driver._start(found, lock, {})
+            submit._start(found, lock, {})
     assert processes[0].returncode is not None
     assert os.listdir(tmp_path / "jobs") == []
 

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from pybackend.core.api.call_data import count_data
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
-from pybackend.core.api.detached_driver import check_submission
 from pybackend.core.api.markup import NOTEBOOK
 from pybackend.core.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.core.api.rendering import list_set, write_settings
+from pybackend.core.api.submit import check_submission
 from pybackend.core.data.batches import Batches
 from pybackend.core.data.frames import FrameRows
 from pybackend.core.data.sharding import count_sharded, count_steps

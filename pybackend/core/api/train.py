@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from pybackend.core.api.calls import Target, TrainingCall, explain_arguments, take_options
-from pybackend.core.api.detached_driver import check_submission, submit
 from pybackend.core.api.detached_job import DetachedJob
 from pybackend.core.api.prepared_training import prepare_training
+from pybackend.core.api.submit import check_submission, submit
 from pybackend.core.api.train_result import TrainResult
 from pybackend.core.api.training_run import run_training, show_notes
 from pybackend.core.job.call_options import PathOrUri, TrainingOptions
