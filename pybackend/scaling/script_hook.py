@@ -57,7 +57,7 @@ class ScaleOrder:
 
 
 class ScriptHook:
-    """Make the training calls of this process as its `ScaleOrder` says, and measure them."""
+    """Apply the `ScaleOrder` of this process to its training calls, and measure them."""
 
     def resolve(self, call: TrainingCall) -> TrainingCall:
         """Return the call with the workers, batch and steps from the order.

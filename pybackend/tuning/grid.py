@@ -88,7 +88,7 @@ class ModelFunction:
 
 
 def _explain(name: str) -> str:
-    """Say how to try values of an option of the exchange."""
+    """Explain how to try values of an option of the exchange."""
     if name not in {field.name for field in fields(Exchange)}:
         return ""
     value = call_of("Exchange", **{name: ...})

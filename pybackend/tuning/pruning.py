@@ -74,8 +74,8 @@ class SuccessiveHalving:
     first
         Number of epochs before the first comparison.
     factor
-        Each comparison keeps one in this many trials, and is after this many times as many epochs
-        as the one before.
+        After each comparison, one in this many trials continues. The next comparison is after this
+        many times as many epochs.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def check_pruning(value: Any) -> Pruning | None:
 
 
 def choose_mode(metric: Any, mode: Any) -> Mode:
-    """Return whether smaller or larger values of a metric are better; None: as its name says."""
+    """Return whether smaller or larger values of a metric are better; None: by its name."""
     if not isinstance(metric, str):
         raise InputError(f"`metric` must be the name of a metric, not {show(metric)}")
     check_choice("mode", mode, choices=[None, "min", "max"])

@@ -69,7 +69,7 @@ def predict_here(call: PredictionCall, x: Any) -> Any:
 def shape_outputs(outputs: Any, complete: Any, x: Any, call: PredictionCall, model: Any) -> Any:
     """Return outputs for the complete rows of ``x`` in the form that ``type`` asks for.
 
-    ``complete`` tells which rows are; None: all. The outputs of ``model`` name the columns.
+    ``complete`` shows which rows are; None: all. The outputs of ``model`` name the columns.
     """
     kind, levels = call.options["type"], call.options["levels"]
     has_columns = shows_columns(kind, x)

@@ -61,7 +61,7 @@ def run_prepared(
 ) -> TrainResult:
     """Run a checked training, and return the result.
 
-    ``say`` shows notes about the whole run; None: as ``verbose`` says, after the first ones.
+    ``say`` shows notes about the whole run; None: depending on ``verbose``, after the first ones.
     ``listen`` receives the workers' events.
     """
     say, checkpoint = say or show_notes(prepared), prepared.job.checkpoint

@@ -379,7 +379,7 @@ class Described:
 
 
 def read_texts(text: str | None) -> dict[str, str]:
-    """Return what the section Parameters of a numpydoc docstring says about each name."""
+    """Return what the section Parameters of a numpydoc docstring contains for each name."""
     _, _, section = inspect.cleandoc(text or "").partition("Parameters\n----------\n")
     section = re.split(r"\n(?=\w+\n---)", section)[0]
     parts = re.split(r"^((?:\S.*,\n)*\S.*)\n", section, flags=re.M)

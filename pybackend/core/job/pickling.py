@@ -100,7 +100,7 @@ def _rank(path: str, owner: Any) -> tuple[bool, ...]:
 def list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a container, a function, or a user-defined or Keras object.
 
-    ``is_user_code`` tells whether a class or a function is user-defined, so that its parts are
+    ``is_user_code`` returns whether a class or a function is user-defined, so that its parts are
     listed.
     """
     if isinstance(part, dict):  # other mappings may read files

@@ -55,7 +55,7 @@ def _types(table: Any) -> list[Any]:
 
 
 def _is_compressed(message: bytes) -> bool:
-    """Return whether a message's rows are compressed; `pyarrow` must expand them to tell."""
+    """Return whether a message's rows are compressed; `pyarrow` must expand them to find out."""
     (root,) = struct.unpack_from("<I", message, 0)
     at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0

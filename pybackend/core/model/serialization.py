@@ -75,7 +75,7 @@ def model_from_bytes(
     sha256: str | None = None,
     compile: bool = True,
 ) -> Any:
-    """Decode the bytes of a model file, as `load_model` does; the content tells the format."""
+    """Decode the bytes of a model file, as `load_model` does; the content shows the format."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
     data = bytes(data)
@@ -98,7 +98,7 @@ def read_own_model(data: bytes, *, custom_objects: Any = None, **options: bool) 
 
 @contextmanager
 def model_file(kind: str, content: bytes = b"") -> Iterator[Path]:
-    """Yield a temporary file, as Keras only uses files, and tells the format by the name."""
+    """Yield a temporary file, as Keras only uses files, and finds the format from the name."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{kind}"
         path.write_bytes(content)

@@ -58,7 +58,7 @@ def greet_as_client(
     """Prove knowledge of the token to the listening end, and check its proof.
 
     The listening end must respond within ``patience`` seconds: its socket accepts connections while
-    its process is still importing TensorFlow. ``encrypt`` tells whether this end requests
+    its process is still importing TensorFlow. ``encrypt`` is whether this end requests
     encryption; None: only between machines. Raises `RejectedError` if the other end does not know
     the token, and another `OSError` if it closes the connection too early, or is silent.
     """

@@ -119,7 +119,7 @@ class Memory:
 class ElasticLifecycle(Lifecycle):
     """One worker group's part of elastic training.
 
-    ``memory`` has what this worker had in earlier groups; ``order`` says where training returns to.
+    ``memory`` has what this worker had in earlier groups; ``order`` is where training resumes.
     """
 
     def __init__(self, job: TrainingJob, memory: Memory, order: Order) -> None:

@@ -320,7 +320,7 @@ class ShardedUpdate:
         """Update the weights of all ranks with the optimizer's own method ``apply``.
 
         ``means`` are the mean gradients of this rank's weights; any for the others. ``present``
-        says whether each variable has a gradient.
+        shows whether each variable has a gradient.
         """
         pairs = zip(means, variables, strict=True)
         own = [mean if self.shards.owns(v) else None for mean, v in pairs]

@@ -143,7 +143,7 @@ def choose_options(profile: Any) -> dict[str, Any]:
 
 
 def _link(packed: PackedEnvironment, folder: Path) -> str:
-    """Link or copy the file into a folder, under the name that tells its content."""
+    """Link or copy the file into a folder, under the name of its content."""
     path = folder / tasks.FILE.format(packed.name)
     # The file of a call that was interrupted made the next one fail
     # (test_a_file_is_placed_again_after_a_call_that_was_interrupted).
