@@ -61,20 +61,25 @@ for line in sys.stdin:
 """
 
 
+def start_python(*words: str, **variables: str) -> subprocess.Popen[str]:
+    """Start Python, with pipes, whose workers do not come from the tests' forge."""
+    own = {name: value for name, value in os.environ.items() if "TFDIST_TEST_FORGE" not in name}
+    return subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**own, "TFDIST_FORK_SERVER": "1", **variables},
+    )
+
+
 class Session:
     """A session with its own Python, whose workers do not come from the tests' forge."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
         self.daemon = folder / "daemon"
-        own = {name: value for name, value in os.environ.items() if "TFDIST_TEST_FORGE" not in name}
-        own |= {"TFDIST_FORK_SERVER": "1", "DAEMON": str(self.daemon), **variables}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=own,
-        )
+        variables = {"DAEMON": str(self.daemon), **variables}
+        self.process = start_python("-c", SCRIPT, **variables)
 
     def train(self, forks: bool = False, workers: int = 1, **environment: str) -> Any:
         """Train, in a fork of the session if wanted; return PIDs, losses and a digest."""
@@ -148,10 +153,7 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
 
 
 def test_an_interactive_session_starts_it_with_the_import_of_keras() -> None:
-    own = {**os.environ, "TFDIST_FORK_SERVER": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-i"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own
-    ) as interpreter:
+    with start_python("-i") as interpreter:
         assert interpreter.stdin is not None
         assert interpreter.stdout is not None
         print("import pybackend; print('ready')", file=interpreter.stdin, flush=True)

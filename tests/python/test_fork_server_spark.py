@@ -77,7 +77,7 @@ def parent_of(pid: int) -> int:
 def wait_until_ready(server: int) -> None:
     """Wait until a server has imported TensorFlow, and answers."""
     owner = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")[-2].decode()
-    (name,) = ForkServers(owner, 1).list_names()
+    (name,) = ForkServers(owner).list_names()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(name)
         assert connection.recv(1) == READY
@@ -88,15 +88,13 @@ def digests(result: Any) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_later_calls_fork_their_workers_and_the_server_ends_with_its_executor(
+def test_the_workers_of_all_calls_are_forked_and_the_server_ends_with_its_executor(
     tmp_path: Path,
 ) -> None:
     with spark_session("local-cluster[1,2,1024]", **AS_USERS_DO) as spark:
         first, forked = train(spark, tmp_path)
-        assert forked == [False, False]
-        wait_for(lambda: len(servers()) == 1)
+        assert forked == [True, True]
         (server,) = servers()
-        wait_until_ready(server)
         second, forked = train(spark, tmp_path)
         assert forked == [True, True]
         assert digests(first) == digests(second)
@@ -112,25 +110,21 @@ def test_other_workers_elastic_ones_and_killed_servers(tmp_path: Path) -> None:
         assert servers() == []
         train(spark, tmp_path)
         (server,) = servers()
-        # Other variables: these workers are of another kind, and so is the next server.
-        other = Resources(cpus=2, fork_server=True)
-        _, forked = train(spark, tmp_path, workers=1, resources=other)
-        assert forked == [False]
-        assert not is_running(server)
+        other = Resources(cpus=2, fork_server=True)  # other numbers of threads
         _, forked = train(spark, tmp_path, workers=1, resources=other)
         assert forked == [True]
-        (server,) = servers()
+        assert servers() == [server]
         for number in (signal.SIGKILL, signal.SIGSTOP):
             wait_until_ready(server)
             os.kill(server, number)
             _, forked = train(spark, tmp_path, workers=1, resources=other)
-            assert forked == [False]
+            assert forked == [number == signal.SIGKILL]  # a stopped one is waited for
             assert not is_running(server)
-            wait_for(lambda: len(servers()) == 1)
             (server,) = servers()
         elastic = {"workers": Elastic(workers=2), "resources": FORKING}
+        wait_until_ready(server)
         first, forked = train(spark, tmp_path, **elastic)
-        assert forked == [False, False]
+        assert forked == [True, True]
         second, forked = train(spark, tmp_path, **elastic)
         assert forked == [True, True]
         assert digests(first) == digests(second)

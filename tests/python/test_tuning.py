@@ -249,7 +249,7 @@ def test_a_search_that_is_killed_while_its_fork_server_starts_leaves_nothing(
     try:
         server = b"forking import serve"
         wait_for(lambda: any(server in command for _, command in processes_of(tmp_path)), 180)
-        assert list(tmp_path.glob("tfdist-[01]-*"))
+        wait_for(lambda: list(tmp_path.glob("tfdist-[01]-*")), 180)
     finally:
         search.kill()
         search.communicate()

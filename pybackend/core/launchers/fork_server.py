@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -46,6 +47,7 @@ _BYTES = 1e9
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 60.0
 _END_SECONDS = 2.0
+_LISTENING_SECONDS = 0.05
 _START = f"import sys; del sys.path[0]; {forking.RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _OFF = ("0", "false", "no", "off")
@@ -215,13 +217,23 @@ class ForkServers:
 
     def _has_failed(self, name: str) -> bool:
         """Return whether the last such server failed, as its workers would: they show the error."""
-        process = self._started.get(name)
-        return process is not None and (process.returncode or 0) > 0
+        try:
+            return self._started[name].wait(_END_SECONDS) > 0
+        except (KeyError, subprocess.TimeoutExpired):
+            return False
 
     def _start(self, kind: WorkerKind) -> None:
         name = self.name(kind)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(name)
+            try:
+                listener.bind(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                # Another task of the executor starts it, and listens in a moment
+                # (test_the_workers_of_all_calls_are_forked_and_the_server_ends_with_its_executor).
+                time.sleep(_LISTENING_SECONDS)
+                return
             listener.listen()
             process = subprocess.Popen(
                 [kind.python, *forking.PROGRAM, forking.SERVE, str(listener.fileno()), self._owner],
