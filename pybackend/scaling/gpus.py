@@ -296,6 +296,6 @@ def _measure(name: str, workers: int, batch_size: int | None, steps: int, has_gp
 def write(scaling: GpuScaling, page: str | None, json_file: str | None) -> None:
     """Write the files that were asked for."""
     if page:
-        Path(page).write_text(scaling.to_page())
+        Path(page).write_text(scaling.to_page(), encoding="utf-8")
     if json_file:
-        Path(json_file).write_text(scaling.to_json())
+        Path(json_file).write_text(scaling.to_json(), encoding="utf-8")

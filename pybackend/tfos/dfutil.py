@@ -21,9 +21,9 @@ loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrames of `loadTFRecords`, and the paths from which they were loaded."""
 
 _ROWS_AT_ONCE = 1000
-# Names of types in `DataFrame.dtypes` and in Arrow.
 DTypes = Sequence[tuple[str, str]]
 Serialized = tuple[bytearray, None]
+# Names of types in `DataFrame.dtypes` and in Arrow.
 _WHOLE = {"boolean": "bool", "tinyint": "int8", "smallint": "int16", "int": "int32"}
 _WHOLE |= {"bigint": "int64", "long": "int64"}
 _LOADED = {**dict.fromkeys(_WHOLE, "bigint"), "float": "double", "double": "double"}

@@ -101,6 +101,9 @@ class Namespace(argparse.Namespace):
     def __iter__(self) -> Iterator[str]:
         return iter(self.argv or list(vars(self)))
 
+    def __contains__(self, key: object) -> bool:
+        return key in list(self)
+
     def __repr__(self) -> str:
         return repr(self.argv) if self.argv else super().__repr__()
 
@@ -115,7 +118,9 @@ class TFParams(Params):
 
     def _set_up(self, args: Any) -> None:
         self.args = Namespace(args)
-        self._setDefault(**{one.name: copy.copy(_DEFAULTS[one.name]) for one in self.params})
+        # A subclass may have Params of its own.
+        known = [one.name for one in self.params if one.name in _DEFAULTS]
+        self._setDefault(**{name: copy.copy(_DEFAULTS[name]) for name in known})
 
     def merge_args_params(self) -> Any:
         """Return the arguments, overridden by all Params that have a value or a default."""

@@ -35,9 +35,10 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
 
 
 def index_on_host(nodes: Sequence[str], own: str) -> int:
-    """Return the number of a node among those on its host; all are ``host:port``."""
-    host = own.rpartition(":")[0]
-    return [node for node in nodes if node.rpartition(":")[0] == host].index(own)
+    """Return the number of a node among those on its host; all are ``host:port``, or hosts."""
+    hosts = [node.rpartition(":")[0] or node for node in nodes]
+    place = nodes.index(own)
+    return hosts[:place].count(hosts[place])
 
 
 def get_ip_address() -> str:

@@ -47,7 +47,7 @@ class _Running:
     thread: threading.Thread | None = None
     is_pruned: bool = False
     began: float = 0.0
-    looked: float = field(default_factory=time.monotonic)
+    looked: float = 0.0
 
     @property
     def observers(self) -> Observers:
@@ -168,7 +168,8 @@ class Search:
 
     def _start(self, running: _Running) -> None:
         self._running[running.number] = running
-        running.launcher, running.began = self._free.pop(), time.monotonic()
+        running.launcher = self._free.pop()
+        running.began = running.looked = time.monotonic()
         prepared = replace(
             running.prepared,
             observers=self._relay(running),

@@ -47,9 +47,11 @@ class ModelFiles:
 
     def _write(self, content: bytes) -> int:
         begin, left = self._end, memoryview(content)
+        at = begin
         while left:  # a system call writes at most 2 GB
-            written = os.pwrite(self._number, left, self._end)
-            left, self._end = left[written:], self._end + written
+            written = os.pwrite(self._number, left, at)
+            left, at = left[written:], at + written
+        self._end = at  # only now: after an error, the next file is written there
         return begin
 
     def _load(self, result: TrainResult, begin: int, size: int) -> TrainResult:

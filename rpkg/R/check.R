@@ -112,21 +112,22 @@ shorten <- function(x, width = 60L) {
 # Errors about unknown arguments, with what to pass instead.
 
 # Arguments after `...` must be named. What `...` receives is misspelt, unnamed or unknown.
-check_dots_empty <- function(..., frame = caller_env()) {
+# Users' arguments come in `...`, and one of them may be called `frame`.
+check_dots_empty <- function(..., .frame = caller_env()) {
   given <- rlang::enquos(..., .ignore_empty = "all")
   if (!length(given)) {
-    return(check_given(frame))
+    return(check_given(.frame))
   }
   name <- rlang::names2(given)[[1L]]
-  called <- name_called(frame)
+  called <- name_called(.frame)
   if (!nzchar(name)) {
     value <- rlang::as_label(given[[1L]])
     problem <- sprintf("%s got the unnamed argument %s.", called, value)
-    known <- names(formals(rlang::frame_fn(frame)))
+    known <- names(formals(rlang::frame_fn(.frame)))
     positions <- paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
     abort_input(problem, i = sprintf("Only %s may be unnamed.", positions))
   }
-  instead <- find_instead(name, setdiff(names(formals(rlang::frame_fn(frame))), "..."))
+  instead <- find_instead(name, setdiff(names(formals(rlang::frame_fn(.frame))), "..."))
   abort_input(sprintf("%s has no argument `%s`.", called, name), i = instead)
 }
 

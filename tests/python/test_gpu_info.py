@@ -10,6 +10,7 @@ import pytest
 
 from pybackend import ClusterError, InputError
 from pybackend.tfos import gpu_info
+from pybackend.tfos.util import index_on_host
 
 TOOL = """#!/bin/sh
 case "$*" in
@@ -56,3 +57,9 @@ def test_a_machine_without_any(monkeypatch: Any, tmp_path: Path) -> None:
     assert not gpu_info.is_gpu_available()
     with pytest.raises(ClusterError, match="cannot list this machine's GPUs: nvidia-smi failed"):
         gpu_info.get_gpus()
+
+
+def test_workers_are_numbered_within_their_host() -> None:
+    nodes = ["a:1", "b:1", "a:2", "b:2"]
+    assert [index_on_host(nodes, node) for node in nodes] == [0, 0, 1, 1]
+    assert [index_on_host(["a", "b"], node) for node in "ab"] == [0, 0]

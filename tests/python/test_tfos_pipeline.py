@@ -14,8 +14,10 @@ import tensorflow as tf
 from conftest import shared_spark
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
+from pyspark.ml.param import TypeConverters
 
 from pybackend import InputError
+from pybackend.ml.params import param
 from pybackend.tfos import compat
 from pybackend.tfos.pipeline import (
     HasBatchSize,
@@ -155,6 +157,7 @@ def test_arguments_and_params_are_merged() -> None:
     assert "c" not in given
     assert repr(Namespace(given)) == "Namespace(a=1, b=[2])"
     words = Namespace(["--a", "1"])
+    assert "--a" in words
     assert (words.argv, list(words), words == ["--a", "1"]) == (["--a", "1"], ["--a", "1"], True)
     with pytest.raises(InputError, match="a dict, a namespace or a list"):
         Namespace(3)
@@ -164,6 +167,17 @@ def test_arguments_and_params_are_merged() -> None:
         TFEstimator(print, {}, export_fn=print)
     with pytest.raises(TypeError, match="expected a dict"):
         TFEstimator(print, {}).setInputMapping(["x"])
+
+
+class OwnEstimator(TFEstimator):
+    decay, setDecay, getDecay = param("decay", "a Param of a subclass", TypeConverters.toInt)
+
+
+def test_a_subclass_may_have_params_of_its_own() -> None:
+    stage = OwnEstimator(print, {})
+    assert not stage.hasDefault(stage.decay)
+    assert stage.setDecay(3).getDecay() == 3
+    assert stage.getBatchSize() == 100
 
 
 def test_rows_come_in_batches() -> None:

@@ -486,10 +486,6 @@ def test_settings_are_shown_as_given() -> None:
         speak("Python")
 
 
-def fail_on_full_disk(*_: Any) -> int:
-    raise OSError(errno.ENOSPC, "no space left")
-
-
 def test_model_files_are_on_disk_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,8 +502,16 @@ def test_model_files_are_on_disk_without_a_name(
     copied = pickle.loads(pickle.dumps(trial))  # noqa: S301
     assert copied == trial
     assert copied.result == trained
-    monkeypatch.setattr(os, "pwrite", fail_on_full_disk)
+    end, write = files._end, os.pwrite
+
+    def fill_disk(number: int, content: memoryview, place: int) -> int:
+        if place != end:
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(number, content[:9], place)
+
+    monkeypatch.setattr(os, "pwrite", fill_disk)
     assert files.store(trained)() == trained
+    assert files._end == end  # what was written before the disk was full is not kept
     number = files._number
     del files, stored, trial
     gc.collect()

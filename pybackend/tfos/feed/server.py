@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from pybackend.core.errors import InputError
@@ -290,7 +291,8 @@ class RowQueue:
         feed.batches.clear()
 
     def _items(self, parts: Sequence[tuple[tuple[int, int], Any]]) -> list[Any]:
-        return [item for (start, stop), batch in parts for item in self._decode(batch)[start:stop]]
+        taken = (self._decode(batch)[start:stop] for (start, stop), batch in parts)
+        return list(chain.from_iterable(taken))
 
     def _decode(self, batch: Any) -> list[Any]:
         known = self._decoded  # another thread may take at the same time

@@ -98,6 +98,8 @@ test_that("misspelt arguments, those of option objects, others and values withou
   })
   takes_dots <- function(...) check_dots_empty(...)
   expect_null(takes_dots())
+  # Names of the package's own arguments are arguments of users, too.
+  expect_error(takes_dots(frame = 1), "has no argument `frame`", class = "tfdist_error_input")
 })
 
 test_that("arguments without a default are asked for by name", {
