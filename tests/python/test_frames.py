@@ -657,3 +657,17 @@ def test_intervals_are_labels_as_they_are_features() -> None:
     rows = FrameRows.of((frame, cut), ColumnSpec(), "float32", "data")
     assert rows.columns["y"].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows.summary["levels"] == list(map(str, cut.cat.categories))
+
+
+class TooLarge:
+    """A frame whose library has no memory left to export it."""
+
+    columns = ("x", "label")
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 1 failed")
+
+
+def test_missing_memory_is_not_an_error_of_the_values() -> None:
+    with pytest.raises(MemoryError, match="malloc"):
+        FrameRows.of(TooLarge(), ColumnSpec(), "float32", "data")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pybackend import ClusterError
-from pybackend.core.data.spark_rows import decode_lines, encode_lines
+from pybackend.core.data.spark_rows import add_fields, decode_lines, encode_lines
 
 
 def written(path: Path, batches: list[pa.RecordBatch]) -> list[str]:
@@ -79,3 +79,20 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
         path.write_text(f"\n{wrong}\n")
         with pytest.raises(ClusterError, match=rf"line 2 of .*rows is damaged \(.*{expected}"):
             list(decode_lines(path))
+
+
+class Frame:
+    """A DataFrame of Spark Connect 3.5, which asks the server for its columns each time."""
+
+    requests = 0
+
+    @property
+    def columns(self) -> list[str]:
+        self.requests += 1
+        return ["a", "b", "c"]
+
+
+def test_the_columns_are_asked_for_once() -> None:
+    frame = Frame()
+    assert add_fields(frame, ["a", "b", "c"]) is frame
+    assert frame.requests == 1

@@ -139,8 +139,10 @@ def get_size(uri: str) -> int:
 
 def check_folder(uri: str, argument: str) -> None:
     """Raise `InputError` if a local file's folder cannot be created or used; write nothing."""
+    if is_remote(uri):
+        return
     folder = _find_folder(uri)
-    if is_remote(uri) or (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+    if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
         return
     reason = f"you do not have permission to write to the folder {show(folder)}"
     if not os.path.isdir(folder):

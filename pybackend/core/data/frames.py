@@ -188,6 +188,8 @@ def _read_table(frame: Any, name: str) -> _Table:
         return _read_pandas(frame, name)
     try:
         table = pa.table(frame)
+    except MemoryError:  # Arrow's is an `ArrowException`, too
+        raise
     except pa.ArrowException as error:
         raise InputError(
             f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
@@ -366,6 +368,8 @@ def _arrow_column(series: Any, name: str) -> Any:
         if series.dtype == object and any(map(_is_nested, series.iloc[:1])):
             series = series.map(_nest)
         return pa.Array.from_pandas(series)
+    except MemoryError:
+        raise
     except (OverflowError, UnicodeError, pa.ArrowException) as error:
         what = (
             f"has values of different types, or of a type that Arrow does not support ({error}): "

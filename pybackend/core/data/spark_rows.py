@@ -101,7 +101,8 @@ def _find_field(schema: Any, name: str) -> Any:
 
 def add_fields(frame: Any, types: Iterable[str]) -> Any:
     """Add the fields of structs among names of `column_types` to a DataFrame, as last columns."""
-    added = [name for name in types if name not in set(frame.columns)]
+    own = set(frame.columns)  # a request to the server, with Spark Connect 3.5
+    added = [name for name in types if name not in own]
     fields = [frame[".".join(map(_quote, name.split(".")))].alias(name) for name in added]
     return frame.select("*", *fields) if fields else frame
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import keras
@@ -279,10 +279,12 @@ def is_custom(part: Any) -> bool:
 def is_defined_by_user(kind: Any) -> bool:
     """Return whether a class or function is neither from a library nor one of our wrappers."""
     module = str(kind.__module__)
-    is_library = module.partition(".")[0] in {*_LIBRARIES, *sys.stdlib_module_names}
+    package = module.partition(".")[0]
+    is_library = package in _LIBRARIES or package in sys.stdlib_module_names
     return not is_library and not module.startswith("pybackend.core.engine.")
 
 
+@lru_cache
 def _derives_from_keras(kind: type) -> bool:
     """Return whether a class is a Keras class, or is derived from one."""
     is_derived = any(base.__module__.startswith("keras.") for base in kind.__mro__)

@@ -318,7 +318,7 @@ def _pack(rows: int, arrays: Sequence[Array]) -> Array:
     """
     shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
     parts = [np.array([rows, *shapes], np.int64), *arrays]
-    return np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8).copy()
+    return np.concatenate([np.frombuffer(part.tobytes(), np.uint8) for part in parts])
 
 
 def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
