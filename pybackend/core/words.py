@@ -95,7 +95,7 @@ def setting(**values: Any) -> str:
     return ", ".join(f"{name}{sign}{show(value)}" for name, value in values.items())
 
 
-def call_of(function: str, *arguments: Any, **settings: Any) -> Code:
+def call_of(function: str, /, *arguments: Any, **settings: Any) -> Code:
     """Return the call of a function of tfdist: ``Elastic(2)`` or, in R, ``elastic(2)``."""
     own = function.removeprefix("pybackend.")
     name = either(function, _FUNCTIONS.get(own, own))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -352,3 +353,43 @@ def test_workers_are_alike_or_not_forked(
         assert kinds[0] is not None
         assert kinds[0] == kinds[1]
         assert kinds[0] != kinds[2]
+        assert kinds[0] == make_kind(TFDIST_RANK="0", CUDA_VISIBLE_DEVICES="")
+
+
+def test_processes_of_an_owner_that_start_it_at_once_all_use_it(
+    owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, servers = make_kind(), ForkServers(owner)
+    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
+    monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
+    servers.start(kind, 1)
+    other = ForkServers(owner)
+    monkeypatch.setattr(other, "list_names", list)  # it has looked before
+    other.start(kind, 1)
+    servers.close()
+    assert servers.list_names() == []
+
+
+def test_a_worker_in_a_hurry_neither_starts_it_nor_waits(
+    owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, servers = make_kind(), ForkServers(owner)
+    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
+    began = time.monotonic()
+    assert servers.fork(kind, "/", [], {}, waits=False) is None
+    assert servers.list_names() == []
+    servers.start(kind, 1)
+    assert servers.fork(kind, "/", [], {}, waits=False) is None
+    assert time.monotonic() - began < forking.ANSWER_SECONDS
+    servers.close()
+
+
+def test_files_below_a_folder_named_openblas_do_not_end_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(os.cpu_count()))
+    path = tmp_path / "openblas" / "rows.npy"
+    path.parent.mkdir()
+    path.write_bytes(bytes(8192))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        forking._limit_threads()

@@ -33,6 +33,7 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.core.launchers.environment.archive import pack_environment_of
+from pybackend.core.launchers.kubernetes import cluster as own_client
 from pybackend.core.launchers.kubernetes import launcher
 from pybackend.core.launchers.kubernetes.watch import KubernetesJob, PodState
 
@@ -416,3 +417,13 @@ def test_a_driver_whose_machine_is_gone(cluster: Kube) -> None:
             os.kill(int(child), signal.SIGKILL)
         driver.kill()
     wait_for(cluster.is_empty, PATIENCE)
+
+
+def test_a_web_socket_that_cannot_be_opened_is_an_error() -> None:
+    from kubernetes.client import ApiException
+
+    def fail(**options: Any) -> None:
+        raise ApiException(status=0, reason="Handshake status 403 Forbidden")
+
+    with pytest.raises(ClusterError, match="could not execute a command: Handshake status 403"):
+        own_client._ask("execute a command", fail)

@@ -19,6 +19,7 @@ from conftest import build_dense
 
 import pybackend
 from pybackend import ClusterError, InputError, Resources, plan
+from pybackend.core.launchers import local
 from pybackend.types import PlannedWorker
 
 
@@ -149,3 +150,12 @@ def test_what_training_refuses_is_refused(rows: Any, named: Any, message: str) -
     given = {"spark": "local", "model": build_dense, "data": rows, **named}
     with pytest.raises((InputError, ClusterError), match=message):
         plan(**given)
+
+
+def test_a_plan_starts_no_fork_server(
+    rows: Any, dense_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(local, "start_fork_server", lambda: started.append(True))
+    plan("local", dense_model, rows, workers=2)
+    assert not started

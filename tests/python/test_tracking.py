@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -32,7 +33,9 @@ from pybackend import (
     train_many,
     train_mnist,
 )
-from pybackend.core.api.observer import list_numbers, split_trackers
+from pybackend.core.api.observer import list_numbers, recording, split_trackers
+from pybackend.core.launchers.joined.launcher import JoinedLauncher
+from pybackend.core.launchers.joined.place import Place
 
 # Neither package reports to its maker from a test.
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
@@ -451,3 +454,13 @@ def test_a_server_of_mlflow_has_all_of_a_training(
         assert run.data.metrics["test/accuracy"] == result.metrics["test_accuracy"]
     finally:
         mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_among_processes_that_join_only_the_first_records(rank: int) -> None:
+    begun: list[Any] = []
+    tracker = SimpleNamespace(system="any", begin=begun.append)
+    place = Place(rank, 2, "localhost:1", None, "mpirun", (), rank, 2)
+    prepared = SimpleNamespace(launcher=JoinedLauncher(place, "secret"), trackers=[tracker])
+    with recording(prepared, begun.append):
+        assert len(begun) == (rank == 0)

@@ -201,9 +201,9 @@ def plan(
     """
     call = TrainingCall(spark=spark, model=model, data=data, options=options)
     if submit is False:
-        return describe_plan(prepare_training(call))
+        return describe_plan(prepare_training(call, starts_workers=False))
     root = check_submission(call, None if submit is True else submit)
-    made = describe_plan(prepare_training(call))
+    made = describe_plan(prepare_training(call, starts_workers=False))
     driver = f"a process of its own on {socket.gethostname()}, with a new folder in {root.path}"
     return replace(made, driver=f"{driver} and a copy in {root}" if root.copies else driver)
 

@@ -122,10 +122,16 @@ class PreparedTraining(Request[TrainingJob]):
     began: float
 
 
-def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
-    """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets."""
+def prepare_training(
+    call: TrainingCall, read: ReadData = read_training_data, starts_workers: bool = True
+) -> PreparedTraining:
+    """Check the arguments of `barrier_train`, and encode them; ``read`` returns the data sets.
+
+    ``starts_workers`` is whether this process will start workers, and may prepare for that.
+    """
     began, launcher, given = time.monotonic(), launcher_for(call.spark), call.options["callbacks"]
-    warm_up(launcher, call.options["resources"])
+    if starts_workers:
+        warm_up(launcher, call.options["resources"])
     trackers, others = observer.split_trackers(given)
     folder, callbacks = observer.split_folder(others)
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)

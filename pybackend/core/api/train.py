@@ -162,6 +162,6 @@ def submit_training(
     """
     call = TrainingCall(spark=spark, model=model, data=data, options=options)
     root = check_submission(call, folder)
-    prepared = prepare_training(call)
+    prepared = prepare_training(call, starts_workers=False)
     show_notes(prepared)
     return DetachedJob(submit(prepared, root))

@@ -55,6 +55,7 @@ _OFF = ("0", "false", "no", "off")
 
 # The servers for workers of this block, and how many processes on this machine have such servers.
 _FORKING: ContextVar[tuple[ForkServers, int] | None] = ContextVar("_FORKING", default=None)
+_WAITS: ContextVar[bool] = ContextVar("_WAITS", default=True)
 
 
 def start_worker(
@@ -72,7 +73,8 @@ def start_worker(
     found = _FORKING.get()
     if may_fork and found and not is_off() and (kind := describe_worker(variables, python)):
         servers, processes = found
-        if forked := servers.fork(kind, folder, descriptors, variables, processes):
+        given = (kind, folder, descriptors, variables, processes)
+        if forked := servers.fork(*given, waits=_WAITS.get()):
             return forked
     return popen([python, *forking.PROGRAM, _START, folder], descriptors, variables)
 
@@ -112,6 +114,11 @@ def forking_workers(processes: int = 1, owner: str | None = None) -> Iterator[No
         yield
 
 
+def forking_at_once() -> contextlib.AbstractContextManager[None]:
+    """Fork the workers of this block only if a server is ready; none is started or waited for."""
+    return holding(_WAITS, False)
+
+
 def is_forking() -> bool:
     """Return whether a server runs, or still imports TensorFlow, for workers of this block."""
     found = _FORKING.get()
@@ -124,7 +131,7 @@ def start_fork_server() -> None:
         kind = describe_worker(worker_variables(), sys.executable)
         if kind is not None and not is_off():
             _find_servers(None).start(kind, 1)
-    except OSError as error:
+    except Exception as error:  # the call works without it
         LOGGER.debug("no fork server: %s", error)
 
 
@@ -189,31 +196,48 @@ class ForkServers:
         descriptors: Sequence[int],
         variables: Mapping[str, str],
         processes: int = 1,
+        waits: bool = True,
     ) -> forking.ForkedProcess | None:
-        """Fork a worker from the server for its kind, which is started first if there is none."""
+        """Fork a worker from the server for its kind, which is started first if there is none.
+
+        With ``waits=False``, none is started or waited for.
+        """
         name, pid = self.name(kind), None
         connection = socket.socket(socket.AF_UNIX)
         try:
-            self.start(kind, processes)
+            if waits:
+                self.start(kind, processes)
+            started = self._started.get(name)
             connection.settimeout(forking.ANSWER_SECONDS)
             connection.connect(name)
             pid, patience = forking.find_server(connection), forking.ANSWER_SECONDS
             if pid is None:
                 limit = self._deadlines.setdefault(name, time.monotonic() + _IMPORT_SECONDS)
-                patience = max(0.01, limit - time.monotonic())
+                patience = max(0.01, limit - time.monotonic() if waits else 0.0)
+            else:  # the next one gets its own time
+                self._deadlines.pop(name, None)
             return forking.ForkedProcess(connection, descriptors, variables, [folder], patience)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: too many threads
             LOGGER.debug("the fork server is not used: %s", error)
             connection.close()
             if pid is not None and isinstance(error, TimeoutError):  # it is stopped, for example
-                self._end(name)
-                self.start(kind, processes)
+                with contextlib.suppress(OSError, RuntimeError):
+                    self._replace(started, kind, processes)
             return None
 
     def close(self) -> None:
         with self._lock:
             for name in self.list_names():
                 self._end(name)
+
+    def _replace(
+        self, started: subprocess.Popen[bytes] | None, kind: WorkerKind, processes: int
+    ) -> None:
+        name = self.name(kind)
+        with self._lock:
+            if self._started.get(name) is started:  # else another thread has replaced it
+                self._end(name)
+        self.start(kind, processes)
 
     def _has_failed(self, name: str) -> bool:
         """Return whether the last such server failed, as its workers would: they show the error."""
@@ -386,6 +410,8 @@ def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | N
     except OSError:
         return None
     fixed = {name: value for name, value in variables.items() if name not in _UNREAD}
+    # These workers have no GPU, however that was said: a call with `gpus=0` replaced the server.
+    fixed["CUDA_VISIBLE_DEVICES"] = ""
     for name, value in _SET_BY_IMPORT.items():
         if fixed.get(name) == value or value is None:
             fixed.pop(name, None)

@@ -295,12 +295,16 @@ def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
 def _limit_threads() -> None:
     """Let numpy use as many threads as if it had been imported with this process's variables."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    if not threads.isdigit() or "OPENBLAS_NUM_THREADS" in os.environ:  # which the server had
+        return
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
-        library = ctypes.CDLL(path)
-        for name in _SET_THREADS:
-            if threads.isdigit() and hasattr(library, name):
-                getattr(library, name)(int(threads))
+        # Not all are libraries: the name may be that of a folder.
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path)
+            for name in _SET_THREADS:
+                if hasattr(library, name):
+                    getattr(library, name)(int(threads))
 
 
 def _read_first_environment() -> set[str]:

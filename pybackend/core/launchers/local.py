@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -28,6 +28,7 @@ from pybackend.core.launchers.child import Child, find_disk
 from pybackend.core.launchers.crew import Crew, follow_child, take_all
 from pybackend.core.launchers.elastic_workers import Said, train_elastically
 from pybackend.core.launchers.fork_server import (
+    forking_at_once,
     forking_workers,
     is_forking,
     start_fork_server,
@@ -262,8 +263,11 @@ class LocalSite(ExitStack):
         child = self.enter_context(Child(self._job, number, HOST, say, self._shares[place]))
         # The rows are written once, and linked into the folders of the other workers.
         holder = next((c for c in self._children if not c.is_closed), None)
+        # Once training has begun, the other workers get their orders from this thread.
+        has_begun = number >= self._job.workers
         try:
-            child.start(self._files)
+            with forking_at_once() if has_begun else nullcontext():
+                child.start(self._files)
             for name, columns in self._datasets.items():
                 if holder is not None:
                     link_columns(child.folder / name, holder.folder / name)

@@ -64,6 +64,11 @@ class JoinedLauncher:
     def check(self, job: Job) -> None:
         reject_environment(job, "start each process with the Python that it should have")
 
+    @property
+    def is_first(self) -> bool:
+        """True if this is the process that receives the events of all others, for trackers."""
+        return self.place.rank == 0
+
     def describe(self, job: Job) -> Submission:
         place = self.place
         hosts = [f"host {split_host(peer)}" for peer in place.peers]

@@ -178,7 +178,7 @@ _ADVICE = {
 }
 
 
-def _ask(what: str, request: Callable[..., Any], unless: int = 0) -> Any:
+def _ask(what: str, request: Callable[..., Any], unless: int | None = None) -> Any:
     """Return the response to a request; None if it fails with the HTTP status ``unless``.
 
     Other failures raise a `ClusterError`.
@@ -189,7 +189,8 @@ def _ask(what: str, request: Callable[..., Any], unless: int = 0) -> Any:
     try:
         return request(**_LIMIT)
     except ApiException as error:
-        if error.status == unless:
+        # A WebSocket that fails has status 0.
+        if unless is not None and error.status == unless:
             return None
         reason = str(error.reason or error)
         with suppress(TypeError, ValueError, KeyError):

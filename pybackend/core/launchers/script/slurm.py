@@ -169,13 +169,15 @@ def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
 
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
-    state = commands.show_job(environment["SLURM_JOB_ID"])
+    number = environment["SLURM_JOB_ID"]
+    state = commands.show_job(number)
     if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
         return True
     is_late = state.seconds_left < seconds and _WANTED in environment
     if not state.can_requeue or not (state.is_preempted or is_late):
         return False
-    commands.ask("scontrol", "requeue", state.number)
+    # Of an array, Slurm shows all jobs: the first one may be another.
+    commands.ask("scontrol", "requeue", number)
     return True
 
 

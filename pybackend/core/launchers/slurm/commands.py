@@ -383,8 +383,8 @@ def _numbers(ranges: str) -> list[str]:
     """Return ``007, 008, 012`` for ``007-008,012``."""
     found: list[str] = []
     for first, last in re.findall(r"(\w+)(?:-(\w+))?", ranges):
-        numbers = range(int(first), int(last) + 1) if last else [int(first)]
-        found += [f"{number:0{len(first)}d}" for number in numbers]
+        numbers = range(int(first), int(last) + 1) if last else ()
+        found += [f"{number:0{len(first)}d}" for number in numbers] or [first]
     return found
 
 

@@ -196,10 +196,11 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
     wanted = TaskResourceRequests().cpus(cpus)
     if gpus:
         wanted = wanted.resource("gpu", gpus)
-    profile = known[cpus, gpus] = ResourceProfileBuilder().require(wanted).build
+    profile = ResourceProfileBuilder().require(wanted).build
     if sessions.is_connect(session):
         # The profile registers when its number is read, which not every thread can do.
         _ = profile.id
+    known[cpus, gpus] = profile
     return profile
 
 
