@@ -285,7 +285,7 @@ def is_defined_by_user(kind: Any) -> bool:
 
 
 @lru_cache
-def _derives_from_keras(kind: type) -> bool:
+def _derives_from_keras(kind: Any) -> bool:
     """Return whether a class is a Keras class, or is derived from one."""
     is_derived = any(base.__module__.startswith("keras.") for base in kind.__mro__)
     return is_derived and hasattr(kind, "__dict__")
