@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -284,8 +284,7 @@ def is_defined_by_user(kind: Any) -> bool:
     return not is_library and not module.startswith("pybackend.core.engine.")
 
 
-@lru_cache
-def _derives_from_keras(kind: Any) -> bool:
+def _derives_from_keras(kind: type) -> bool:
     """Return whether a class is a Keras class, or is derived from one."""
     is_derived = any(base.__module__.startswith("keras.") for base in kind.__mro__)
     return is_derived and hasattr(kind, "__dict__")
