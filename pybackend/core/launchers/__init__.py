@@ -1,8 +1,8 @@
-"""Start workers. Other packages import only from this module.
+"""Start workers. Other packages, except `tfos.feed`, import only from this module.
 
 A launcher implements the `Launcher` protocol. Those that recognize a first argument themselves have
-a line in the table below. The other functions, for Spark and scripts, can also be imported from
-here, and are loaded on first use.
+a line in the table below. What other packages need of the modules here, such as functions for Spark
+and scripts, can also be imported from here, and is loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Fork servers: processes that have imported TensorFlow, from which workers are forked.
 
 The import takes seconds, which is most of the time of a short training run. So one process imports
-TensorFlow, and the workers of all calls are forked from it, within milliseconds, if they would
-start in the same way: with the same environment, limits and user. The server runs no job, so a
-worker begins as a new process does: it has the same imports, but random numbers of its own.
+TensorFlow, and the workers of all calls with a model are forked from it, within milliseconds, if
+they would start in the same way: with the same environment, limits and user. The server runs no
+job, so a worker begins as a new process does: it has the same imports, but random numbers of its
+own.
 
-A server belongs to a process, its owner, and ends with it: this session, a Spark executor, or the
-keeper of a session on a host. The owner's processes, such as the tasks of an executor, find it by a
-name in Linux's abstract namespace of sockets, where no file is left behind.
+A server belongs to a process, its owner: this session, a Spark executor, or the keeper of a session
+on a host. It ends with its owner, or after ten idle minutes. The owner's processes, such as the
+tasks of an executor, find it by a name in Linux's abstract namespace of sockets, where no file is
+left behind.
 """
 
 from __future__ import annotations

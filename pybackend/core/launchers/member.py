@@ -1,7 +1,7 @@
 """Member of a worker group: it has a rank, runs one worker process, and reports.
 
-`Group` hides what started it: a Spark or sparklyr task, ssh, or Slurm. Everything else is the same
-for all of them. This file is imported on the workers' hosts.
+`Group` hides what started it: a Spark or sparklyr task, ssh, Slurm, Kubernetes, or the user.
+Everything else is the same for all of them. This file is imported on the workers' hosts.
 """
 
 from __future__ import annotations

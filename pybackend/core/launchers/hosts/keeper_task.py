@@ -1,4 +1,4 @@
-"""The process on a host that owns a fork server for the later calls of a session: the keeper.
+"""The process on a host that owns a fork server for the calls of a session: the keeper.
 
 It waits on each host for ten minutes, so it imports neither numpy nor what a worker needs. This
 file is imported on the workers' hosts.

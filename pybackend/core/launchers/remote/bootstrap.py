@@ -1,8 +1,8 @@
 """First code to run on a worker's host: it receives the driver's bundle, and starts its task.
 
-Only the text of this file, after that of `machine`, is passed on Python's command line. So it uses
-only the standard library and the syntax of Python 3.6: an old release must be able to report its
-version.
+Only the text of this file, after that of `machine.capacity`, is passed on Python's command line. So
+it uses only the standard library and the syntax of Python 3.6: an old release must be able to
+report its version.
 """
 
 import json
