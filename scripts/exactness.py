@@ -183,7 +183,7 @@ of an attention key. They may differ by 1e-6 of the norm of the whole gradient. 
 the largest such difference.
 
 If rounding errors grow through a deep network, so that float32 and float64 differ by more than 1e-3
-of the whole gradient, no gradient tells an error from rounding: they are undecided.
+of the whole gradient, no gradient distinguishes an error from rounding: they are undecided.
 
 Differences within the tolerance are not detected: for example, if one row in 50,000 counts twice in
 a loss.

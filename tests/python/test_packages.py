@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.core.machine.packages import find_difference, read_versions
+from pybackend.core.machine.packages import TITLES, UNKNOWN, find_difference, read_versions
 
 HERE = read_versions()
 
@@ -42,3 +42,8 @@ def test_the_worker_that_differs_is_named(
     assert found[0] == rank
     for part in parts:
         assert part in found[1]
+
+
+def test_a_worker_that_has_not_joined_differs_from_none() -> None:
+    unknown = dict.fromkeys(TITLES, UNKNOWN)
+    assert find_difference(["", "b"], [unknown, HERE]) is None

@@ -62,6 +62,10 @@ def find_difference(
         # The most common version is the expected one; in a tie, that of the lowest rank.
         wanted = Counter(known).most_common(1)[0][0] if known else None
         for rank, have in enumerate(versions):
+            if have is not None and have in (wanted, UNKNOWN):
+                continue
+            # An elastic worker that has not joined yet has no Python, only unknown versions
+            # (test_a_worker_that_has_not_joined_differs_from_none).
             python = found[rank]["python"]
             command = f"{python} -m pip install {package}{f'=={wanted}' if wanted else ''}"
             if have is None:
@@ -69,13 +73,12 @@ def find_difference(
                     f"worker {rank} on {hosts[rank]} has no {title}: its Python is {python}. "
                     f"Install it there with `{command}`, or {remedy}"
                 )
-            if have not in (wanted, UNKNOWN):
-                peer = versions.index(wanted)
-                return rank, (
-                    f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
-                    f"{hosts[peer]} has {wanted}: install the same version on every host "
-                    f"(there: {command}), or {remedy}"
-                )
+            peer = versions.index(wanted)
+            return rank, (
+                f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
+                f"{hosts[peer]} has {wanted}: install the same version on every host "
+                f"(there: {command}), or {remedy}"
+            )
     return None
 
 
