@@ -50,7 +50,7 @@ declare_python <- function() {
 #'   default.
 #' * `tfdist.fork_server`: whether calls on this machine import TensorFlow once, in a process in the
 #'   background from which all workers are forked, so that later calls start at once. It takes about
-#'   0.3 GB of memory, and exits with the session or after ten minutes without a call. `NULL`
+#'   0.4 GB of memory, and exits with the session or after ten minutes without a call. `NULL`
 #'   (default): `TRUE` on Linux without GPUs.
 #' * `tfdist.job_pane`: whether a training also appears in RStudio's Background Jobs pane, if the
 #'   rstudioapi package is installed. The default is `TRUE`.
