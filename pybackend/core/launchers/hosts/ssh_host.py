@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import queue
 import re
@@ -41,8 +40,6 @@ from pybackend.core.net.shared_lines import SharedLines
 _LOG_LINES = 40
 # For the processes there to end and to remove their files.
 _END_SECONDS = 15.0
-# For them to start fork servers.
-_FINISH_SECONDS = 5.0
 # Until Python has started there: login and its file system may be slow.
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
@@ -79,7 +76,6 @@ class SshHost(HostProcess):
         # Time when the host last received something, and of the last check.
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
-        self._has_keeper = False
         super().__init__(self.python.start(self.wanted, self.task))
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
         self._follower = threading.Thread(target=self._follow, daemon=True)
@@ -88,7 +84,6 @@ class SshHost(HostProcess):
 
     def send(self, bundle: Bundle) -> None:
         self._moved = self._looked = time.monotonic()
-        self._has_keeper = KEEPER in bundle.files
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
@@ -118,12 +113,6 @@ class SshHost(HostProcess):
                 f"{self._name} has been silent for {now - heard:.0f} s. Check whether its disk is "
                 "full, or whether the process that runs the workers there was stopped"
             )
-
-    def let_finish(self, seconds: float) -> None:
-        """Let it start a fork server, after its workers have reported, and end by itself."""
-        if self._has_keeper:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.1, seconds))
 
     def let_go(self) -> None:
         self._bundles.put(None)
@@ -210,9 +199,6 @@ def reached(hosts: Iterable[SshHost]) -> Iterator[list[SshHost]]:
         for host in hosts:
             started.append(host)  # one by one: those before one that does not start must end
         yield started
-        deadline = time.monotonic() + _FINISH_SECONDS
-        for one in started:
-            one.let_finish(deadline - time.monotonic())
     finally:
         end_all(started, _END_SECONDS)
 
@@ -245,7 +231,7 @@ def find_keepers(
 
 @dataclass(eq=False)
 class _Keeper(HostProcess):
-    """A process on a host that owns a fork server for later calls. It ends with its ssh process."""
+    """A process on a host that owns a fork server for all calls. It ends with its ssh process."""
 
     python: HostPython
     library: Mapping[str, bytes]
