@@ -43,13 +43,13 @@ CASES = {name: case for programs in TOPICS.values() for name, case in programs.i
 # One of each kind, and cheap.
 DAILY = [
     "collaborative filtering, summed over rows",
+    "tracker of the loss",
 ]
 # Also trained by `make test-full`; `make programs` trains all of them, for some minutes.
 FULL = [
     "endpoint layer",
     "distillation",
     "VAE",
-    "tracker of the loss",
     "ESPCN",
     "image similarity",
     "several labels",

@@ -48,8 +48,14 @@ class Merges:
         the steps logged.
         """
         collective, logged = self.collective, dict(logs or {})
-        metrics = self.state.list_metrics(self.exchange.shared_variables)
-        results = self.state.view.model.get_metrics_result()
+        model = self.state.view.model
+        # Of all metrics, only those that the model lists are merged. Keras's own mean of the loss,
+        # which a model that lists its metrics itself leaves out, ended a right training
+        # (test_there_is_no_false_alarm).
+        listed = {id(v.value) for v in model.metrics_variables}
+        shared = self.exchange.shared_variables
+        metrics = [key for key in self.state.list_metrics(shared) if key in listed]
+        results = model.get_metrics_result()
         own = {
             "rows": self.batches.count_rows(),
             # A train_step of a model's own may log other values by the name of a metric.
