@@ -120,6 +120,8 @@ def test_other_workers_elastic_ones_and_killed_servers(tmp_path: Path) -> None:
             _, forked = train(spark, tmp_path, workers=1, resources=other)
             assert forked == [number == signal.SIGKILL]  # a stopped one is waited for
             assert not is_running(server)
+            _, forked = train(spark, tmp_path, workers=1, resources=other)
+            assert forked == [True]
             (server,) = servers()
         elastic = {"workers": Elastic(workers=2), "resources": FORKING}
         wait_until_ready(server)

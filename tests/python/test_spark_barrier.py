@@ -94,7 +94,8 @@ def test_a_worker_that_is_killed_is_replaced(
     assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
     assert result.generations[1].left["0"].startswith(reason)
     lost = result.generations[1]
-    assert (lost.epoch, lost.step > 1) == (2, True)
+    # Without its task or executor, a worker takes steps until its end is noticed.
+    assert lost.epoch >= 2 if victim else (lost.epoch, lost.step > 1) == (2, True)
     assert "worker 0 on 127.0.0.1 was lost" in capsys.readouterr().out
     test_elastic.check_exact(result)
     # Spark has attempted no stage again.
