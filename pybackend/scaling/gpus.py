@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +141,10 @@ class GpuScaling:
     def describe(self) -> Iterator[str]:
         """Yield a sentence per model: how much faster the most workers are, and if that pays."""
         kind = "GPUs" if self.devices else "workers"
-        for last in self._last_rows():
+        for last in {row.model: row for row in self.rows}.values():
             text = f"{last.model}: {last.workers} {kind} are {last.speedup:.2f} times as fast as 1"
             pays = last.workers == 1 or last.efficiency >= _PAYS
             yield text if pays else f"{text}: distributing this model does not pay here"
-
-    def _last_rows(self) -> list[GpuRow]:
-        return list({row.model: row for row in self.rows}.values())
 
     def to_json(self) -> str:
         return json.dumps({"tfdist": pybackend.__version__, **asdict(self)}, indent=2) + "\n"
@@ -236,8 +233,7 @@ def bench_gpus(
             row = _measure(name, count, batch_size, steps, devices > 0)
             first = first or row
             speedup = row.rows_per_second / first.rows_per_second * first.workers
-            row = GpuRow(**{**asdict(row), "speedup": speedup, "efficiency": speedup / count})
-            rows.append(row)
+            rows.append(replace(row, speedup=speedup, efficiency=speedup / count))
             show(
                 f"{name}, {count} worker{'s' if count > 1 else ''}: {row.seconds * 1e3:.2f} ms a "
                 f"step, {row.rows_per_second:.0f} rows per second"
@@ -290,7 +286,8 @@ def _measure(name: str, workers: int, batch_size: int | None, steps: int, has_gp
     audit = next((one.audit for one in result.workers if one.audit), None) or Audit()
     difference = max(audit.weights, audit.metrics)
     speed = workers * rows / seconds
-    return GpuRow(name, workers, rows, seconds, speed, 1.0, 1.0, audit.steps, difference)
+    compared = float("nan"), float("nan")  # with the other rows, later
+    return GpuRow(name, workers, rows, seconds, speed, *compared, audit.steps, difference)
 
 
 def write(scaling: GpuScaling, page: str | None, json_file: str | None) -> None:

@@ -45,7 +45,7 @@ abort_tfdist <- function(message, class, ..., call = user_frame()) {
 }
 
 # The frame of the call that an error names: the outermost function of this package that led here,
-# but inside of any function of the user's. C code calls from the workspace (0), or from itself.
+# but inside any function that the user wrote. C code calls from the workspace (0), or from itself.
 user_frame <- function() {
   parents <- sys.parents()
   number <- length(parents)

@@ -181,6 +181,12 @@ def owner() -> Iterator[str]:
         yield name_process(process.pid)
 
 
+@pytest.fixture
+def endless_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers that are started import for longer than the test runs."""
+    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
+
+
 def make_kind(**variables: str) -> WorkerKind:
     kind = describe_worker({**os.environ, **variables}, sys.executable)
     assert kind is not None
@@ -264,11 +270,11 @@ def test_a_server_of_other_workers_gives_way_and_none_starts_without_memory(
     wait_for(lambda: not servers.list_names())  # a guardian that still ends holds the name, too
 
 
+@pytest.mark.usefixtures("endless_import")
 def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, servers = make_kind(), ForkServers(owner)
-    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
     began = time.monotonic()
     for _ in range(3):
@@ -356,11 +362,11 @@ def test_workers_are_alike_or_not_forked(
         assert kinds[0] == make_kind(TFDIST_RANK="0", CUDA_VISIBLE_DEVICES="")
 
 
+@pytest.mark.usefixtures("endless_import")
 def test_processes_of_an_owner_that_start_it_at_once_all_use_it(
     owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, servers = make_kind(), ForkServers(owner)
-    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
     servers.start(kind, 1)
     other = ForkServers(owner)
@@ -370,11 +376,9 @@ def test_processes_of_an_owner_that_start_it_at_once_all_use_it(
     assert servers.list_names() == []
 
 
-def test_a_worker_in_a_hurry_neither_starts_it_nor_waits(
-    owner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("endless_import")
+def test_a_worker_in_a_hurry_neither_starts_it_nor_waits(owner: str) -> None:
     kind, servers = make_kind(), ForkServers(owner)
-    monkeypatch.setattr(forking, "SERVE", "import time; time.sleep(600)")
     began = time.monotonic()
     assert servers.fork(kind, "/", [], {}, waits=False) is None
     assert servers.list_names() == []
