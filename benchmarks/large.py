@@ -45,7 +45,7 @@ def network(layers: int = LAYERS) -> Any:
     return model
 
 
-def measure_tfdist(bucket_mb: float) -> list[dict[str, float]]:
+def measure_tfdist(bucket_mb: float | None = None) -> list[dict[str, float]]:
     """`barrier_train` with two workers."""
     options = {
         "workers": step.WORKERS,
@@ -64,9 +64,9 @@ def measure_exchange() -> list[dict[str, float]]:
 CASES: dict[str, Callable[[], list[dict[str, float]]]] = {
     "compute: no communication": lambda: step.train_apart(network, rows, BATCH, EPOCHS),
     "communication: all-reduce alone": measure_exchange,
+    "tfdist": measure_tfdist,
     "tfdist, buckets of 5 MB": lambda: measure_tfdist(5),
-    "tfdist, buckets of 25 MB (default)": lambda: measure_tfdist(25),
-    "tfdist, buckets of 60 MB": lambda: measure_tfdist(60),
+    "tfdist, buckets of 25 MB": lambda: measure_tfdist(25),
     "tfdist, one buffer after the backward pass": lambda: measure_tfdist(float("inf")),
 }
 

@@ -68,7 +68,9 @@ NULL
 #'   added to later steps (error feedback), but the result no longer equals that of one process.
 #'   `NULL` (default): exact. Needs `transport = "tcp"`.
 #' @param bucket_mb Megabytes of gradients per message, sent while the backward pass is still
-#'   running. `Inf`: all gradients at once, after the backward pass.
+#'   running. `Inf`: all gradients at once, after the backward pass. `NULL` (default): 1 to 64, as
+#'   many as the workers' connections send in about 20 ms; all at once between workers of one host
+#'   with one core each; 25 with `compression` or `transport = "tf"`.
 #' @param loss_over Rows over which the loss is computed. `"rows"` (default): each worker computes
 #'   the loss of its own rows, which must be a mean over rows. `"global batch"`: in each step the
 #'   workers exchange their outputs, labels and weights, and compute the loss of all rows. The loss
@@ -203,7 +205,7 @@ maker_arguments$data_options <- alist(
 )
 maker_arguments$elastic <- alist(workers = NULL, min = 1, max = NULL)
 maker_arguments$exchange <- alist(
-  transport = "tcp", compression = NULL, bucket_mb = 25, loss_over = "rows", encrypt = NULL,
+  transport = "tcp", compression = NULL, bucket_mb = NULL, loss_over = "rows", encrypt = NULL,
   audit = TRUE, shard_optimizer = FALSE, scale_lr = NULL
 )
 maker_arguments$hosts <- alist(

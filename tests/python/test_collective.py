@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pybackend.core.collective import (
     Alone,
     Collective,
     Compression,
+    CostModel,
     Mesh,
     Patience,
     all_gather_values,
@@ -472,3 +474,52 @@ def test_ipv6() -> None:
     with mesh(3, host="::1") as members:
         sums = together(members, lambda member: all_sum(member, [member.rank]))
     assert [array.tolist() for array in sums] == [[3.0]] * 3
+
+
+@pytest.mark.parametrize(("gbit", "megabytes"), [(0.01, 1), (1, 4), (10, 16), (25, 64), (1000, 64)])
+def test_a_bucket_takes_about_20_ms(gbit: float, megabytes: int) -> None:
+    with mesh(2) as members:
+        for member in members:
+            member.cost_model = CostModel(25e-6, 8e-9 / gbit, 1e-10)
+        # If one rank has an idle core, all ranks send while they compute.
+        found = together(members, lambda m: m.choose_bucket_bytes(has_idle=m.rank == 1))
+    assert found == [1e6 * megabytes] * 2
+
+
+def test_ranks_of_one_host_without_idle_cores_send_at_the_end() -> None:
+    with mesh(3) as members:
+        found = together(members, lambda m: m.choose_bucket_bytes(has_idle=False))
+    assert found == [math.inf] * 3
+    with mesh(3, shares_memory=False) as members:
+        found = together(members, lambda m: m.choose_bucket_bytes(has_idle=False))
+    assert found[0] < math.inf
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("kind", [None, "bf16"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "doubling"])
+def test_terms_that_are_written_where_they_are_summed(algorithm: Any, kind: Any) -> None:
+    """Also of more than one slot, and with a buffer that has other values."""
+    for count in (10, 70_001, 1_300_003):
+        parts = numbers(count, "float32", 3)
+        wanted, found = [part.copy() for part in parts], [np.full_like(p, 7) for p in parts]
+        codecs = [[Compression(kind) if kind else None for _ in parts] for _ in range(2)]
+
+        def write(start: int, out: Any, rank: int) -> None:
+            out[:] = parts[rank][start : start + len(out)]  # noqa: B023
+
+        with mesh(3, algorithm=algorithm) as members:
+            together(members, lambda m: m.all_reduce(wanted[m.rank], codecs[0][m.rank]))  # noqa: B023
+            together(
+                members,
+                lambda m: m.all_reduce(
+                    found[m.rank],  # noqa: B023
+                    codecs[1][m.rank],  # noqa: B023
+                    lambda start, out: write(start, out, m.rank),
+                ),
+            )
+        for one, other in zip(wanted, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+    alone = np.zeros(3)
+    Alone().all_reduce(alone, terms=lambda start, out: out.fill(start + 1))
+    assert alone.tolist() == [1, 1, 1]

@@ -380,3 +380,14 @@ def test_a_network_that_fails_is_noticed_on_both_sides() -> None:
                 shown = process.communicate(timeout=LONG)[1]
                 assert f"worker {1 - rank} on {made.hosts[1 - rank].address}" in shown
                 assert "has not answered for 2 s" in shown
+
+
+def test_what_never_happens_in_memory_is_not_waited_for_forever() -> None:
+    with mesh(3, longest=1.0) as members:
+        call = members[0]._call(b"+", np.dtype("float32"), 0)
+        with pytest.raises(PeerLostError, match="was silent for 1 s"):
+            call.wait_for(lambda: False)
+        call.wait_for(lambda: True)
+        members[1].close()
+        with pytest.raises(PeerLostError, match=r"worker 1 .* closed the connection"):
+            call.wait_for(lambda: False)

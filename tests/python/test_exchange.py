@@ -31,8 +31,9 @@ class RecordingCollective(Alone):
         self.summed: list[int] = []
         self.gathered: list[tuple[int, ...]] = []
 
-    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+    def all_reduce(self, buffer: Any, codec: Any = None, terms: Any = None) -> None:
         self.summed.append(len(buffer))
+        super().all_reduce(buffer, codec, terms)
 
     def all_gather(self, part: Any) -> list[Any]:
         self.gathered.append(part.shape)

@@ -27,8 +27,10 @@ class Pair:
         self.factor = factor
         self.sizes: list[int] = []
 
-    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+    def all_reduce(self, buffer: Any, codec: Any = None, terms: Any = None) -> None:
         self.sizes.append(len(buffer))
+        if terms:
+            terms(0, buffer)
         buffer *= 1 + self.factor
 
     def all_gather(self, part: Any) -> list[Any]:
@@ -38,7 +40,7 @@ class Pair:
 class Broken(Pair):
     """A collective whose peer has exited."""
 
-    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+    def all_reduce(self, buffer: Any, codec: Any = None, terms: Any = None) -> None:
         raise PeerLostError(1, "far", "closed the connection")
 
 

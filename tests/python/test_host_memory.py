@@ -196,9 +196,10 @@ def test_only_the_memory_that_was_offered_is_opened(tmp_path: Path) -> None:
 
 
 def test_many_ranks_get_smaller_slots_or_none() -> None:
-    assert 32 << 20 < host_memory._size_of(100) < host_memory._size_of(4096) < 65 << 20
+    for size in (100, 500):
+        assert 32 << 20 < host_memory._size_of(size) < 65 << 20
     with ExitStack() as until:
-        assert host_memory.offer_memory(1 << 20, until) == (host_memory.NO_OFFER, None)
+        assert host_memory.offer_memory(501, until) == (host_memory.NO_OFFER, None)
 
 
 SHAPES = ["aabb", "abbab", "aabbcc", *map(full, ["abab", "aaabbb", "aaaabbbb", "aabbaacc"])]
@@ -374,6 +375,24 @@ def test_a_peer_that_closes_is_named(shape: str, rank: int) -> None:
         errors = together(others, closing_after(lambda m: m.all_reduce(np.ones(1_000_000))))
     assert {type(error) for error in errors} == {PeerLostError}
     assert rank in {error.rank for error in errors}
+
+
+def test_terms_of_several_hosts_are_written_where_they_are_summed() -> None:
+    parts = numbers(1_300_003, "float32", 4)
+    wanted, found = [part.copy() for part in parts], [np.full_like(part, 7) for part in parts]
+
+    def work(member: Mesh) -> None:
+        def write(start: int, out: Any) -> None:
+            out[:] = parts[member.rank][start : start + len(out)]
+
+        member.all_reduce(wanted[member.rank])
+        member.all_reduce(found[member.rank], terms=write)
+        assert member.route == "shared memory and sockets"
+
+    with hosts("aabb") as members:
+        assert together(members, work) == [None] * 4
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_silent_peer_is_named_in_the_end() -> None:

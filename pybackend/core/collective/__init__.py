@@ -14,10 +14,10 @@ from pybackend.core.collective.algorithms import CostModel
 from pybackend.core.collective.joining import join_mesh
 from pybackend.core.collective.links import LONGEST_SECONDS, Patience
 from pybackend.core.collective.mesh import Mesh
-from pybackend.core.collective.wire import Array, Compression
+from pybackend.core.collective.wire import Array, Compression, Terms
 from pybackend.core.job.value_codec import decode_state, encode_state
 
-__all__ = ["LONGEST_SECONDS", "Compression", "CostModel", "Mesh", "Patience", "join_mesh"]
+__all__ = ["LONGEST_SECONDS", "Compression", "CostModel", "Mesh", "Patience", "Terms", "join_mesh"]
 
 
 class Collective(Protocol):
@@ -30,8 +30,13 @@ class Collective(Protocol):
     def waited(self) -> float:
         """Total seconds that this rank has waited for others."""
 
-    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous 1-D buffer with its sum over all ranks, bit-identical on all."""
+    def all_reduce(
+        self, buffer: Array, codec: Compression | None = None, terms: Terms | None = None
+    ) -> None:
+        """Replace a contiguous 1-D buffer with its sum over all ranks, bit-identical on all.
+
+        With ``terms``, a rank's terms are what this function writes, not what the buffer has.
+        """
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
         """Replace this rank's part of a 1-D buffer with its sum; ``ends`` has all parts' ends."""
@@ -59,8 +64,12 @@ class Alone:
     world_size = 1
     waited = 0.0
 
-    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Leave the buffer unchanged: with one rank, it already is the sum."""
+    def all_reduce(
+        self, buffer: Array, codec: Compression | None = None, terms: Terms | None = None
+    ) -> None:
+        """Leave the buffer unchanged, or write the terms: with one rank, they are the sum."""
+        if terms:
+            terms(0, buffer)
 
     def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
         """Leave the buffer unchanged."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from pybackend.core.collective.algorithms import TEN_GIGABITS, Ranks, find_neighbours
 from pybackend.core.collective.links import Call
-from pybackend.core.collective.wire import Array, Compression
+from pybackend.core.collective.wire import Array, Compression, Terms
 
 # Bytes of a buffer that are summed at a time: few enough to stay in the cache.
 _SLOT = 1 << 21
@@ -34,6 +34,8 @@ _SLOT = 1 << 21
 _MOST = 64 << 20
 _NAME = "tfdist"
 _NONCE = 32
+# Where the first page has each rank's number of meetings, and the most ranks that have room there.
+_COUNTERS, _MOST_RANKS = 64, 500
 _OFFER = struct.Struct(f"=qq{_NONCE}s")
 NO_OFFER = bytes(_OFFER.size)
 
@@ -106,11 +108,18 @@ def open_memory(offer: bytes, world_size: int) -> mmap.mmap | None:
 
 
 def _size_of(world_size: int) -> int:
-    return mmap.PAGESIZE + 2 * world_size * _size_of_slot(world_size)
+    return mmap.PAGESIZE + _count_slots(world_size) * world_size * _size_of_slot(world_size)
 
 
 def _size_of_slot(world_size: int) -> int:
-    return min(_SLOT, _MOST // (2 * world_size) // mmap.PAGESIZE * mmap.PAGESIZE)
+    if world_size > _MOST_RANKS:
+        return 0
+    most = _MOST // (_count_slots(world_size) * world_size)
+    return min(_SLOT, most // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+def _count_slots(world_size: int) -> int:
+    return 2 if world_size == 2 else 3
 
 
 @dataclass(frozen=True)
@@ -150,9 +159,9 @@ def find_layout(hosts: Sequence[str], rank: int) -> HostLayout | None:
 
 
 class HostSum:
-    """Sum over all ranks, of which those of a host share memory: two slots for each, used in turn.
+    """Sum over all ranks, of which those of a host share memory: with slots for each, used in turn.
 
-    While some ranks still read one slot, the others already write to their other one. Two ranks
+    While some ranks still read one slot, the others already write to their next one. Two ranks
     compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
     ``everyone`` has the links to the ranks that ``layout`` needs.
     """
@@ -161,25 +170,29 @@ class HostSum:
         self.layout = layout
         size = len(layout.local)
         whole = np.frombuffer(memory, np.uint8)[mmap.PAGESIZE :]
-        self._slots = whole.reshape(2, size, _size_of_slot(size))
-        self._turn = 0
+        self._slots = whole.reshape(_count_slots(size), size, _size_of_slot(size))
+        self._arrived = np.frombuffer(memory, np.int64, size, _COUNTERS)
+        self._call: Call | None = None
+        self._turn, self._meetings = 0, 0
         self._local = everyone.among(layout.local)
         self._rank = self._local.rank
         is_across = layout.hosts > 1 and bool(layout.across)
         self._across = everyone.among(layout.across) if is_across else None
 
-    def all_reduce(self, call: Call, buffer: Array, codec: Compression | None) -> None:
-        """Sum a 1-D buffer in place.
+    def all_reduce(
+        self, call: Call, buffer: Array, codec: Compression | None, terms: Terms | None = None
+    ) -> None:
+        """Sum a 1-D buffer in place, or the given ``terms`` into the buffer.
 
         The ranks of a host are added in their order, and then the hosts, by an algorithm that
         depends only on the number of bytes and hosts. ``codec`` compresses what is sent between
         hosts; with one host, there is nothing to compress.
         """
         if self.layout.hosts == 1:
-            self._sum_locally(call, buffer)
+            self._sum_locally(call, buffer, terms or _reading(buffer))
             return
         parts = _cut_evenly(len(buffer), self.layout.parts)
-        self.reduce_scatter(call, buffer, parts)
+        self.reduce_scatter(call, buffer, parts, terms)
         if self._across:
             part = buffer[parts[self._rank]]
             if codec:
@@ -193,33 +206,58 @@ class HostSum:
         self.all_gather(call, buffer, parts)
 
     def _meet(self, call: Call) -> None:
-        """Return once all ranks of the host have called it."""
-        self._local.double(call, np.empty(0, np.uint8))
+        """Return once all ranks of the host have called it.
 
-    def _sum_locally(self, call: Call, buffer: Array) -> None:
-        """Sum in place, in the order of the ranks; only for ranks of one host."""
+        The first meeting of a call compares the headers. The others only count in memory: messages
+        between eight ranks on two cores took longer than the sums.
+        """
+        if call is not self._call:
+            self._call = call
+            self._local.double(call, np.empty(0, np.uint8))
+            return
+        self._meetings += 1
+        # Python's lock is released and taken, which orders stores and loads on any processor.
+        os.sched_yield()
+        self._arrived[self._rank] = self._meetings
+        call.wait_for(lambda: bool((self._arrived >= self._meetings).all()))
+        os.sched_yield()
+
+    def _sum_locally(self, call: Call, buffer: Array, terms: Terms) -> None:
+        """Sum in the order of the ranks; only for ranks of one host."""
         step = self._slots.shape[2] // buffer.itemsize
+        # Of more than two ranks, each sums a part, which the others copy after the next meeting.
+        before: tuple[list[Array], Array] | None = None
         for start in range(0, len(buffer) or 1, step):
-            part = buffer[start : start + step]
-            slots = [slot[: len(part)] for slot in self._take_turn(buffer.dtype)]
-            slots[self._rank][:] = part
+            total = buffer[start : start + step]
+            slots = [slot[: len(total)] for slot in self._take_turn(buffer.dtype)]
+            terms(start, slots[self._rank])
             self._meet(call)
+            if before:
+                self._copy_parts(*before)
             if len(slots) == 2:
-                np.add(slots[0], slots[1], out=part)
+                np.add(slots[0], slots[1], out=total)
             else:
-                self._sum_by_parts(call, slots, part)
+                self._sum_part(slots, total)
+                before = slots, total
+        if before:
+            self._meet(call)
+            self._copy_parts(*before)
 
-    def reduce_scatter(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+    def reduce_scatter(
+        self, call: Call, buffer: Array, parts: Sequence[slice], terms: Terms | None = None
+    ) -> None:
         """Sum this rank's part of a buffer over the ranks of its host in place, in their order.
 
-        The rest is unchanged. Without a part, a rank only contributes terms.
+        The rest is unchanged. Without a part, a rank only contributes terms. ``terms`` are used
+        instead of the buffer's.
         """
+        terms = terms or _reading(buffer)
         steps = _cut_slot(parts, self._slots.shape[2] // buffer.itemsize)
         starts = [sum(steps[:number]) for number in range(len(parts))]
         for spans in _advance(parts, steps):
             slots = self._take_turn(buffer.dtype)
             for start, span in zip(starts, spans, strict=True):
-                slots[self._rank][start:][: span.stop - span.start] = buffer[span]
+                terms(span.start, slots[self._rank][start:][: span.stop - span.start])
             self._meet(call)
             if self._rank < len(parts):
                 total = buffer[spans[self._rank]]
@@ -240,18 +278,26 @@ class HostSum:
 
     def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
         slots = self._slots[self._turn]
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % len(self._slots)
         usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
         return [slot[:usable].view(dtype) for slot in slots]
 
-    def _sum_by_parts(self, call: Call, slots: list[Array], part: Array) -> None:
-        """Let each rank sum one part of a buffer, which the others then copy."""
-        spans = _cut_evenly(len(part), len(slots))
-        own = spans[self._rank]
-        total = part[own]
-        _sum_rows([slot[own] for slot in slots], total)
-        slots[self._rank][own] = total
-        self._meet(call)
-        for rank, span in enumerate(spans):
+    def _sum_part(self, slots: list[Array], total: Array) -> None:
+        """Sum this rank's part, and write it to its slot for the others."""
+        own = _cut_evenly(len(total), len(slots))[self._rank]
+        _sum_rows([slot[own] for slot in slots], total[own])
+        slots[self._rank][own] = total[own]
+
+    def _copy_parts(self, slots: list[Array], total: Array) -> None:
+        for rank, span in enumerate(_cut_evenly(len(total), len(slots))):
             if rank != self._rank:
-                part[span] = slots[rank][span]
+                total[span] = slots[rank][span]
+
+
+def _reading(buffer: Array) -> Terms:
+    """Return the terms that a buffer contains."""
+
+    def read(start: int, out: Array) -> None:
+        out[:] = buffer[start : start + len(out)]
+
+    return read

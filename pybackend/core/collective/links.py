@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -120,6 +121,9 @@ _HEADER = struct.Struct(">Qc3siQ")
 # A peer at another exchange may only show on a link that is not read; these are checked after this.
 _SUSPICION_SECONDS = 0.05
 _LOOK_SECONDS = 0.25
+# Ranks that write to memory are waited for with the core, then in pauses of this length.
+_YIELDS = 30
+_PAUSE_SECONDS = 50e-6
 
 
 class _Cursor:
@@ -218,6 +222,28 @@ class Call:
                 out if sending.index < allowed else None,
                 since,
             )
+
+    def wait_for(self, has_happened: Callable[[], bool]) -> None:
+        """Wait for what other ranks of this host, which have joined the call, write to memory.
+
+        Raises `PeerLostError` as `flow` does.
+        """
+        for _ in range(_YIELDS):
+            if has_happened():
+                return
+            os.sched_yield()
+        since = looked = time.monotonic()
+        while not has_happened():
+            time.sleep(_PAUSE_SECONDS)
+            now = time.monotonic()
+            if now >= looked + _SUSPICION_SECONDS:
+                looked = now
+                links = list(self._links)
+                for link in links:
+                    if link.peek(1) == b"" and not has_happened():
+                        raise link.make_error("closed the connection")
+                self._patience.check(links, since)
+        self._patience.waited += time.monotonic() - since
 
     def _complete(
         self, into: Link | None, theirs: memoryview, first: int, stop: int, arrived: Arrived | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,12 +19,13 @@ from pybackend.core.collective.host_memory import (
     open_memory,
 )
 from pybackend.core.collective.links import Call, Link, Patience
-from pybackend.core.collective.wire import CHUNK, Array, Compression, view_bytes
+from pybackend.core.collective.wire import CHUNK, Array, Compression, Terms, view_bytes
 from pybackend.core.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
 # Most bytes in memory of data that a rank forwards to the one that gathers.
 _BLOCK = 8 << 20
+_BUCKET_SECONDS = 0.02
 
 
 class Mesh:
@@ -73,12 +75,15 @@ class Mesh:
             return sockets
         return f"shared memory and {sockets}" if self.shared.layout.hosts > 1 else "shared memory"
 
-    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
+    def all_reduce(
+        self, buffer: Array, codec: Compression | None = None, terms: Terms | None = None
+    ) -> None:
         """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
 
         It may have any shape, and any type that NumPy can add. ``codec`` compresses to half
         precision, for float32 only. Small buffers, for which the number of rounds matters more than
-        the bytes, are not compressed.
+        the bytes, are not compressed. With ``terms``, this rank's terms are what that function
+        writes: into memory that ranks share, if they share any, so they are written once.
         """
         self._check(buffer)
         buffer = buffer.reshape(-1)
@@ -92,8 +97,11 @@ class Mesh:
             kind = b"m" if algorithm == "shared" else b"+"
             call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
             if self.shared and algorithm == "shared":
-                self.shared.all_reduce(call, buffer, codec)
-            elif algorithm == "doubling":
+                self.shared.all_reduce(call, buffer, codec, terms)
+                return
+            if terms:
+                terms(0, buffer)
+            if algorithm == "doubling":
                 if codec:
                     codec.repay(buffer)
                 self._everyone.double(call, buffer)
@@ -211,6 +219,21 @@ class Mesh:
         self.shared = None
         for link in self.links.values():
             link.close()
+
+    def choose_bucket_bytes(self, has_idle: bool) -> float:
+        """Choose how many bytes of gradients to send at a time while others are computed.
+
+        All ranks must call this together. ``has_idle`` is true on a rank that computes with more
+        than one core: if none does, and all sum in the memory of one host, sending takes the time
+        from computing, so everything is sent at the end. Otherwise, a connection takes about 20 ms.
+        """
+        idle = np.array([has_idle], np.int64)
+        self.all_reduce(idle)
+        if not idle[0] and self._can_share(False) and self._is_one_host:
+            return float("inf")
+        megabytes = _BUCKET_SECONDS / self.cost_model.seconds_per_byte / 1e6
+        # In steps, so that the order of the terms in a ring is nearly always that of the last run.
+        return 1e6 * 4.0 ** min(3, max(0, round(math.log(megabytes, 4))))
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""

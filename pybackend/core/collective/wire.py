@@ -7,7 +7,7 @@ gradient compression schemes" (2019).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from pybackend.core.errors import InputError
 
 Array = npt.NDArray[Any]
+Terms = Callable[[int, Array], object]
+"""Function that writes a rank's terms of a sum, from an element on, into an array."""
 
 # Bytes that are sent, received and added at a time: few enough to stay in a core's cache.
 CHUNK = 1 << 18

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -9,8 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from pybackend.core.collective import all_sum, is_true_anywhere
+from pybackend.core.collective import Mesh, all_sum, is_true_anywhere
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine import equal_state
 from pybackend.core.engine.elastic.step_record import StepRecord
@@ -33,6 +35,7 @@ from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
 
+_USUAL_BUCKET = 25e6
 _ABOUT_REPEATING = (
     "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
 )
@@ -58,9 +61,9 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     if reason is not None:
         replica.emit(Note(f"jit_compile is off: XLA cannot compile the exchange {reason}"))
         model.jit_compile = False
-    # Layers exchange statistics during the backward pass: gradients are sent after it.
-    bucket_bytes = float("inf") if view.synchronized else exchange.bucket_mb * 1e6
-    settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
+    settings = TransferSettings(
+        nominal, _find_bucket_bytes(replica, exchange), exchange.compression
+    )
     graph = None
     if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
@@ -76,6 +79,22 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         shards=_make_shards(replica) if job.shards_optimizer else None,
         record=_make_record(replica) if job.is_elastic else None,
     )
+
+
+def _find_bucket_bytes(replica: Replica, exchange: Exchange) -> float:
+    """Return the size of a bucket, the same on all workers."""
+    if replica.view.synchronized:
+        # Layers exchange statistics during the backward pass: gradients are sent after it.
+        return float("inf")
+    if exchange.bucket_mb is not None:
+        return exchange.bucket_mb * 1e6
+    # Checkpoints have the rounding errors of each bucket, so the network must not matter.
+    is_fixed = exchange.compression is not None or exchange.transport == "tf"
+    if is_fixed or not isinstance(replica.collective, Mesh):
+        return _USUAL_BUCKET
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    has_one_core = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
+    return replica.collective.choose_bucket_bytes(has_gpu or not has_one_core)
 
 
 def _why_not_compiled(replica: Replica, over_metrics: bool) -> str | None:

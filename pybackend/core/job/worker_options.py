@@ -135,7 +135,9 @@ class Exchange:
         exact. Needs ``transport="tcp"``.
     bucket_mb
         Megabytes of gradients per message, sent while the backward pass is still running.
-        ``float("inf")``: all gradients at once, after the backward pass.
+        ``float("inf")``: all gradients at once, after the backward pass. None (default): 1 to 64,
+        as many as the workers' connections send in about 20 ms; all at once between workers of one
+        host with one core each; 25 with ``compression`` or ``transport="tf"``.
     loss_over
         Rows over which the loss is computed. ``"rows"`` (default): each worker computes the loss of
         its own rows, which must be a mean over rows. ``"global batch"``: in each step the workers
@@ -176,7 +178,7 @@ class Exchange:
 
     transport: Literal["tcp", "tf"] = "tcp"
     compression: Compression = None
-    bucket_mb: float = 25.0
+    bucket_mb: float | None = None
     loss_over: Literal["rows", "global batch"] = "rows"
     encrypt: bool | None = None
     audit: bool | Literal["warn"] = True

@@ -158,31 +158,31 @@ def noisy(size: float, rank: int) -> list[Change]:
 def dropped(size: float, rank: int) -> list[Change]:
     """The second worker's gradients do not arrive; its rows are counted."""
 
-    def make(fill: Any) -> Any:
-        def faulty(self: FlatExchange, flat: Any, bucket: int, factor: float, arrays: Any) -> None:
-            fill(self, flat, bucket, factor * (1 - size) if rank == 1 else factor, arrays)
+    def make(terms: Any) -> Any:
+        def faulty(self: FlatExchange, flat: Any, bucket: int, factor: float, arrays: Any) -> Any:
+            return terms(self, flat, bucket, factor * (1 - size) if rank == 1 else factor, arrays)
 
         return faulty
 
-    return [(FlatExchange, "_fill", make)]
+    return [(FlatExchange, "_terms", make)]
 
 
 def delayed(size: float, rank: int) -> list[Change]:
     """The second worker sends the gradients of its step before."""
     last: dict[Any, Any] = {}
 
-    def make(fill: Any) -> Any:
-        def faulty(self: FlatExchange, flat: Any, bucket: int, factor: float, arrays: Any) -> None:
+    def make(terms: Any) -> Any:
+        def faulty(self: FlatExchange, flat: Any, bucket: int, factor: float, arrays: Any) -> Any:
             sent = list(arrays)
             if rank == 1:
                 before = last.get((id(self), bucket), sent)
                 last[id(self), bucket] = [np.array(a) for a in sent]
                 sent = [((1 - size) * a + size * b).astype(a.dtype) for a, b in zip(sent, before)]  # noqa: B905
-            fill(self, flat, bucket, factor, sent)
+            return terms(self, flat, bucket, factor, sent)
 
         return faulty
 
-    return [(FlatExchange, "_fill", make)]
+    return [(FlatExchange, "_terms", make)]
 
 
 def unweighted(size: float, rank: int) -> list[Change]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.core.collective import Collective, Compression
+from pybackend.core.collective import Collective, Compression, Terms
 
 # TensorFlow uses NumPy's memory without a copy if it has this alignment.
 ALIGNMENT = 64
@@ -117,24 +118,26 @@ class Buffers:
         self._size, self._dtype = size, dtype
         self._spare = ALIGNMENT // dtype.itemsize
         self._made: list[Array] = []
+        self._skipped: list[int] = []  # elements before the first aligned one
         self._unused = 0
 
     def take(self, size: int) -> Array:
         """Return a buffer with the content of an earlier use, or zeros."""
         for number in range(len(self._made)):
             if self._count_references(number) == self._unused:
-                return self._align(self._made[number], size)
+                return self._view(number, size)
         self._made.append(np.zeros(self._size + self._spare, self._dtype))
+        self._skipped.append(-self._made[-1].ctypes.data % ALIGNMENT // self._dtype.itemsize)
         self._unused = self._count_references(-1)
-        return self._align(self._made[-1], size)
+        return self._view(-1, size)
 
     def _count_references(self, number: int) -> int:
         """Count the references to a buffer: views of it, and a fixed number of our own."""
         return sys.getrefcount(self._made[number])
 
-    def _align(self, raw: Array, size: int) -> Array:
-        skip = -raw.ctypes.data % ALIGNMENT // self._dtype.itemsize
-        return raw[skip : skip + size]
+    def _view(self, number: int, size: int) -> Array:
+        first = self._skipped[number]
+        return self._made[number][first : first + size]
 
 
 class BucketSender:
@@ -260,9 +263,9 @@ class FlatExchange:
         same way. ``added`` are this worker's terms of the other sums.
         """
         flat = self._take()
-        self._fill_all(flat, weight / self._nominal(), arrays)
         self._fill_added(flat, added)
-        return self._exchange_filled(flat, weight, loss, self._nominal())
+        all_terms = self._all_terms(flat, weight / self._nominal(), arrays)
+        return self._exchange_all(flat, weight, loss, self._nominal(), all_terms)
 
     def accumulate(self, share: float, loss: Any, arrays: Sequence[Array], is_due: bool) -> Means:
         """Add up the gradients of several steps here, and send their sum when it is due.
@@ -272,7 +275,8 @@ class FlatExchange:
         in the step's global batch, from 0 to 1.
         """
         flat = self._take()
-        self._fill_all(flat, share, arrays)
+        for bucket, terms in enumerate(self._all_terms(flat, share, arrays)):
+            terms(0, flat[self.layout.ranges[bucket]])
         if self._pending is not None:
             flat[:-TAIL] += self._pending[:-TAIL]
         if not is_due:
@@ -280,13 +284,14 @@ class FlatExchange:
             return [np.zeros(self.layout.shapes[n], flat.dtype) for n in self._needed], 1.0
         self._pending = None
         # The shares of all workers add up to one, so the sum is a mean already.
-        return self._exchange_filled(flat, 1 / self._collective.world_size, loss, 1.0)
+        return self._exchange_all(flat, 1 / self._collective.world_size, loss, 1.0)
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         """Hand over one bucket, which is sent while the next one is computed."""
         assert self._sender is not None
         flat = self._sender.buffer(self._take)
-        self._fill(flat, bucket, weight / self._nominal(), arrays)
+        terms = self._terms(flat, bucket, weight / self._nominal(), arrays)
+        terms(0, flat[self.layout.ranges[bucket]])
         if bucket < len(self.layout.buckets) - 1:
             self._sender.mark_ready(bucket)
 
@@ -314,8 +319,9 @@ class FlatExchange:
             self._pending[:] = 0
             for span, array in zip(self.layout.spans, state["pending"], strict=True):
                 self._pending[span] = array
-        for codec, residuals in zip(self._codecs, state["residuals"], strict=True):
-            if codec is not None:
+        codecs = [codec for codec in self._codecs if codec is not None]
+        if codecs:  # else the number of buckets may differ
+            for codec, residuals in zip(codecs, state["residuals"], strict=True):
                 codec.restore_residuals(residuals)
 
     def close(self) -> None:
@@ -327,20 +333,49 @@ class FlatExchange:
     def _take(self) -> Array:
         return self._buffers.take(self.layout.size)
 
-    def _exchange_filled(self, flat: Array, weight: Any, loss: Any, nominal: float) -> Means:
+    def _exchange_all(
+        self,
+        flat: Array,
+        weight: Any,
+        loss: Any,
+        nominal: float,
+        all_terms: Sequence[Terms | None] | None = None,
+    ) -> Means:
         self._fill_tail(flat, weight, loss)
-        for bucket in range(len(self.layout.buckets)):
-            self._sum(flat, bucket)
+        for bucket, terms in enumerate(all_terms or [None] * len(self.layout.buckets)):
+            self._sum(flat, bucket, terms)
         return self._mean(flat, nominal)
 
-    def _fill_all(self, flat: Array, factor: float, arrays: Sequence[Array]) -> None:
-        for bucket, numbers in enumerate(self.layout.buckets):
-            self._fill(flat, bucket, factor, [arrays[number] for number in numbers])
+    def _all_terms(self, flat: Array, factor: float, arrays: Sequence[Array]) -> list[Terms]:
+        return [
+            self._terms(flat, bucket, factor, [arrays[number] for number in numbers])
+            for bucket, numbers in enumerate(self.layout.buckets)
+        ]
 
-    def _fill(self, flat: Array, bucket: int, factor: float, arrays: Sequence[Array]) -> None:
-        for number, array in zip(self.layout.buckets[bucket], arrays, strict=True):
-            part = flat[self.layout.spans[number]]
-            np.multiply(array.reshape(-1), self._dtype.type(factor), out=part)
+    def _terms(self, flat: Array, bucket: int, factor: float, arrays: Sequence[Array]) -> Terms:
+        """Return the terms of a bucket: gradients times a factor, else what the buffer has.
+
+        So gradients are written where they are summed; `all_reduce` describes the function.
+        """
+        spans = [self.layout.spans[number] for number in self.layout.buckets[bucket]]
+        ends, scale = [span.stop for span in spans], self._dtype.type(factor)
+        first = self.layout.ranges[bucket].start
+
+        def write(start: int, out: Array) -> None:
+            done = begin = first + start
+            stop = begin + len(out)
+            for number in range(bisect_right(ends, begin), len(spans)):
+                span = slice(max(spans[number].start, begin), min(ends[number], stop))
+                if span.start >= stop:
+                    break
+                out[done - begin : span.start - begin] = flat[done : span.start]
+                part = arrays[number].reshape(-1)
+                own = part[span.start - spans[number].start : span.stop - spans[number].start]
+                np.multiply(own, scale, out=out[span.start - begin : span.stop - begin])
+                done = span.stop
+            out[done - begin :] = flat[done:stop]
+
+        return write
 
     def _fill_added(self, flat: Array, added: Any) -> None:
         if self.layout.added:
@@ -350,7 +385,7 @@ class FlatExchange:
         wants_end = self._agreement.is_requested or self._agreement.is_preempted
         flat[-TAIL:] = (weight, wants_end, weight * loss)
 
-    def _sum(self, flat: Array, bucket: int) -> None:
+    def _sum(self, flat: Array, bucket: int, terms: Terms | None = None) -> None:
         part = self.layout.ranges[bucket]
         codec = self._codecs[bucket]
         is_apart = codec is not None or bool(self.layout.owners)
@@ -358,10 +393,12 @@ class FlatExchange:
             # Weights must not be rounded, and all ranks need them.
             self._collective.all_reduce(flat[-TAIL:])
             part = slice(part.start, part.stop - TAIL)
-        if self.layout.owners:
-            self._collective.reduce_scatter(flat[part], self.layout.ends[bucket])
-        else:
-            self._collective.all_reduce(flat[part], codec)
+        if not self.layout.owners:
+            self._collective.all_reduce(flat[part], codec, terms)
+            return
+        if terms:
+            terms(0, flat[part])
+        self._collective.reduce_scatter(flat[part], self.layout.ends[bucket])
 
     def _mean(self, flat: Array, nominal: float) -> Means:
         total, stop, loss = (float(value) for value in flat[-TAIL:])
