@@ -101,7 +101,12 @@ def _first_steps(rounds: int) -> dict[str, dict[str, float]]:
 
 def _weigh_server() -> float:
     """Return the proportional set size of the process that waits between calls, in GB."""
-    (server,) = list_children()
+    # Spark's JVM is another child.
+    (server,) = (
+        child
+        for child in list_children()
+        if b"serve(" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
     entries = Path(f"/proc/{server}/smaps_rollup").read_text().splitlines()
     return next(float(entry.split()[1]) for entry in entries if entry.startswith("Pss:")) / 1e6
 

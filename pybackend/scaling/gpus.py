@@ -20,7 +20,7 @@ from pybackend.core.errors import InputError
 from pybackend.core.job.context import WorkerContext
 from pybackend.core.job.report import Audit
 from pybackend.core.job.worker_options import Exchange, Resources
-from pybackend.core.machine.capacity import list_gpus
+from pybackend.core.machine.capacity import keep_usable, list_gpus
 from pybackend.core.words import setting
 from pybackend.reporting.page import make_header, make_page, make_section
 
@@ -224,7 +224,7 @@ def bench_gpus(
     InputError
         There are fewer GPUs than workers, or none and no ``workers``.
     """
-    devices = len([number for number in list_gpus() if not number.startswith("-")])
+    devices = len(keep_usable(list_gpus()))
     counts = _choose_counts(workers, devices)
     rows = []
     for name in _CASES:

@@ -384,10 +384,15 @@ def test_a_network_that_fails_is_noticed_on_both_sides() -> None:
 
 def test_what_never_happens_in_memory_is_not_waited_for_forever() -> None:
     with mesh(3, longest=1.0) as members:
-        call = members[0]._call(b"+", np.dtype("float32"), 0)
-        with pytest.raises(PeerLostError, match="was silent for 1 s"):
-            call.wait_for(lambda: False)
-        call.wait_for(lambda: True)
+        call, links = members[0]._call(b"+", np.dtype("float32"), 0), members[0].links
+        # The named one is missing, whether this rank is connected to it or not.
+        with pytest.raises(PeerLostError, match="was silent for 1 s") as caught:
+            call.wait_for(lambda: [2], [links[1]])
+        assert caught.value.rank == 2
+        call.wait_for(list, [])
         members[1].close()
+        # It may have finished on another host, but not on this one.
+        with pytest.raises(PeerLostError, match="was silent for 1 s"):
+            call.wait_for(lambda: [2], [links[2]])
         with pytest.raises(PeerLostError, match=r"worker 1 .* closed the connection"):
-            call.wait_for(lambda: False)
+            call.wait_for(lambda: [2], [links[1], links[2]])

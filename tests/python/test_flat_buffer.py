@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,37 @@ def test_means_are_weighted_by_rows() -> None:
     np.testing.assert_allclose(means[0], arrays[0])
     assert means[1].shape == ()
     assert flat.mean_loss == pytest.approx(2.0)
+
+
+@given(shapes, st.sampled_from([100, 1e9]), st.lists(st.integers(0, 300), max_size=4))
+def test_terms_in_pieces_are_those_of_the_whole(
+    shapes: Any, bucket_bytes: float, cuts: list[int]
+) -> None:
+    layout = BufferLayout.of(shapes, 4, bucket_bytes)
+    flat = np.arange(layout.size, dtype="float32")  # where there is no gradient, its own values
+    arrays = [np.full(shape, 10.0 * n, "float32") for n, shape in enumerate(shapes)]
+    for bucket, (numbers, part) in enumerate(zip(layout.buckets, layout.ranges, strict=True)):
+        terms = exchange(layout)._terms(flat, bucket, 0.5, [arrays[n] for n in numbers])
+        wanted = flat[part].copy()
+        for n in numbers:
+            span = layout.spans[n]
+            wanted[span.start - part.start : span.stop - part.start] = 5.0 * n
+        ends = sorted({0, len(wanted), *(cut for cut in cuts if cut < len(wanted))})
+        found = np.full_like(wanted, np.nan)
+        for start, stop in pairwise(ends):
+            terms(start, found[start:stop])
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_checkpoint_may_have_other_buckets() -> None:
+    shapes = [(20,), (40,)]
+    few, many = (exchange(BufferLayout.of(shapes, 4, size), Pair(1.0)) for size in (1e9, 100))
+    few.accumulate(0.5, 0.0, [np.full(shape, 3.0, "float32") for shape in shapes], is_due=False)
+    many.restore_state(few.read_state())
+    zeros = [np.zeros(shape, "float32") for shape in shapes]
+    means, _ = many.accumulate(0.5, 0.0, zeros, is_due=True)
+    assert [mean.tolist() for mean in means] == [[3.0] * 20, [3.0] * 40]
+    many.close()
 
 
 def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:

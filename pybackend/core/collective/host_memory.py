@@ -159,7 +159,7 @@ def find_layout(hosts: Sequence[str], rank: int) -> HostLayout | None:
 
 
 class HostSum:
-    """Sum over all ranks, of which those of a host share memory: with slots for each, used in turn.
+    """Sum over all ranks. Those of a host share memory: each has slots, which are used in turn.
 
     While some ranks still read one slot, the others already write to their next one. Two ranks
     compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
@@ -219,8 +219,13 @@ class HostSum:
         # Python's lock is released and taken, which orders stores and loads on any processor.
         os.sched_yield()
         self._arrived[self._rank] = self._meetings
-        call.wait_for(lambda: bool((self._arrived >= self._meetings).all()))
+        call.wait_for(self._find_missing, list(self._local.links.values()))
         os.sched_yield()
+
+    def _find_missing(self) -> list[int]:
+        """Return the ranks of this host that have not met as often as this one."""
+        behind = np.flatnonzero(self._arrived < self._meetings)
+        return [self.layout.local[number] for number in behind]
 
     def _sum_locally(self, call: Call, buffer: Array, terms: Terms) -> None:
         """Sum in the order of the ranks; only for ranks of one host."""

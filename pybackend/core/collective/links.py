@@ -100,20 +100,24 @@ class Patience:
     _since: float = 0.0
     _reports: int = 0  # of this wait
 
-    def check(self, peers: Sequence[Link], since: float) -> None:
-        """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``."""
+    def check(self, peers: Sequence[Link], since: float, rank: int | None = None) -> None:
+        """Raise `PeerLostError` if a peer is lost; report a long wait, which began at ``since``.
+
+        ``rank`` is the one that is waited for; None: the first peer.
+        """
+        rank = peers[0].rank if rank is None else rank
         waited = time.monotonic() - since
         for peer in peers:
             if waited >= peer.timeout:
                 peer.check()
         if waited >= self.longest:
-            raise peers[0].make_error(f"was silent for {self.longest:g} s")
+            raise PeerLostError(rank, peers[0].host, f"was silent for {self.longest:g} s")
         if since != self._since:
             self._since, self._reports = since, 0
         minutes, is_second = divmod(self._reports, 2)
         due = _FIRST_WORD_SECONDS * (minutes + 1) + _SETTLED_SECONDS * is_second
         if waited >= due and self.on_wait is not None:
-            self.on_wait(peers[0].rank, waited, bool(is_second))
+            self.on_wait(rank, waited, bool(is_second))
             self._reports += 1
 
 
@@ -121,9 +125,9 @@ _HEADER = struct.Struct(">Qc3siQ")
 # A peer at another exchange may only show on a link that is not read; these are checked after this.
 _SUSPICION_SECONDS = 0.05
 _LOOK_SECONDS = 0.25
-# Ranks that write to memory are waited for with the core, then in pauses of this length.
+# Turns of the core that are left to other ranks of the host, and pauses afterwards.
 _YIELDS = 30
-_PAUSE_SECONDS = 50e-6
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 50e-6, 2e-3
 
 
 class _Cursor:
@@ -223,26 +227,30 @@ class Call:
                 since,
             )
 
-    def wait_for(self, has_happened: Callable[[], bool]) -> None:
-        """Wait for what other ranks of this host, which have joined the call, write to memory.
+    def wait_for(self, find_missing: Callable[[], Sequence[int]], near: Sequence[Link]) -> None:
+        """Wait until no rank of this host, which have all joined the call, is missing.
 
-        Raises `PeerLostError` as `flow` does.
+        ``near`` has the links to ranks of this host: those of other hosts may have finished. Raises
+        the errors of `flow`.
         """
         for _ in range(_YIELDS):
-            if has_happened():
+            if not find_missing():
                 return
             os.sched_yield()
         since = looked = time.monotonic()
-        while not has_happened():
-            time.sleep(_PAUSE_SECONDS)
-            now = time.monotonic()
-            if now >= looked + _SUSPICION_SECONDS:
-                looked = now
-                links = list(self._links)
-                for link in links:
-                    if link.peek(1) == b"" and not has_happened():
+        pause = _SHORTEST_PAUSE_SECONDS
+        while missing := find_missing():
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if time.monotonic() >= looked + _SUSPICION_SECONDS:
+                looked = time.monotonic()
+                first = sorted(near, key=lambda link: link.rank not in missing)
+                for link in first:
+                    if link.peek(1) == b"" and find_missing():
+                        for other in self._links:  # the peer may have left because the calls differ
+                            self._check_header(other)
                         raise link.make_error("closed the connection")
-                self._patience.check(links, since)
+                self._patience.check(first, since, missing[0])
         self._patience.waited += time.monotonic() - since
 
     def _complete(

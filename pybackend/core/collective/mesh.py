@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from pybackend.core.errors import ClusterError, InputError
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
 # Most bytes in memory of data that a rank forwards to the one that gathers.
 _BLOCK = 8 << 20
-_BUCKET_SECONDS = 0.02
+_USUAL_BUCKET, _BUCKET_SECONDS = 25e6, 0.02
 
 
 class Mesh:
@@ -61,6 +60,7 @@ class Mesh:
         self._everyone = Ranks(rank, world_size, self.links, self._scratch_of)
         self.shared: HostSum | None = None
         self._layout = layout
+        self._has_one_host = layout is not None and layout.hosts == 1
 
     @property
     def waited(self) -> float:
@@ -223,17 +223,17 @@ class Mesh:
     def choose_bucket_bytes(self, has_idle: bool) -> float:
         """Choose how many bytes of gradients to send at a time while others are computed.
 
-        All ranks must call this together. ``has_idle`` is true on a rank that computes with more
-        than one core: if none does, and all sum in the memory of one host, sending takes the time
-        from computing, so everything is sent at the end. Otherwise, a connection takes about 20 ms.
+        All ranks must call this together. ``has_idle`` is true on a rank that could send without
+        taking time from computing. If none of one host's ranks can, all is sent at the end.
         """
         idle = np.array([has_idle], np.int64)
         self.all_reduce(idle)
-        if not idle[0] and self._can_share(False) and self._is_one_host:
+        if self._has_one_host and not idle[0]:
             return float("inf")
-        megabytes = _BUCKET_SECONDS / self.cost_model.seconds_per_byte / 1e6
-        # In steps, so that the order of the terms in a ring is nearly always that of the last run.
-        return 1e6 * 4.0 ** min(3, max(0, round(math.log(megabytes, 4))))
+        if self._has_one_host or self.world_size > 2:
+            # What a ring adds first depends on it, so it must not depend on a measurement.
+            return _USUAL_BUCKET
+        return min(max(_BUCKET_SECONDS / self.cost_model.seconds_per_byte, 1e6), 64e6)
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""

@@ -31,6 +31,7 @@ from pybackend.core.engine.step_clock import StepClock
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.job.messages import EpochEnded, Note
 from pybackend.core.job.worker_options import Exchange, LocalSteps
+from pybackend.core.machine.capacity import count_cores
 from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
@@ -92,9 +93,10 @@ def _find_bucket_bytes(replica: Replica, exchange: Exchange) -> float:
     is_fixed = exchange.compression is not None or exchange.transport == "tf"
     if is_fixed or not isinstance(replica.collective, Mesh):
         return _USUAL_BUCKET
+    is_busy = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
+    is_busy &= count_cores() <= replica.collective.world_size
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    has_one_core = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
-    return replica.collective.choose_bucket_bytes(has_gpu or not has_one_core)
+    return replica.collective.choose_bucket_bytes(has_gpu or not is_busy)
 
 
 def _why_not_compiled(replica: Replica, over_metrics: bool) -> str | None:

@@ -135,9 +135,9 @@ class Exchange:
         exact. Needs ``transport="tcp"``.
     bucket_mb
         Megabytes of gradients per message, sent while the backward pass is still running.
-        ``float("inf")``: all gradients at once, after the backward pass. None (default): 1 to 64,
-        as many as the workers' connections send in about 20 ms; all at once between workers of one
-        host with one core each; 25 with ``compression`` or ``transport="tf"``.
+        ``float("inf")``: all gradients at once, after the backward pass. None (default): 25.
+        Two workers on two hosts: 1 to 64, what their connection sends in about 20 ms. Workers of
+        one host with one core each, and no others: all at once.
     loss_over
         Rows over which the loss is computed. ``"rows"`` (default): each worker computes the loss of
         its own rows, which must be a mean over rows. ``"global batch"``: in each step the workers
@@ -370,7 +370,7 @@ class Resources:
         the hosts have.
     fork_server
         Whether a process that has imported TensorFlow waits for later calls on each host, so that
-        their workers start at once. It takes 0.5 GB of memory, and ends when it has not been used
+        their workers start at once. It takes 0.4 GB of memory, and ends when it has not been used
         for ten minutes, or with the session (on Spark: with its executor). None (default): on this
         machine, and not elsewhere. True is possible with Spark and `hosts`.
 

@@ -37,7 +37,7 @@ import pybackend.core.launchers.forking as forking
 from pybackend.core.job.job import LOGGER
 from pybackend.core.launchers.base import holding
 from pybackend.core.launchers.package_files import own_libraries, package_root
-from pybackend.core.machine.capacity import list_gpus, read_free_memory
+from pybackend.core.machine.capacity import keep_usable, list_gpus, read_free_memory
 from pybackend.core.machine.processes import name_process
 
 if TYPE_CHECKING:
@@ -392,8 +392,7 @@ class WorkerKind:
 def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | None:
     """Return the kind of worker that this process would start; None if it must not be forked."""
     # What TensorFlow does with a GPU after a fork was not tested.
-    numbers = [number for number in list_gpus(variables) if not number.startswith("-")]
-    has_gpus = numbers or any(device.exists() for device in _DEVICES)
+    has_gpus = keep_usable(list_gpus(variables)) or any(device.exists() for device in _DEVICES)
     if sys.platform != "linux" or has_gpus:
         return None
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pybackend.core.job.worker_options import Resources
-from pybackend.core.machine.capacity import count_cores, list_gpus, read_machine
+from pybackend.core.machine.capacity import count_cores, keep_usable, list_gpus, read_machine
 from pybackend.core.words import show_bytes
 
 _ADVICE = "request less in `resources`, or start fewer workers there"
@@ -23,8 +23,7 @@ class Machine:
 
     @property
     def usable_gpus(self) -> list[str]:
-        """GPUs, excluding -1, which users set to hide all of them."""
-        return [number for number in self.gpus if not number.startswith("-")]
+        return keep_usable(self.gpus)
 
 
 def this_machine() -> Machine:
@@ -52,7 +51,7 @@ def share_of_machine(
     shared = {n: cores if wanted.cpus else environment.get(n, cores) for n, cores in limits.items()}
     devices = list_gpus(environment) if gpus is None else gpus
     if wanted.gpus is not None:
-        devices = [number for number in devices if not number.startswith("-")]
+        devices = keep_usable(devices)
         parts = [devices[rank * wanted.gpus :][: wanted.gpus] for rank in range(workers)]
         return [{**shared, "CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
     if not devices:

@@ -9,6 +9,7 @@ Version 1 of control groups has a tree per kind of resource, version 2 has one f
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,8 @@ def list_gpus(environment: Any = os.environ, devices: Path = _ROOT / "dev") -> A
     if chosen is not None:
         return [number for number in chosen.split(",") if number]
     return [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]
+
+
+def keep_usable(gpus: Iterable[str]) -> list[str]:
+    """Return the numbers of GPUs without -1, which users set to hide all of them."""
+    return [number for number in gpus if not number.startswith("-")]

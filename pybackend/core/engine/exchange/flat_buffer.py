@@ -359,6 +359,7 @@ class FlatExchange:
         """
         spans = [self.layout.spans[number] for number in self.layout.buckets[bucket]]
         ends, scale = [span.stop for span in spans], self._dtype.type(factor)
+        flats = [a.reshape(s.stop - s.start) for a, s in zip(arrays, spans, strict=True)]
         first = self.layout.ranges[bucket].start
 
         def write(start: int, out: Array) -> None:
@@ -369,8 +370,8 @@ class FlatExchange:
                 if span.start >= stop:
                     break
                 out[done - begin : span.start - begin] = flat[done : span.start]
-                part = arrays[number].reshape(-1)
-                own = part[span.start - spans[number].start : span.stop - spans[number].start]
+                skipped = spans[number].start
+                own = flats[number][span.start - skipped : span.stop - skipped]
                 np.multiply(own, scale, out=out[span.start - begin : span.stop - begin])
                 done = span.stop
             out[done - begin :] = flat[done:stop]
