@@ -68,9 +68,9 @@ NULL
 #'   added to later steps (error feedback), but the result no longer equals that of one process.
 #'   `NULL` (default): exact. Needs `transport = "tcp"`.
 #' @param bucket_mb Megabytes of gradients per message, sent while the backward pass is still
-#'   running. `Inf`: all gradients at once, after the backward pass. `NULL` (default): 1 to 64, as
-#'   many as the workers' connections send in about 20 ms; all at once between workers of one host
-#'   with one core each; 25 with `compression` or `transport = "tf"`.
+#'   running. `Inf`: all gradients at once, after the backward pass. `NULL` (default): 25. Two
+#'   workers on two hosts: 1 to 64, what their connection sends in about 20 ms. Workers of one host
+#'   with one core each, and no others: all at once.
 #' @param loss_over Rows over which the loss is computed. `"rows"` (default): each worker computes
 #'   the loss of its own rows, which must be a mean over rows. `"global batch"`: in each step the
 #'   workers exchange their outputs, labels and weights, and compute the loss of all rows. The loss
@@ -153,7 +153,7 @@ NULL
 #'   venv-pack or conda-pack wrote. It is sent to each host once, and unpacked there. `NULL`
 #'   (default): what the hosts have.
 #' @param fork_server Whether a process that has imported TensorFlow waits for later calls on each
-#'   host, so that their workers start at once. It takes 0.5 GB of memory, and ends when it has not
+#'   host, so that their workers start at once. It takes 0.4 GB of memory, and ends when it has not
 #'   been used for ten minutes, or with the session (on Spark: with its executor). `NULL` (default):
 #'   on this machine, and not elsewhere. `TRUE` is possible with Spark and [hosts()].
 NULL
