@@ -135,7 +135,7 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
     batches = iter(batches)
     first = next(batches)
     kinds = describe_schema(first.schema)
-    column_groups, _ = group_columns(ColumnSpec(features=["image"]), kinds, "float32", "data")
+    column_groups = group_columns(ColumnSpec(features=["image"]), kinds, "float32", "data")
     RowsOfFrame({"train": tuple(column_groups)}).spool(chain([first], batches), 0, folder)
 
 

@@ -119,16 +119,16 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
 
 def _data_set(folder: Path, batches: list[Any]) -> str:
     """Write a folder as `write_tfrecords` does, with one file, and return the file's path."""
-    from pybackend.core.data.tfrecord import folder
+    from pybackend.core.data.tfrecord import folder as data_set
     from pybackend.core.data.tfrecord.encode import write_part
     from pybackend.core.data.tfrecord.folder import RecordsManifest
     from pybackend.core.data.tfrecord.protobuf import to_spark_fields
 
-    folder.begin(str(folder), "benchmark", False)
-    part = write_part(batches, folder.choose_path(str(folder), "benchmark", "0"), "0")
+    data_set.begin(str(folder), "benchmark", False)
+    part = write_part(batches, data_set.choose_path(str(folder), "benchmark", "0"), "0")
     assert part is not None
     manifest = RecordsManifest(to_spark_fields(batches[0].schema), None, (part,)).to_json()
-    manifest = folder.finish(str(folder), "benchmark", manifest, False)
+    manifest = data_set.finish(str(folder), "benchmark", manifest, False)
     return str(folder / manifest["files"][0]["name"])
 
 

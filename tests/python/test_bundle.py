@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from conftest import wait_for
 
 from pybackend.core.launchers.remote.bootstrap import MARK
-from pybackend.core.launchers.remote.bundle import Bundle, bootstrap_command, library
+from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, bootstrap_command, library
 
 # Stands for this package: prints what it found, and waits for the end.
 TASK = """
@@ -55,13 +57,12 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
     (tmp_path / "tempfile.py").write_text("raise ImportError('not this one')")
     rows = tmp_path / "given"
     rows.write_text("3 4")
-    contents = {
-        "lib/pybackend/__init__.py": b"",
-        "lib/pybackend/core/launchers/__init__.py": b"",
-        "lib/pybackend/core/launchers/hosts/__init__.py": b"",
-        "lib/pybackend/core/launchers/hosts/ssh_task.py": TASK.encode(),
-        "one": b"1",
-    }
+    library = io.BytesIO()
+    with zipfile.ZipFile(library, "w") as packed:
+        for folder in ("", "core/launchers/", "core/launchers/hosts/"):
+            packed.writestr(f"pybackend/{folder}__init__.py", "")
+        packed.writestr("pybackend/core/launchers/hosts/ssh_task.py", TASK)
+    contents = {LIBRARY: library.getvalue(), "one": b"1"}
     with bootstrap(tmp_path) as process:
         assert greeting(process)["missing"] == ["nonesuch"]
         assert process.stdin is not None
@@ -102,7 +103,7 @@ def test_a_bundle_in_a_folder_is_all_that_an_import_needs(tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-c",
-        f"import sys; sys.path[0] = {str(tmp_path / 'lib')!r}; {program}",
+        f"import sys; sys.path[0] = {str(tmp_path / LIBRARY)!r}; {program}",
     ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     assert shown.stdout.startswith(str(tmp_path))

@@ -139,7 +139,7 @@ time.sleep(600)
 @pytest.mark.parametrize("how", ["SIGKILL", "guard", *map(full, ("SIGINT", "sshd", "agent"))])
 def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> None:
     process = start(WAITING, *options(there, "a,b", "--grace", "0.1"))
-    folders = [Path(process.stdout.readline()[4:-1]) for _ in range(2)]
+    folders = [Path(process.stdout.readline()[4:-1]).parent for _ in range(2)]
     assert all(folder.is_dir() for folder in folders)
     if how.startswith("SIG"):
         process.send_signal(signal.Signals[how])

@@ -165,7 +165,7 @@ def test_later_calls_use_it_and_nothing_is_left(
     assert second[1:] == first[1:]
     # The keeper's folder alone, without rows and model.
     (folder,) = there.files()
-    assert sorted(path.name for path in folder.iterdir()) == ["calls", "lib"]
+    assert sorted(path.name for path in folder.iterdir()) == ["calls", "lib.zip"]
     if end == "kill":
         session.process.kill()
     else:

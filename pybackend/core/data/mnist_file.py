@@ -8,6 +8,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from pybackend.core.words import show
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
 Download = Callable[[], Digits | None]
 
-_SUBSET = Path(__file__).with_name("mnist_subset.npz")
+# On hosts of scripts, this package is in an archive.
+_SUBSET = files("pybackend.core.data").joinpath("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 # The last two: a file of a single array (.npy) is not a context manager.
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, EOFError)
@@ -68,7 +71,7 @@ def _find(path: str | Path | None, download: Download) -> Mnist:
     return _read(_SUBSET, "the built-in subset")
 
 
-def _read(path: Path, why: str) -> Mnist:
+def _read(path: Path | Traversable, why: str) -> Mnist:
     if not path.is_file():
         raise InputError(f"{why}, but there is no such file: expected Keras's mnist.npz")
     try:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import marshal
 import os
 import sys
 import sysconfig
+import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
@@ -39,6 +44,8 @@ def load_own_libraries() -> None:
 
 # A `.pyc` that Python does not compare with its source.
 _UNCHECKED = (1).to_bytes(4, "little")
+_STAMP = (1980, 1, 1, 0, 0, 0)
+_IMAGES = "core/data/mnist_subset.npz"
 _ROOT = Path(pybackend.__file__).parent
 
 
@@ -54,26 +61,44 @@ def run_here(module: str, *words: str) -> list[str]:
     return [sys.executable, "-c", program, *words]
 
 
-def package_files() -> dict[str, bytes]:
-    """Return this package's files by name, for an archive from which it can be imported."""
-    # Python would compile sources in an archive in every process; other releases of Python use
-    # them.
+def pack_package(is_for_hosts: bool = False) -> bytes:
+    """Return a zip archive from which this package can be imported, the same for equal sources.
+
+    Python uses the compiled code of an archive as it is. In a folder, it would compile the sources
+    in every process; other releases of Python use them. For hosts, the archive has what TensorFlow
+    does not require there, and the images on which a script may train.
+    """
+    return _pack(digest_files(read_sources()), is_for_hosts)
+
+
+@lru_cache(maxsize=2)  # equal code may be compiled to different bytes
+def _pack(digest: str, is_for_hosts: bool) -> bytes:
     sources = read_sources()
-    return sources | {
+    content = sources | {
         f"{name}c": _compile(name, source)
         for name, source in sources.items()
         if name.endswith(".py")
     }
+    if is_for_hosts:
+        import cloudpickle
+
+        folder = Path(cloudpickle.__file__).parent
+        paths = {f"{folder.name}/{path.name}": path for path in sorted(folder.glob("*.py"))}
+        paths[f"pybackend/{_IMAGES}"] = _ROOT / _IMAGES
+        content |= {name: path.read_bytes() for name, path in paths.items()}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name, source in content.items():
+            entry = zipfile.ZipInfo(name, _STAMP)
+            packed.writestr(entry, source, zipfile.ZIP_DEFLATED, compresslevel=1)
+    return archive.getvalue()
 
 
-def library_files() -> dict[str, bytes]:
-    """Return `package_files`, and the files of small packages that TensorFlow does not require."""
-    import cloudpickle
-
-    folder = Path(cloudpickle.__file__).parent
-    return package_files() | {
-        f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))
-    }
+def digest_files(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def read_sources() -> dict[str, bytes]:

@@ -219,7 +219,7 @@ def find_keepers(
     if is_off():
         _KEEPERS.close()
     elif job.resources.fork_server and job.kind != "run":  # functions are not forked: see `Child`
-        library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
+        library = {LIBRARY: contents[LIBRARY]}
         try:
             # All start before the first one is waited for.
             found = [_KEEPERS.find(python, library) for python in pythons]
@@ -247,10 +247,7 @@ class _Keeper(HostProcess):
         return self._process.poll() is None
 
     def has(self, python: HostPython, library: Mapping[str, bytes]) -> bool:
-        # Compiled code of equal sources may differ.
-        others = self.library.items() ^ library.items()
-        are_equal = all(name.endswith(".pyc") for name, _ in others)
-        return are_equal and self.is_running() and self.python == python
+        return self.library == library and self.is_running() and self.python == python
 
     def name(self) -> bytes:
         """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""

@@ -40,7 +40,7 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": channel, "stderr": subprocess.DEVNULL}
     janitor = subprocess.Popen(["/bin/sh", "-c", sweep, folder], start_new_session=True, **pipes)
     _unpack(json.loads(manifest.decode()), pipe, folder)
-    sys.path.insert(0, os.path.join(folder, "lib"))
+    sys.path.insert(0, os.path.join(folder, "lib.zip"))
     module, _, function = task.rpartition(".")
     getattr(import_module("pybackend.core.launchers." + module), function)(folder, pipe, channel)
     if janitor.stdin is not None:

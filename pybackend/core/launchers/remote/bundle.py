@@ -13,13 +13,13 @@ from typing import Any
 
 from pybackend.core.errors import ClusterError
 from pybackend.core.job.codec import read_fields
-from pybackend.core.launchers.package_files import library_files
+from pybackend.core.launchers.package_files import pack_package
 from pybackend.core.launchers.remote.bootstrap import MARK
 from pybackend.core.launchers.shares import Machine
 from pybackend.core.machine.janitor import SWEEP
 from pybackend.core.machine.packages import TITLES
 
-LIBRARY = "lib"
+LIBRARY = "lib.zip"
 _BLOCK = 1 << 20
 # Files in the current directory must not shadow installed modules.
 _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
@@ -65,8 +65,8 @@ def read_blocks(source: bytes | str | Path) -> Iterator[bytes]:
 
 
 def library() -> dict[str, bytes]:
-    """Return the files that make ``import pybackend`` work; each bundle has them."""
-    return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
+    """Return the file that makes ``import pybackend`` work; each bundle has it."""
+    return {LIBRARY: pack_package(is_for_hosts=True)}
 
 
 def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> list[str]:

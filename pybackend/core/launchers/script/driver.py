@@ -14,8 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +26,7 @@ from pybackend.core.launchers.crew import Crew, take_all
 from pybackend.core.launchers.forking import adopt_orphans, end_descendants, name_signal
 from pybackend.core.launchers.hosts.ssh import HostPython, HostSlots, Ssh
 from pybackend.core.launchers.hosts.ssh_host import SshHost, reached
-from pybackend.core.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, library
+from pybackend.core.launchers.remote.bundle import Bundle, HostGreeting, library
 from pybackend.core.launchers.script.agent import STATUS, Stream
 from pybackend.core.launchers.script.ranks import TASK, HostRanks, ScriptRun
 from pybackend.core.launchers.script.slurm import describe_step, requeue_preempted
@@ -119,7 +118,7 @@ class ScriptGroup:
                 check = partial(_check_python, site.name)
                 host = SshHost(python, site.ranks, self._meeting, module, "--python", check=check)
                 task = {TASK: encode(plan.task(site, secret, self._restart)).encode()}
-                host.send(Bundle({**_library(), **task} if site.host else task))
+                host.send(Bundle({**library(), **task} if site.host else task))
                 yield host
 
         return reached(start())
@@ -244,13 +243,6 @@ def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
         for one in found:
             one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
     return found
-
-
-@cache
-def _library() -> dict[str, bytes]:
-    # A script may train on the images of this package.
-    images = files("pybackend.core.data").joinpath("mnist_subset.npz").read_bytes()
-    return {**library(), f"{LIBRARY}/pybackend/core/data/mnist_subset.npz": images}
 
 
 def _show_note(event: Event) -> None:

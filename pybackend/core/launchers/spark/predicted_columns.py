@@ -31,6 +31,7 @@ from pybackend.core.data.predictions import TEXT, Field, Predictions
 from pybackend.core.data.spark_rows import add_fields, column_as_array, column_types, describe_type
 from pybackend.core.errors import InputError
 from pybackend.core.job.job import EXTRAS, MODEL_FILE, PredictionJob
+from pybackend.core.launchers.package_files import digest_files
 from pybackend.core.launchers.spark import sessions
 from pybackend.core.model import scorers
 from pybackend.core.model.scorers import OnnxInput, Scorer
@@ -72,7 +73,7 @@ def add_predictions(
     indices |= {name: len(types) + extra for extra, name in enumerate(vectors)}
     if onnx_inputs is None:
         files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
-    digest = sessions.digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()})
+    digest = digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()})
     read_from = (tuple(column_groups), tuple(indices[name] for name in read), len(columns))
     given = (job, files, digest, *read_from, predictions, skips_incomplete)
     task = PredictTask(*given, onnx_inputs=onnx_inputs)

@@ -11,25 +11,23 @@ copy.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import secrets
 import sys
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend.core.data.spark_rows import DataFrameRows
 from pybackend.core.errors import ClusterError, InputError
 from pybackend.core.launchers.base import DataSets
-from pybackend.core.launchers.package_files import package_files, read_sources
+from pybackend.core.launchers.package_files import pack_package
 from pybackend.core.net.liveness import within
 from pybackend.core.words import term
 
@@ -147,7 +145,6 @@ def read_master(session: Any) -> str:
 
 # Fixed, so that the archive depends only on its content: Spark rejects a second file with the same
 # name and other bytes.
-_STAMP = (1980, 1, 1, 0, 0, 0)
 # `addPyFile` clears Python's cache of archives, which fails in two threads at once.
 SHIPPING = threading.Lock()
 
@@ -184,7 +181,7 @@ def send_file(
 
 def ship_package(session: Any) -> None:
     """Make ``import pybackend`` on the executors load the driver's version."""
-    archive = _pack_package(digest_files(read_sources()))
+    archive = pack_package()
     name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
 
     def write(folder: Path) -> str:
@@ -199,23 +196,6 @@ def ship_package(session: Any) -> None:
             request = "to take this package's archive"
             send_file(session, request, len(archive), write, is_package=True)
             shipped.add(name)
-
-
-def digest_files(files: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=1)  # equal code may be compiled to different bytes
-def _pack_package(digest: str) -> bytes:
-    """Return the archive of the sources with this digest."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as zipped:
-        for name, content in package_files().items():
-            zipped.writestr(zipfile.ZipInfo(name, _STAMP), content)
-    return archive.getvalue()
 
 
 _Before = TypeVar("_Before")

@@ -38,7 +38,7 @@ from pybackend.core.job.messages import Emit, Event
 from pybackend.core.job.report import WorkerReport
 from pybackend.core.launchers.base import DataSets, Files, Outcome, reject_environment
 from pybackend.core.launchers.member import Member
-from pybackend.core.launchers.package_files import package_files
+from pybackend.core.launchers.package_files import pack_package
 from pybackend.core.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.core.launchers.spark import sessions, stage
 from pybackend.core.launchers.spark.explain import SEE_LOGS
@@ -290,9 +290,8 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
     root = sessions.ask(session, "its folder for files", SparkFiles.getRootDirectory)
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
-        with zipfile.ZipFile(path, "w") as packed:
-            for name, content in package_files().items():
-                packed.writestr(name, content)
+        path.write_bytes(pack_package())
+        with zipfile.ZipFile(path, "a") as packed:
             packed.writestr(TASK, cloudpickle.dumps(member))
         yield path
 
