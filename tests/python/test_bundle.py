@@ -59,7 +59,7 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
     rows.write_text("3 4")
     library = io.BytesIO()
     with zipfile.ZipFile(library, "w") as packed:
-        for folder in ("", "core/launchers/", "core/launchers/hosts/"):
+        for folder in ("", "core/", "core/launchers/", "core/launchers/hosts/"):
             packed.writestr(f"pybackend/{folder}__init__.py", "")
         packed.writestr("pybackend/core/launchers/hosts/ssh_task.py", TASK)
     contents = {LIBRARY: library.getvalue(), "one": b"1"}
