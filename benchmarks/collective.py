@@ -27,6 +27,7 @@ from pybackend.core.net.rendezvous import address_of, listen
 # A Python with torch, which is too large to be among the packages of the benchmarks.
 TORCH = os.environ.get("TORCH_PYTHON")
 Sizes = Mapping[str, tuple[int, int]]
+_RANKS, _NO_WAITING = 8, "the same copies and sums, without waiting"
 SIZES: Sizes = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
 """By column: bytes of a float32 buffer, and the number of exchanges in a round."""
 
@@ -53,6 +54,18 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
+def in_memory(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over interleaved rounds and eight processes, which share this machine's cores."""
+    sizes = {"ms_20MB": (20_000_000, 15)}
+    found: dict[str, list[float]] = {_NO_WAITING: [], "tfdist": []}
+    for _ in range(rounds):
+        for name, figures in found.items():
+            what = "mesh without waiting" if name == _NO_WAITING else "mesh"
+            measured = run_ranks(__file__, [what, json.dumps(sizes)], _RANKS)
+            figures += [one["ms_20MB"] for one in measured]
+    return {name: {"ms_20MB": float(np.median(figures))} for name, figures in found.items()}
+
+
 def timed(work: Callable[[], Any], times: int) -> float:
     """Return milliseconds, the median of runs after one that warms up."""
     work()
@@ -66,15 +79,15 @@ def timed(work: Callable[[], Any], times: int) -> float:
 
 def pair(what: str, sizes: Sizes = SIZES) -> list[dict[str, float]]:
     """Run two processes on one machine and return the measurements of each."""
-    return run_pair(__file__, [what, json.dumps(sizes)])
+    return run_ranks(__file__, [what, json.dumps(sizes)])
 
 
-def run_pair(program: str, order: list[str]) -> list[dict[str, float]]:
-    """Run a program as two processes that can connect; return the JSON that each prints.
+def run_ranks(program: str, order: list[str], count: int = 2) -> list[dict[str, float]]:
+    """Run a program as processes that can connect; return the JSON that each prints.
 
     Its arguments are ``order``, then the rank, the listening descriptor, the token and the peers.
     """
-    servers = [listen("127.0.0.1") for _ in range(2)]
+    servers = [listen("127.0.0.1") for _ in range(count)]
     peers = [address_of(server) for server in servers]
     token = new_token()
     processes = []
@@ -99,6 +112,11 @@ def _member(
         exchange = _socket_exchange(rank, server, peers)
     else:
         mesh = join_mesh(server, peers, rank, token, 60, shares_memory=what != "mesh sockets")
+        if what == "mesh without waiting":
+            mesh.all_reduce(np.zeros(1 << 20))
+            assert mesh.shared is not None
+            mesh.shared._meet = lambda call: None  # type: ignore[method-assign]
+            what = "mesh"
         kind = what.removeprefix("mesh").removesuffix("sockets").strip()
         codec = Compression(kind) if kind else None  # type: ignore[arg-type]
 

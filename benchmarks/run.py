@@ -53,7 +53,10 @@ RESULTS = Path(__file__).with_name("results.json")
 Table = dict[str, dict[str, float]]
 PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "step": step.measure,
-    "collective": lambda rounds: {"all-reduce between 2 processes": collective.measure(rounds)},
+    "collective": lambda rounds: {
+        "all-reduce between 2 processes": collective.measure(rounds),
+        "all-reduce of 20 MB between 8 processes, 2 cores": collective.in_memory(rounds),
+    },
     "large": lambda rounds: {
         "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)
     },

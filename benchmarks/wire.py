@@ -13,7 +13,7 @@ import sys
 import time
 
 import numpy as np
-from collective import run_pair
+from collective import run_ranks
 
 from pybackend.core.collective import Mesh, join_mesh
 from pybackend.core.net.stream import Stream
@@ -51,7 +51,7 @@ def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name in CASES:
-            found[name] += run_pair(__file__, [name])
+            found[name] += run_ranks(__file__, [name])
     table = {
         name: {column: float(np.median([f[column] for f in figures])) for column in figures[0]}
         for name, figures in found.items()

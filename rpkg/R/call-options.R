@@ -68,9 +68,10 @@ NULL
 #'   added to later steps (error feedback), but the result no longer equals that of one process.
 #'   `NULL` (default): exact. Needs `transport = "tcp"`.
 #' @param bucket_mb Megabytes of gradients per message, sent while the backward pass is still
-#'   running. `Inf`: all gradients at once, after the backward pass. `NULL` (default): 25. Two
-#'   workers on two hosts: 1 to 64, what their connection sends in about 20 ms. Workers of one host
-#'   with one core each, and no others: all at once.
+#'   running. `Inf`: all gradients at once, after the backward pass. `NULL` (default): 25, with two
+#'   exceptions, unless there is `compression`. Two workers on two hosts send 1 to 64, as many as
+#'   their connection takes in about 20 ms. If all workers are on one host that has no more cores
+#'   than workers, they send all at once.
 #' @param loss_over Rows over which the loss is computed. `"rows"` (default): each worker computes
 #'   the loss of its own rows, which must be a mean over rows. `"global batch"`: in each step the
 #'   workers exchange their outputs, labels and weights, and compute the loss of all rows. The loss

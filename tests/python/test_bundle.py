@@ -97,13 +97,51 @@ def test_a_python_that_is_not_wanted_just_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+IN_ARCHIVE = """
+import sys
+sys.path[0] = sys.argv[1]
+import inspect, os, traceback
+import cloudpickle
+import pybackend.core.launchers.remote.task as task
+from pybackend.core.data.mnist_file import find_mnist
+from pybackend.core.errors import InputError
+from pybackend.core.launchers.package_files import pack_package, read_sources
+from pybackend.core.model import file_checks
+
+print(task.__file__)
+assert inspect.getsource(file_checks._walk).startswith("def _walk")  # a program is made of it
+assert find_mnist(None, 5, lambda: None).subset
+assert len(read_sources()) > 100 and len(pack_package()) > 1 << 20  # for other hosts
+try:
+    find_mnist("/none", None, None)
+except InputError:
+    traceback.print_exc()
+"""
+
+
 def test_a_bundle_in_a_folder_is_all_that_an_import_needs(tmp_path: Path) -> None:
     Bundle(library()).write(tmp_path)
-    program = "import cloudpickle, pybackend.core.launchers.remote.task as t; print(t.__file__)"
-    command = [
-        sys.executable,
-        "-c",
-        f"import sys; sys.path[0] = {str(tmp_path / LIBRARY)!r}; {program}",
-    ]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
-    assert shown.stdout.startswith(str(tmp_path))
+    archive = tmp_path / LIBRARY
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_ARCHIVE, str(archive)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        env={"KERAS_HOME": str(tmp_path)},
+    )
+    assert ran.stdout.startswith(str(archive))
+    # Not the files of this machine, which another one may not have, or of another release.
+    assert 'File "pybackend.zip/pybackend/core/data/mnist_file.py"' in ran.stderr
+    assert "raise InputError(" in ran.stderr
+
+
+def test_threads_pack_one_archive() -> None:
+    # The keepers of hosts are compared by it.
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor as Threads;"
+        "from pybackend.core.launchers.package_files import pack_package;"
+        "print(len(set(Threads(3).map(lambda _: pack_package(), range(3)))))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ran.stdout.split() == [b"1"]

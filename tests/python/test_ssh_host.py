@@ -21,10 +21,11 @@ pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH"
 
 # Each request is a call; the answer has the ranks whose workers were forked.
 SCRIPT = """
-import json, os, sys
+import io, json, os, sys, zipfile
 import keras, numpy as np
 import pybackend
 from pybackend.core.launchers.remote import task
+from pybackend.core.launchers.remote.bundle import LIBRARY
 
 folder, *options = sys.argv[1:]
 library = task.library
@@ -49,13 +50,20 @@ def look():
     return found
 
 def shorten(idle):
-    files = library()
-    name = "lib/pybackend/core/launchers/forking.py"
-    del files[f"{name}c"]
-    long = b"IDLE_SECONDS = 600.0"
-    assert long in files[name]
-    files[name] = files[name].replace(long, f"IDLE_SECONDS = {idle}".encode())
-    return files
+    name, long = "pybackend/core/launchers/forking.py", b"IDLE_SECONDS = 600.0"
+    shorter = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(library()[LIBRARY])) as packed,
+        zipfile.ZipFile(shorter, "w") as written,
+    ):
+        assert long in packed.read(name)
+        for one in packed.namelist():
+            content = packed.read(one)
+            if one == name:
+                content = content.replace(long, f"IDLE_SECONDS = {idle}".encode())
+            if one != f"{name}c":
+                written.writestr(one, content)
+    return {LIBRARY: shorter.getvalue()}
 
 def call(workers=1, elastic=False, trials=0, environment={}, **more):
     hosts = pybackend.hosts(request["hosts"], ssh_options=options, environment=environment)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-import pybackend
 from pybackend.core.errors import InputError, TfdistError, skip_frames
 from pybackend.core.job import call_options
 from pybackend.core.job.job import ModelJob, make_job
@@ -33,7 +32,8 @@ _DATA_OPTIONS = " ".join(field.name for field in fields(DataOptions))
 # Where code that is not the caller's own is: this package, other ones, and the standard library.
 # Frames hold what their functions have opened: a call that found no free descriptor once kept five.
 _OWN = (
-    os.path.dirname(pybackend.__file__),
+    # As in the frames: on other hosts, this package is an archive.
+    os.path.dirname(os.path.dirname(os.path.dirname((lambda: None).__code__.co_filename))),
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     "<frozen",
 )

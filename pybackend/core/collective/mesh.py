@@ -231,7 +231,7 @@ class Mesh:
         if self._has_one_host and not idle[0]:
             return float("inf")
         if self._has_one_host or self.world_size > 2:
-            # What a ring adds first depends on it, so it must not depend on a measurement.
+            # What a ring adds first depends on it, so two runs with one seed would differ.
             return _USUAL_BUCKET
         return min(max(_BUCKET_SECONDS / self.cost_model.seconds_per_byte, 1e6), 64e6)
 

@@ -22,8 +22,6 @@ from pybackend.core.words import show
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
 Download = Callable[[], Digits | None]
 
-# On hosts of scripts, this package is in an archive.
-_SUBSET = files("pybackend.core.data").joinpath("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 # The last two: a file of a single array (.npy) is not a context manager.
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, EOFError)
@@ -39,7 +37,7 @@ class Mnist:
     x_test: Array
     y_test: Array
     source: str  # the file they were read from, or "download"
-    subset: bool  # only the few thousand images that ship with tfdist
+    subset: bool = False  # only the few thousand images that ship with tfdist
 
 
 def find_mnist(path: str | Path | None, limit: int | None, download: Download) -> Mnist:
@@ -68,7 +66,9 @@ def _find(path: str | Path | None, download: Download) -> Mnist:
             return _read(cached, "Keras's cache")
     if digits := download():
         return _build((*digits[0], *digits[1]), "download")
-    return _read(_SUBSET, "the built-in subset")
+    # On hosts of scripts, this package is in an archive, which forked processes must not share.
+    images = files("pybackend.core.data").joinpath("mnist_subset.npz")
+    return replace(_read(images, "the built-in subset"), subset=True)
 
 
 def _read(path: Path | Traversable, why: str) -> Mnist:
@@ -85,9 +85,9 @@ def _read(path: Path | Traversable, why: str) -> Mnist:
             f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
             f"{', '.join(_NAMES)}"
         ) from error
-    return _build(parts, str(path), path == _SUBSET)
+    return _build(parts, str(path))
 
 
-def _build(parts: Sequence[Array], source: str, subset: bool = False) -> Mnist:
+def _build(parts: Sequence[Array], source: str) -> Mnist:
     x_train, y_train, x_test, y_test = parts
-    return Mnist(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), source, subset)
+    return Mnist(x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), source)

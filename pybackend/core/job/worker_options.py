@@ -135,9 +135,10 @@ class Exchange:
         exact. Needs ``transport="tcp"``.
     bucket_mb
         Megabytes of gradients per message, sent while the backward pass is still running.
-        ``float("inf")``: all gradients at once, after the backward pass. None (default): 25.
-        Two workers on two hosts: 1 to 64, what their connection sends in about 20 ms. Workers of
-        one host with one core each, and no others: all at once.
+        ``float("inf")``: all gradients at once, after the backward pass. None (default): 25,
+        with two exceptions, unless there is ``compression``. Two workers on two hosts send 1 to 64,
+        as many as their connection takes in about 20 ms. If all workers are on one host that has no
+        more cores than workers, they send all at once.
     loss_over
         Rows over which the loss is computed. ``"rows"`` (default): each worker computes the loss of
         its own rows, which must be a mean over rows. ``"global batch"``: in each step the workers

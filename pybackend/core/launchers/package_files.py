@@ -8,12 +8,17 @@ import marshal
 import os
 import sys
 import sysconfig
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
+from types import CodeType
 
 import pybackend
 
@@ -44,6 +49,8 @@ def load_own_libraries() -> None:
 
 # A `.pyc` that Python does not compare with its source.
 _UNCHECKED = (1).to_bytes(4, "little")
+# Fixed, so that an archive depends only on its content: Spark rejects a second file with the same
+# name and other bytes.
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _IMAGES = "core/data/mnist_subset.npz"
 _ROOT = Path(pybackend.__file__).parent
@@ -62,13 +69,18 @@ def run_here(module: str, *words: str) -> list[str]:
 
 
 def pack_package(is_for_hosts: bool = False) -> bytes:
-    """Return a zip archive from which this package can be imported, the same for equal sources.
+    """Return a zip archive from which this package can be imported.
 
-    Python uses the compiled code of an archive as it is. In a folder, it would compile the sources
-    in every process; other releases of Python use them. For hosts, the archive has what TensorFlow
-    does not require there, and the images on which a script may train.
+    In one process, equal sources give the same archive. Python uses the compiled code of an
+    archive; in a folder, it would compile the sources again. Other releases of Python use the
+    sources. For hosts, the archive has what TensorFlow does not require there, and the images on
+    which a script may train.
     """
-    return _pack(digest_files(read_sources()), is_for_hosts)
+    with _PACKING:  # else two threads would pack different bytes
+        return _pack(digest_files(read_sources()), is_for_hosts)
+
+
+_PACKING = threading.Lock()
 
 
 @lru_cache(maxsize=2)  # equal code may be compiled to different bytes
@@ -80,12 +92,9 @@ def _pack(digest: str, is_for_hosts: bool) -> bytes:
         if name.endswith(".py")
     }
     if is_for_hosts:
-        import cloudpickle
-
-        folder = Path(cloudpickle.__file__).parent
-        paths = {f"{folder.name}/{path.name}": path for path in sorted(folder.glob("*.py"))}
-        paths[f"pybackend/{_IMAGES}"] = _ROOT / _IMAGES
-        content |= {name: path.read_bytes() for name, path in paths.items()}
+        pickle = filter(_is_source, files("cloudpickle").iterdir())
+        content |= {f"cloudpickle/{one.name}": one.read_bytes() for one in pickle}
+        content[f"pybackend/{_IMAGES}"] = files("pybackend").joinpath(_IMAGES).read_bytes()
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         for name, source in content.items():
@@ -102,15 +111,34 @@ def digest_files(files: Mapping[str, bytes]) -> str:
 
 
 def read_sources() -> dict[str, bytes]:
-    return {
-        str(Path("pybackend") / path.relative_to(_ROOT)): path.read_bytes()
-        for path in sorted(_ROOT.rglob("*"))
-        if path.suffix in (".py", ".R")
-    }
+    """Return this package's sources by name; on other hosts, from the archive there."""
+
+    def walk(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from walk(entry, f"{path}{entry.name}/")
+            elif _is_source(entry):
+                yield f"{path}{entry.name}", entry.read_bytes()
+
+    return dict(walk(files("pybackend"), "pybackend/"))
+
+
+def _is_source(entry: Traversable) -> bool:
+    return entry.name.endswith((".py", ".R"))
 
 
 def _compile(name: str, source: bytes) -> bytes:
     """Return the ``.pyc`` file of a source file, from Python's cache if possible."""
     loader = SourceFileLoader(name, str(_ROOT.parent / name))
+    code: CodeType | None = None
+    with suppress(OSError):  # this package may be in an archive itself
+        code = loader.get_code(name)
+    code = code or compile(source, name, "exec", dont_inherit=True)
     header = MAGIC_NUMBER + _UNCHECKED + source_hash(source)
-    return header + marshal.dumps(loader.get_code(name))
+    return header + marshal.dumps(_relocate(code, f"pybackend.zip/{name}"))
+
+
+def _relocate(code: CodeType, path: str) -> CodeType:
+    """Return code with a path that no machine has: else tracebacks show the file that is there."""
+    inner = (_relocate(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=path, co_consts=tuple(inner))

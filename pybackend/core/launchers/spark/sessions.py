@@ -143,8 +143,6 @@ def read_master(session: Any) -> str:
     return str(session.sparkContext.master)
 
 
-# Fixed, so that the archive depends only on its content: Spark rejects a second file with the same
-# name and other bytes.
 # `addPyFile` clears Python's cache of archives, which fails in two threads at once.
 SHIPPING = threading.Lock()
 
