@@ -66,9 +66,12 @@ def _find(path: str | Path | None, download: Download) -> Mnist:
             return _read(cached, "Keras's cache")
     if digits := download():
         return _build((*digits[0], *digits[1]), "download")
+    return _read(_subset(), "the built-in subset")
+
+
+def _subset() -> Traversable:
     # On hosts of scripts, this package is in an archive, which forked processes must not share.
-    images = files("pybackend.core.data").joinpath("mnist_subset.npz")
-    return replace(_read(images, "the built-in subset"), subset=True)
+    return files("pybackend.core.data").joinpath("mnist_subset.npz")
 
 
 def _read(path: Path | Traversable, why: str) -> Mnist:
@@ -85,7 +88,7 @@ def _read(path: Path | Traversable, why: str) -> Mnist:
             f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
             f"{', '.join(_NAMES)}"
         ) from error
-    return _build(parts, str(path))
+    return replace(_build(parts, str(path)), subset=str(path) == str(_subset()))
 
 
 def _build(parts: Sequence[Array], source: str) -> Mnist:
