@@ -33,7 +33,7 @@ _DATA_OPTIONS = " ".join(field.name for field in fields(DataOptions))
 # Frames hold what their functions have opened: a call that found no free descriptor once kept five.
 _OWN = (
     # As in the frames: on other hosts, this package is an archive.
-    os.path.dirname(os.path.dirname(os.path.dirname((lambda: None).__code__.co_filename))),
+    os.path.dirname(os.path.dirname(skip_frames.__code__.co_filename)),
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     "<frozen",
 )

@@ -24,7 +24,7 @@ from pybackend.core.errors import ClusterError, InputError
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
 # Most bytes in memory of data that a rank forwards to the one that gathers.
 _BLOCK = 8 << 20
-_USUAL_BUCKET, _BUCKET_SECONDS = 25e6, 0.02
+USUAL_BUCKET, _BUCKET_SECONDS = 25e6, 0.02
 
 
 class Mesh:
@@ -232,7 +232,7 @@ class Mesh:
             return float("inf")
         if self._has_one_host or self.world_size > 2:
             # What a ring adds first depends on it, so two runs with one seed would differ.
-            return _USUAL_BUCKET
+            return USUAL_BUCKET
         return min(max(_BUCKET_SECONDS / self.cost_model.seconds_per_byte, 1e6), 64e6)
 
     def calibrate(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.core.collective import Mesh, all_sum, is_true_anywhere
+from pybackend.core.collective.mesh import USUAL_BUCKET
 from pybackend.core.collective.tensorflow import GraphReduce
 from pybackend.core.engine import equal_state
 from pybackend.core.engine.elastic.step_record import StepRecord
@@ -36,7 +37,6 @@ from pybackend.core.model.callbacks import find_unmonitored, runs_in_steps
 from pybackend.core.model.view import ModelView, has_own
 from pybackend.core.words import setting, show
 
-_USUAL_BUCKET = 25e6
 _ABOUT_REPEATING = (
     "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
 )
@@ -92,7 +92,7 @@ def _find_bucket_bytes(replica: Replica, exchange: Exchange) -> float:
     # Checkpoints have the rounding errors of each bucket, so the network must not matter.
     is_fixed = exchange.compression is not None or exchange.transport == "tf"
     if is_fixed or not isinstance(replica.collective, Mesh):
-        return _USUAL_BUCKET
+        return USUAL_BUCKET
     is_busy = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
     is_busy &= count_cores() <= replica.collective.world_size
     has_gpu = bool(tf.config.list_physical_devices("GPU"))

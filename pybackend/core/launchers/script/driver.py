@@ -111,6 +111,8 @@ class ScriptGroup:
 
     def _reach(self) -> AbstractContextManager[list[SshHost]]:
         plan, secret = self._plan, self._plan.choose_secret()
+        # Once, not per host: its sources are read to see whether they have changed.
+        packed = library() if any(site.host for site in plan.sites) else {}
 
         def start() -> Iterator[SshHost]:
             for site in plan.sites:
@@ -118,7 +120,7 @@ class ScriptGroup:
                 check = partial(_check_python, site.name)
                 host = SshHost(python, site.ranks, self._meeting, module, "--python", check=check)
                 task = {TASK: encode(plan.task(site, secret, self._restart)).encode()}
-                host.send(Bundle({**library(), **task} if site.host else task))
+                host.send(Bundle({**packed, **task} if site.host else task))
                 yield host
 
         return reached(start())
